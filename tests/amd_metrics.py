@@ -1,8 +1,9 @@
 """Tables as the amdgpu driver makes them, for tests: an independent packer.
 
-Written from drivers/gpu/drm/amd/include/kgd_pp_interface.h (declarations in the header's order, sizes of arrays by its
-constants) and smu_cmn.h's DECLARE_SMU_METRICS_CLASS, not from the agent's parser: where a field lies is ctypes' answer,
-which lays structures out as the C compiler does. What is not given is all ones, as the driver initializes its tables.
+Written from drivers/gpu/drm/amd/include/kgd_pp_interface.h (declarations in the header's order,
+sizes of arrays by its constants) and smu_cmn.h's DECLARE_SMU_METRICS_CLASS, not from the agent's
+parser: ctypes gives the offsets, by the C compiler's layout. Unset fields are all ones, as the
+driver initializes its tables.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ V1_5 = _structure(
      *_each(U32, "throttle_status", "gfxclk_lock_status"), *_LINKS, *_ACTIVITY, *_PCIE, *_NAK, *_XGMI,
      ("firmware_timestamp", U64), *_CLOCKS, ("padding", U16)],
 )  # fmt: skip
-#: Linux 6.11's: the residencies beside what 1.5 has.
+#: Linux 6.11's: the residencies in addition to 1.5's fields.
 V1_6_FIRST = _structure(
     "V1_6_FIRST",
     [*_V1_4_BEGIN, *_array(U16, NUM_JPEG_ENG, "jpeg_activity"), *_ENERGY, *_RESIDENCIES,
@@ -160,7 +161,7 @@ STRUCTURES = {
 
 
 def pack(revision: str, values: Mapping[str, Value]) -> bytes:
-    """Return a table of a fixed layout. `gfx_busy_inst/3`: of the fourth partition. KeyError for a field it lacks."""
+    """Return a table of a fixed layout. `gfx_busy_inst/3`: of the fourth partition. KeyError for an unknown field."""
     structure = STRUCTURES[revision]
     table = structure.from_buffer(bytearray(b"\xff" * ctypes.sizeof(structure)))
     major, _, minor = revision.partition(".")
@@ -174,9 +175,29 @@ def pack(revision: str, values: Mapping[str, Value]) -> bytes:
         if isinstance(value, int):
             setattr(target, field, value)
         else:
-            for i, one in enumerate(value):
-                getattr(target, field)[i] = one
+            for i, element in enumerate(value):
+                getattr(target, field)[i] = element
     return bytes(table)
+
+
+#: enum amdgpu_metrics_attr_id, in the header's order.
+ATTRIBUTES = (
+    "temperature_hotspot", "temperature_mem", "temperature_vrsoc", "curr_socket_power", "average_gfx_activity",
+    "average_umc_activity", "mem_max_bandwidth", "energy_accumulator", "system_clock_counter",
+    "accumulation_counter", "prochot_residency_acc", "ppt_residency_acc", "socket_thm_residency_acc",
+    "vr_thm_residency_acc", "hbm_thm_residency_acc", "gfxclk_lock_status", "pcie_link_width", "pcie_link_speed",
+    "xgmi_link_width", "xgmi_link_speed", "gfx_activity_acc", "mem_activity_acc", "pcie_bandwidth_acc",
+    "pcie_bandwidth_inst", "pcie_l0_to_recov_count_acc", "pcie_replay_count_acc", "pcie_replay_rover_count_acc",
+    "pcie_nak_sent_count_acc", "pcie_nak_rcvd_count_acc", "xgmi_read_data_acc", "xgmi_write_data_acc",
+    "xgmi_link_status", "firmware_timestamp", "current_gfxclk", "current_socclk", "current_vclk0",
+    "current_dclk0", "current_uclk", "num_partition", "pcie_lc_perf_other_end_recovery", "gfx_busy_inst",
+    "jpeg_busy", "vcn_busy", "gfx_busy_acc", "gfx_below_host_limit_ppt_acc", "gfx_below_host_limit_thm_acc",
+    "gfx_low_utilization_acc", "gfx_below_host_limit_total_acc", "temperature_hbm", "temperature_mid",
+)  # fmt: skip
+#: enum amdgpu_metrics_attr_type.
+TYPES = ("B", "b", "H", "h", "I", "i", "Q", "q")
+#: Fields of 32 bits in drivers of Linux 6.18, and of 64 bits in later drivers.
+COUNTERS = ATTRIBUTES[9:15] + ATTRIBUTES[20:22] + ATTRIBUTES[27:29]
 
 
 def pack_described(

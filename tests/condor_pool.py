@@ -100,7 +100,6 @@ queue
 
 
 def has_condor() -> bool:
-    """Say whether the real thing is here."""
     return has_debian13("usr/sbin/condor_master")
 
 
@@ -118,9 +117,12 @@ class CondorPool:
         text = CONFIG.replace("@FOLDER@", self.inside).replace("@PORT@", str(free_port()))
         (self.folder / "condor_config").write_text(text + self._more)
         self._start_master("central", {})
-        for at in range(1, self._machines + 1):
-            daemons = {"_CONDOR_NETWORK_HOSTNAME": f"n{at}", "_CONDOR_DAEMON_LIST": "MASTER STARTD"}
-            self._start_master(f"n{at}", daemons)
+        for index in range(1, self._machines + 1):
+            daemons = {
+                "_CONDOR_NETWORK_HOSTNAME": f"n{index}",
+                "_CONDOR_DAEMON_LIST": "MASTER STARTD",
+            }
+            self._start_master(f"n{index}", daemons)
         self.until(lambda: len(self.machines()) == self._machines, "all machines are in the pool")
 
     def _start_master(self, name: str, environment: dict[str, str]) -> None:
@@ -141,7 +143,6 @@ class CondorPool:
         return {"CONDOR_CONFIG": f"{self.inside}/condor_config"}
 
     def run(self, command: Sequence[str]) -> str:
-        """Run a command of HTCondor there."""
         assignments = [f"{name}={value}" for name, value in self.environment.items()]
         return run_command(["chroot", str(debian13()), "env", *assignments, *command])
 
@@ -152,7 +153,7 @@ class CondorPool:
             return []
 
     def submit(self, count: int) -> str:
-        """Submit a job of *count* machines as somebody who is not root; return its name."""
+        """Submit a job of *count* machines as a user other than root; return its name."""
         text = SUBMIT.replace("@COUNT@", str(count))
         (self.folder / "job.sub").write_text(text)
         done = self.run(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "condor_submit", "-terse", f"{self.inside}/job.sub"])  # fmt: skip
@@ -185,7 +186,6 @@ class CondorPool:
 
 @contextmanager
 def condor_pool(machines: int = MACHINES, more: str = "") -> Iterator[CondorPool]:
-    """Have a pool."""
     pool = CondorPool(machines, more)
     try:
         pool.start()

@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Settings of all tests."""
 
 import faulthandler
 import gc
@@ -28,7 +28,8 @@ settings.load_profile("quick")
 #: A test, or its begin or end, that takes longer than this hangs. The longest takes 50 s alone, and ten times
 #: as long on a slow machine that is busy.
 HANGS_SECONDS = 1200.0
-#: These take longest, and most of it they wait: begun first, so that others work beside them and none of them is last.
+#: The slowest tests, which mostly wait: started first, so that others run meanwhile and none of
+#: them is last.
 LONGEST = (
     *(
         "test_duckdb2.py",
@@ -41,18 +42,19 @@ LONGEST = (
     *("test_survival.py", "test_upgrade.py", "test_stores.py", "test_sick_gpus.py"),
     *("test_sick_agent.py", "test_soak_gpu.py"),
 )
-#: Where the tests' temporary files go: a hundred thousand small files took most of a disk's time, and of ours.
+#: Folder of the tests' temporary files: a hundred thousand small files took most of a disk's time,
+#: and of the tests'.
 IN_MEMORY = Path("/dev/shm")
-#: What must be free there; the tests use about 1 GB at a time.
+#: Minimum of free space there; the tests use about 1 GB at a time.
 IN_MEMORY_BYTES_MIN = 4 << 30
 _STDERR = pytest.StashKey[int]()
 
-# How wide the terminal is of whoever runs the tests decides no table: pytest-xdist says 80.
+# The width of the user's terminal must not change any table: pytest-xdist sets 80.
 os.environ.pop("COLUMNS", None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the true stderr: while a test runs, descriptor 2 is a file that nobody sees if it hangs."""
+    """Keep the true stderr: during a test descriptor 2 is a file that stays hidden if the test hangs."""
     config.stash[_STDERR] = os.dup(2)
     if "TMPDIR" not in os.environ and _has_room(IN_MEMORY):
         os.environ["TMPDIR"] = str(IN_MEMORY)  # for child processes, too
@@ -65,20 +67,20 @@ def _has_room(folder: Path) -> bool:
     A container's /dev/shm often holds 64 MB and runs nothing; then the tests stay on the disk.
     """
     try:
-        there = os.statvfs(folder)
+        space = os.statvfs(folder)
         (available,) = re.findall(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
     except (OSError, ValueError):
         return False
-    room = min(there.f_bavail * there.f_frsize, int(available) * 1024 // 2)
-    runs = not there.f_flag & os.ST_NOEXEC
+    room = min(space.f_bavail * space.f_frsize, int(available) * 1024 // 2)
+    runs = not space.f_flag & os.ST_NOEXEC
     return runs and os.access(folder, os.W_OK) and room >= IN_MEMORY_BYTES_MIN
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest first; with `--no-loadscope-reorder` they are handed out in this order."""
     _limit_examples(items)
-    at = {name: number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: at.get(item.path.name, len(LONGEST)))
+    positions = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: positions.get(item.path.name, len(LONGEST)))
 
 
 def _limit_examples(items: list[pytest.Item]) -> None:
@@ -109,15 +111,18 @@ def _quick(own: settings | None) -> settings:
 
 
 def pytest_collection_finish() -> None:
-    """What stays until the end is no garbage: to look through thousands of tests, again and again, costs each of them."""
+    """Exclude objects that live until the end from garbage collection: repeated scans of thousands
+    of tests slow each test.
+    """
     gc.collect()
     gc.freeze()
 
 
 def _guard(item: pytest.Item) -> None:
-    """What hangs ends this process with the stacks of all threads; pytest-xdist names the test, and the run ends.
+    """End a hanging process with the stacks of all threads; pytest-xdist names the test, and the run ends.
 
-    Not pytest's `faulthandler_timeout`: that one guards neither what follows a failure nor the end of the process.
+    Not pytest's `faulthandler_timeout`: it covers neither the time after a failure nor the end of
+    the process.
     """
     file = item.config.stash[_STDERR]
     faulthandler.dump_traceback_later(HANGS_SECONDS, exit=True, file=file)
@@ -125,30 +130,27 @@ def _guard(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Guard its fixtures."""
     _guard(item)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    """Guard the test."""
     _guard(item)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Guard the end of its fixtures, and of the process after the last."""
     _guard(item)
 
 
 def pytest_enter_pdb() -> None:
-    """Who looks at a test in a debugger (`--pdb`, `breakpoint()`) takes as long as it takes."""
+    """Disable the guard for tests in a debugger (`--pdb`, `breakpoint()`)."""
     faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def nobody_outlives_us() -> None:
-    """A run that hung, or was killed, left aggregators behind that held ports and memory: see orphans.py."""
+    """A hung or killed run left aggregators behind that held ports and memory: see orphans.py."""
     pid = str(os.getpid())
     os.environ["GANGLINE_TESTS_OF"] = mark = f"{pid}-{secrets.token_hex(8)}"
     program = Path(__file__).with_name("orphans.py")

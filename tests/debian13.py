@@ -17,7 +17,6 @@ MOUNTED = 'mount -t proc proc "$0/proc" && mount --rbind /dev "$0/dev" && exec c
 
 
 def debian13() -> Path:
-    """Return the folder."""
     return Path(os.environ.get("GANGLINE_DEBIAN13") or "/nowhere")
 
 
@@ -33,7 +32,6 @@ def has_debian13(program: str) -> bool:
 def start_inside(
     *command: str, environment: Mapping[str, str], output: IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    """Start *command* there."""
     return subprocess.Popen(
         ["unshare", "--mount", "sh", "-c", MOUNTED, str(debian13()), *command], stdin=subprocess.DEVNULL,
         stdout=output, stderr=output, start_new_session=True,

@@ -1,9 +1,9 @@
-"""`make test-duckdb2`: the tests of the store, on DuckDB 2.0.x beside the 1.5.x of everything else.
+"""`make test-duckdb2`: the tests of the store, on DuckDB 2.0.x while all other tests use 1.5.x.
 
-    python -m tests.duckdb2 [pytest's options and files]
+python -m tests.duckdb2 [pytest's options and files]
 
-The wheel goes to build/duckdb2, before the environment's own on the path of the tests; nothing else changes. What
-cannot be the same there says so itself (`skipif` by `duckdb.__version__`).
+The wheel is in build/duckdb2, before the environment's own on the path of the tests; nothing else
+changes. Tests that cannot pass with both have a `skipif` by `duckdb.__version__`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FOLDER = ROOT / "build" / "duckdb2"
 WANTED = "duckdb>=2.0,<2.1"
 INSTALL_SECONDS = 120.0
 
-#: Everything that opens a store. Where a test is of SQL that operators write, it is here too.
+#: All tests that open a store, also those of operators' SQL.
 FILES = (
     "tests/aggregator/test_counter_sql.py",
     "tests/aggregator/ingest/test_event_revisions.py",
@@ -41,8 +41,8 @@ FILES = (
     "tests/survival/test_survival.py",
     "tests/upgrade/test_stores.py",
 )
-#: What `make test` runs of it: readings, and one way of an event, into the store and out again. Of the journal's own file
-#: DuckDB knows nothing.
+#: The part that `make test` runs: readings, and a path of an event, into the store and out again.
+#: DuckDB does not read the journal's own file.
 SLICE = (
     "tests/aggregator/store/test_store.py",
     "tests/aggregator/store/test_journal.py::test_an_event_sent_twice_is_stored_once",
@@ -50,7 +50,7 @@ SLICE = (
 
 
 def installed() -> str:
-    """Install it if need be; return "" or why it cannot be had."""
+    """Install it if missing; return "" or the reason of the failure."""
     if (FOLDER / "duckdb" / "__init__.py").exists():
         return ""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -72,9 +72,8 @@ def environment() -> dict[str, str]:
 
 
 def main() -> int:
-    """Entry point."""
-    if words := installed():
-        print(words, file=sys.stderr)
+    if problem := installed():
+        print(problem, file=sys.stderr)
         return 1
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     chosen = sys.argv[1:] or [name for name in FILES if (ROOT / name).exists()]

@@ -1,4 +1,5 @@
-"""An API server of Kubernetes in memory, over real sockets: as much of it as executors and those who use a cluster in tests call.
+"""An API server of Kubernetes in memory, over real sockets, with the calls of executors and of the
+tests' cluster users.
 
 It passes the tests that the real one passes (tests/aggregator/executors/test_kubernetes_api.py).
 """
@@ -56,9 +57,9 @@ class FakeKubernetes:
         self.discovery: dict[str, Any] = dict(DISCOVERY)
 
     def define(self, definition: Any) -> None:
-        """Offer what a CustomResourceDefinition says; fields are not checked."""
+        """Add the resource of a CustomResourceDefinition; fields are not checked."""
         spec = definition["spec"]
-        for version in (one["name"] for one in spec["versions"]):
+        for version in (definition_version["name"] for definition_version in spec["versions"]):
             group = self.discovery.setdefault(f"/apis/{spec['group']}", {"versions": []})
             if {"version": version} not in group["versions"]:
                 group["versions"].append({"version": version})
@@ -68,7 +69,9 @@ class FakeKubernetes:
     def serve(self, group: str, versions: Collection[str]) -> None:
         """Serve *group* in *versions* only, as after an upgrade of its controller: others end their watches and are 404."""
         with self.condition:
-            self.discovery[f"/apis/{group}"] = {"versions": [{"version": one} for one in versions]}
+            self.discovery[f"/apis/{group}"] = {
+                "versions": [{"version": version} for version in versions]
+            }
             self.condition.notify_all()
 
     def is_served(self, group: str | None, version: str | None) -> bool:
@@ -76,7 +79,7 @@ class FakeKubernetes:
         return offered is None or {"version": version} in offered["versions"]
 
     def change(self, kind: str, key: Key, thing: Any) -> Any:
-        """Store *thing*, or take it away (`DELETED`), and tell watches. What changes nothing is no new version."""
+        """Store *thing*, or delete it (`DELETED`), and notify watches. An unchanged object gets no new version."""
         before = self.objects.get(key)
         if kind == "MODIFIED" and before is not None:
             thing["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"]
@@ -176,24 +179,24 @@ def _now() -> str:
 
 def json_patch(thing: Any, operations: Any) -> None:
     """Apply a JSON patch of test, add and remove."""
-    for one in operations:
-        *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in one["path"].split("/")[1:]]  # fmt: skip
+    for operation in operations:
+        *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]  # fmt: skip
         parent = thing
         for part in parents:
             parent = parent[int(part) if isinstance(parent, list) else part]
-        at: Any = int(last) if isinstance(parent, list) else last
+        last_key: Any = int(last) if isinstance(parent, list) else last
         try:
-            if one["op"] == "test" and parent[at] != one["value"]:
-                raise Refusal(422, f"testing value {one['path']} failed")
-            if one["op"] == "replace":
-                _ = parent[at]
-                parent[at] = one["value"]
-            elif one["op"] == "add":
-                parent[at] = one["value"]
-            elif one["op"] == "remove":
-                del parent[at]
+            if operation["op"] == "test" and parent[last_key] != operation["value"]:
+                raise Refusal(422, f"testing value {operation['path']} failed")
+            if operation["op"] == "replace":
+                _ = parent[last_key]
+                parent[last_key] = operation["value"]
+            elif operation["op"] == "add":
+                parent[last_key] = operation["value"]
+            elif operation["op"] == "remove":
+                del parent[last_key]
         except (KeyError, IndexError) as error:
-            raise Refusal(422, f"no {one['path']}") from error
+            raise Refusal(422, f"no {operation['path']}") from error
 
 
 def merge_patch(thing: Any, patch: Any, by_type: bool) -> None:
@@ -204,13 +207,13 @@ def merge_patch(thing: Any, patch: Any, by_type: bool) -> None:
         elif isinstance(value, dict):
             merge_patch(thing.setdefault(key, {}), value, by_type)
         elif by_type and key == "conditions":
-            found = {one["type"]: one for one in thing.get(key, [])}
-            for one in value:
-                if one.get("$patch") == "delete":
-                    found.pop(one["type"], None)
+            result = {condition["type"]: condition for condition in thing.get(key, [])}
+            for item in value:
+                if item.get("$patch") == "delete":
+                    result.pop(item["type"], None)
                 else:
-                    found[one["type"]] = {**found.get(one["type"], {}), **one}
-            thing[key] = list(found.values())
+                    result[item["type"]] = {**result.get(item["type"], {}), **item}
+            thing[key] = list(result.values())
         else:
             thing[key] = value
 
@@ -276,16 +279,16 @@ class Handler(BaseHTTPRequestHandler):
                 raise Refusal(405, "method not allowed")
 
     def _list(self, kind: str, namespace: str, query: dict[str, str]) -> Any:
-        found = [
+        matches = [
             thing for key, thing in sorted(self.fake.objects.items())
             if key[0] == kind and namespace in ("", key[1])
             and query.get("labelSelector", "") in ("", *(thing["metadata"].get("labels") or {}))
             and query.get("fieldSelector", "") in ("", f"spec.nodeName={(thing.get('spec') or {}).get('nodeName')}")
         ]  # fmt: skip
         first, limit = int(query.get("continue", 0)), int(query.get("limit", 500))
-        more = {"continue": str(first + limit)} if first + limit < len(found) else {}
+        more = {"continue": str(first + limit)} if first + limit < len(matches) else {}
         metadata = {"resourceVersion": str(self.fake.version), **more}
-        return {"kind": "List", "metadata": metadata, "items": found[first : first + limit]}
+        return {"kind": "List", "metadata": metadata, "items": matches[first : first + limit]}
 
     def _watch(self, match: re.Match[str], query: dict[str, str]) -> None:
         kind = match["kind"]
@@ -303,12 +306,12 @@ class Handler(BaseHTTPRequestHandler):
                     status = {"kind": "Status", "code": 410, "message": "too old resource version"}
                     self._chunk({"type": "ERROR", "object": status})
                     break
-                # Backwards: changes that everybody has seen are many.
+                # Backwards: most changes have been seen by all clients.
                 fresh = []
-                for one in reversed(fake.changes):
-                    if one[0] <= version:
+                for entry in reversed(fake.changes):
+                    if entry[0] <= version:
                         break
-                    fresh.append(one)
+                    fresh.append(entry)
                 if not fresh and not fake.condition.wait(BOOKMARK_SECONDS):
                     bookmark = {"metadata": {"resourceVersion": str(fake.version)}}
                     fresh = [(fake.version, "BOOKMARK", kind, bookmark)]
@@ -351,7 +354,6 @@ class Server(ThreadingHTTPServer):
 
 @contextmanager
 def fake_kubernetes(token: str = "token") -> Iterator[tuple[FakeKubernetes, ApiAccess]]:
-    """Have a server, and the way in."""
     fake = FakeKubernetes(token)
     handler = type("BoundHandler", (Handler,), {"fake": fake})
     server = Server(("127.0.0.1", 0), handler)

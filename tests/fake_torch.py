@@ -1,4 +1,4 @@
-"""A stand-in for torch's optimizers: the module `torch.optim.optimizer` with the global hook of torch 2.0 and later, and nothing else."""
+"""A fake of torch's optimizers: the module `torch.optim.optimizer` with only the global hook of torch 2.0 and later."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ TARGETS: dict[str, Callable[[random.Random], str]] = {
 
 def run_case(target: str, seed: str) -> str:
     """Run one case again, by its seed."""
-    logging.disable()  # what the code under test would tell an operator, a thousand times
+    logging.disable()  # messages of the code under test to an operator, a thousand times
     try:
         return TARGETS[target](random.Random(seed))
     finally:
@@ -88,7 +88,7 @@ def run_case(target: str, seed: str) -> str:
 def run(seconds: float, seed: int, report: Callable[[str], None]) -> Counter[str]:
     """Run all targets in turn for *seconds*; raises on the first failure, naming its case."""
     seen: Counter[str] = Counter()
-    begin = now = told = time.monotonic()
+    begin = now = reported = time.monotonic()
     case = 0
     while now - begin < seconds:
         for target in TARGETS:
@@ -99,14 +99,13 @@ def run(seconds: float, seed: int, report: Callable[[str], None]) -> Counter[str
                 raise AssertionError(f"{target}: case {name}: {error!r:.2000}") from error
         case += 1
         now = time.monotonic()
-        if now - told >= REPORT_SECONDS:
-            told = now
+        if now - reported >= REPORT_SECONDS:
+            reported = now
             report(bar((now - begin) / seconds, seen))
     return seen
 
 
 def bar(share: float, seen: Counter[str]) -> str:
-    """Return a progress bar with the counts so far."""
     filled = min(BAR_CHARACTERS, int(share * BAR_CHARACTERS))
     accepted = sum(count for what, count in seen.items() if what.endswith(" accepted"))
     return (
@@ -116,7 +115,6 @@ def bar(share: float, seen: Counter[str]) -> str:
 
 
 def table(seen: Counter[str]) -> str:
-    """Return a line for each target."""
     return "\n".join(
         f"{target:18} accepted {seen[f'{target} accepted']:>8} refused {seen[f'{target} refused']:>8}"
         for target in TARGETS
@@ -124,7 +122,6 @@ def table(seen: Counter[str]) -> str:
 
 
 def main() -> int:
-    """Entry point of `make fuzz`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

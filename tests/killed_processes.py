@@ -1,9 +1,10 @@
-"""Lives: processes that are killed (SIGKILL) at a step of what they do, forked from one that has imported all of it.
+"""Processes that are killed (SIGKILL) at a step of their work, forked from a process that has imported all of it.
 
-To start Python and import the aggregator costs a second of a processor, to fork a hundredth. Who forks has no DuckDB
-open and no thread. What a start finds after a kill is what was on disk, byte by byte; so of steps in a row between which
-no byte changed, a kill at the first shows what a kill at each would (`worth_killing`), and one life that keeps a copy of
-what is on disk before each of these shows what as many lives would that were killed there.
+Starting Python and importing the aggregator costs a second of a processor, a fork a hundredth. The
+forking process has no DuckDB open and no threads. A start after a kill finds exactly the bytes on
+disk; so among consecutive steps without a changed byte, a kill at the first represents a kill at
+each (`worth_killing`), and a single process that copies the disk before each such step represents
+as many killed processes.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from typing import Any
 
 
 class LifeError(Exception):
-    """What was done in another process raised."""
+    """The function raised in the other process."""
 
 
 def life(act: Callable[[], Any]) -> Any:
-    """Run *act* in a process of its own; return what it returned (as JSON has it), or the signal's number if it was killed.
+    """Run *act* in a process of its own; return its result (as JSON), or the signal's number if it was killed.
 
-    Raises LifeError when *act* raised, with the traceback of there.
+    Raises LifeError when *act* raised, with the other process's traceback.
     """
     reading, writing = os.pipe()
     child = os.fork()
@@ -52,14 +53,14 @@ def life(act: Callable[[], Any]) -> Any:
 
 
 def again(before: Path, work: Path, act: Callable[[], Any]) -> Any:
-    """Make *work* a copy of the folder *before*, and return what came of a life there."""
+    """Make *work* a copy of the folder *before*, run *act* there as `life` does, and return its result."""
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(before, work)
     return life(act)
 
 
 def as_killed(kept: Path, at: int, work: Path) -> int:
-    """Make *work* what was on disk before step *at*, as a life kept it in *kept*; it is had once. Returns a kill's signal."""
+    """Restore in *work* the disk before step *at*, as kept in *kept*, once. Returns the signal of a kill."""
     shutil.rmtree(work, ignore_errors=True)
     (kept / str(at)).rename(work)
     return signal.SIGKILL
@@ -67,18 +68,18 @@ def as_killed(kept: Path, at: int, work: Path) -> int:
 
 def on_disk(folder: Path) -> int:
     """Return a checksum of the names and bytes of all files under *folder*."""
-    found = 0
+    checksum = 0
     for path in sorted(folder.rglob("*")):
-        found = zlib.crc32(f"{path.relative_to(folder)}\0".encode(), found)
+        checksum = zlib.crc32(f"{path.relative_to(folder)}\0".encode(), checksum)
         if path.is_file():
-            found = zlib.crc32(path.read_bytes(), found)
-    return found
+            checksum = zlib.crc32(path.read_bytes(), checksum)
+    return checksum
 
 
 class Killer:
-    """Is told each step; kills this process at step *at*, or says of each what was on disk in *folder* before it.
+    """Called at each step; kills this process at step *at*, or records for each step the disk's state in *folder*.
 
-    What was there and had changed since the step before it keeps in *kept*, a folder for each (`as_killed`).
+    States that changed since the previous step are kept in *kept*, a folder for each (`as_killed`).
     """
 
     def __init__(self, folder: Path, at: int = -1, kept: Path | None = None) -> None:
@@ -101,11 +102,11 @@ class Killer:
 
 def worth_killing(states: Sequence[int]) -> list[int]:
     """Return the numbers of the steps before which something changed on disk; the first is one."""
-    return [at for at, state in enumerate(states) if at == 0 or state != states[at - 1]]
+    return [index for index, state in enumerate(states) if index == 0 or state != states[index - 1]]
 
 
 class Dying:
-    """A DuckDB connection that tells a killer of each statement before it is run."""
+    """A DuckDB connection that calls a killer before each statement."""
 
     def __init__(self, connection: Any, killer: Killer) -> None:
         self._connection, self._killer = connection, killer
@@ -123,5 +124,5 @@ class Dying:
 
 
 def dying(connect: Callable[..., Any], killer: Killer) -> Callable[..., Any]:
-    """Return what connects as *connect* does, each statement of it told to the killer."""
+    """Return a function that connects as *connect* does, and calls the killer before each statement."""
     return lambda *arguments, **named: Dying(connect(*arguments, **named), killer)

@@ -1,7 +1,8 @@
-"""A Kubernetes of eight GPU nodes for tests: the real API server, etcd and scheduler where they are, and those who use a cluster.
+"""A Kubernetes of eight GPU nodes for tests: the real API server, etcd and scheduler if installed,
+and users of the cluster.
 
-No kubelet runs: `Kubelets` says of pods on nodes what kubelets would say. Jobs are made whole again by the real controller manager where it
-is, else by `JobController`.
+No kubelet runs: `Kubelets` reports the states of pods on nodes. Jobs are restored by the real
+controller manager if installed, else by `JobController`.
 """
 
 from __future__ import annotations
@@ -47,13 +48,11 @@ EXECUTOR_USER = "system:serviceaccount:gangline:gangline-executor"
 
 
 def path_of(name: str) -> str | None:
-    """Return where a program of Kubernetes is."""
     folder = os.environ.get("GANGLINE_KUBERNETES", "")
     return shutil.which(name, path=f"{folder}:{os.environ.get('PATH', '')}")
 
 
 def has_kubernetes() -> bool:
-    """Say whether the real parts are here."""
     return all(map(path_of, PROGRAMS))
 
 
@@ -68,11 +67,10 @@ class RealKubernetes:
         self.has_controller_manager = path_of("kube-controller-manager") is not None
 
     def access(self, token: str) -> ApiAccess:
-        """Return the way in of a login."""
+        """Return the access of a login."""
         return kubeconfig_access(self.kubeconfig(token))
 
     def kubeconfig(self, token: str) -> Path:
-        """Return a kubeconfig in JSON."""
         path = self.folder / f"{token}.json"
         cluster = {"server": f"https://127.0.0.1:{self.port}", "certificate-authority": str(self.folder / "certificates" / "apiserver.crt")}  # fmt: skip
         document = {
@@ -120,7 +118,7 @@ class RealKubernetes:
                       f"--secure-port={free_port()}", f"--controllers={CONTROLLERS}", f"--cert-dir={self.folder / 'controllers'}")  # fmt: skip
 
     def start_scheduler(self, **settings: Any) -> None:
-        """Start the scheduler, in place of the one before; *settings*: of its configuration, as `extenders`."""
+        """Start the scheduler in place of the running one; *settings*: of its configuration, as `extenders`."""
         self.stop_scheduler()
         connection = {"kubeconfig": str(self.kubeconfig(ADMIN_TOKEN)), "qps": 5000, "burst": 5000}
         plain = f"127.0.0.1:{free_port()}"  # by default 10251 of all addresses
@@ -136,7 +134,6 @@ class RealKubernetes:
         self._scheduler = self._processes[-1]
 
     def stop_scheduler(self) -> None:
-        """Kill the scheduler, if one runs."""
         if self._scheduler is not None:
             os.killpg(self._scheduler.pid, signal.SIGKILL)
             self._scheduler.wait(GUARD_SECONDS)
@@ -162,7 +159,6 @@ class RealKubernetes:
             )  # fmt: skip
 
     def close(self) -> None:
-        """Kill all."""
         for process in reversed(self._processes):
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(GUARD_SECONDS)
@@ -170,7 +166,6 @@ class RealKubernetes:
 
 @contextmanager
 def running_kubernetes(folder: Path) -> Iterator[RealKubernetes]:
-    """Have the real parts."""
     cluster = RealKubernetes(folder)
     try:
         cluster.start()
@@ -180,14 +175,10 @@ def running_kubernetes(folder: Path) -> Iterator[RealKubernetes]:
 
 
 def until(condition: Callable[[], object], what: str) -> None:
-    """Wait for *condition*."""
     end = time.monotonic() + GUARD_SECONDS
     while not condition():
         assert time.monotonic() < end, f"never: {what}"
         time.sleep(0.02)
-
-
-# ---------------------------------------------------------------- those who use a cluster
 
 
 class Background:
@@ -223,7 +214,7 @@ def pod_path(pod: Any) -> str:
 
 
 class Kubelets(Background):
-    """Pods on nodes run at once, and are gone as soon as somebody deletes them."""
+    """Pods on nodes run at once, and disappear as soon as they are deleted."""
 
     def turn(self) -> None:
         pods, _ = self.api.list_all("/api/v1/pods")
@@ -243,7 +234,7 @@ class Kubelets(Background):
 
 
 class JobController(Background):
-    """Makes the pods of a Job again that are gone."""
+    """Recreates missing pods of a Job."""
 
     def turn(self) -> None:
         jobs, _ = self.api.list_all("/apis/batch/v1/jobs")
@@ -286,20 +277,27 @@ class Binder(Background):
 
 
 class People:
-    """What administrators and users of a cluster do."""
+    """Actions of administrators and users of a cluster."""
 
     def __init__(self, access: ApiAccess) -> None:
         self.api = ApiServer(access)
         self._number = 0
 
     def add_nodes(self, count: int) -> None:
-        for at in range(1, count + 1):
-            node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"n{at}"}, "spec": {}}
+        for index in range(1, count + 1):
+            node = {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "metadata": {"name": f"n{index}"},
+                "spec": {},
+            }
             self.api.call("POST", "/api/v1/nodes", node)
             resources = {"cpu": "64", "memory": "1Ti", "pods": "100", "nvidia.com/gpu": str(GPUS)}
             conditions = [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]
             status = {"capacity": resources, "allocatable": resources, "conditions": conditions}
-            self.api.call("PATCH", f"/api/v1/nodes/n{at}/status", {"status": status}, MERGE_PATCH)
+            self.api.call(
+                "PATCH", f"/api/v1/nodes/n{index}/status", {"status": status}, MERGE_PATCH
+            )
 
     def add_namespace(self, name: str = NAMESPACE) -> None:
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
@@ -310,14 +308,14 @@ class People:
 
     def taints(self, name: str) -> list[str]:
         taints = self.node(name)["spec"].get("taints") or []
-        return [f"{one['key']}={one.get('value', '')}:{one['effect']}" for one in taints]
+        return [f"{taint['key']}={taint.get('value', '')}:{taint['effect']}" for taint in taints]
 
     def pods(self) -> list[Any]:
-        found, _ = self.api.list_all("/api/v1/pods")
-        return found
+        pods, _ = self.api.list_all("/api/v1/pods")
+        return pods
 
     def submit(self, pods: int, annotations: dict[str, str] | None = None) -> str:
-        """Submit a Job of so many pods, one a node; return its name."""
+        """Submit a Job of *pods* pods, one per node; return its name."""
         self._number += 1
         name = f"train{self._number}"
         container = {
@@ -342,17 +340,17 @@ class People:
 
     def remove_pods(self, job: str = "") -> int:
         """Delete the pods of a Job, or all (no garbage collector runs, and a controller may be late); return how many there were."""
-        found = [
+        pods = [
             pod
             for pod in self.pods()
             if job in ("", pod["metadata"].get("labels", {}).get("job-name"))
         ]
-        for pod in found:
+        for pod in pods:
             try:
                 self.api.call("DELETE", pod_path(pod), {"gracePeriodSeconds": 0})
             except ApiError as error:
                 assert error.status == 404, error
-        return len(found)
+        return len(pods)
 
     def cordon(self, node: str, reason: str = "") -> None:
         body = {
@@ -370,18 +368,18 @@ class People:
         self.api.call("PATCH", f"/api/v1/nodes/{node}", body, MERGE_PATCH)
 
     def taint(self, node: str, key: str, value: str = "", effect: str = "NoSchedule") -> None:
-        """Add a taint, without touching others: again while somebody else is faster."""
-        self._edit_taints(node, lambda taints: [*(one for one in taints if one["key"] != key), {"key": key, "value": value, "effect": effect}])  # fmt: skip
+        """Add a taint without changing others; retry after a conflict."""
+        self._edit_taints(node, lambda taints: [*(taint for taint in taints if taint["key"] != key), {"key": key, "value": value, "effect": effect}])  # fmt: skip
 
     def untaint(self, node: str, key: str) -> None:
-        self._edit_taints(node, lambda taints: [one for one in taints if one["key"] != key])
+        self._edit_taints(node, lambda taints: [taint for taint in taints if taint["key"] != key])
 
     def _edit_taints(self, node: str, change: Callable[[list[Any]], list[Any]]) -> None:
         while True:
-            found = self.node(node)
+            node_object = self.node(node)
             patch = [
-                {"op": "test", "path": "/metadata/resourceVersion", "value": found["metadata"]["resourceVersion"]},
-                {"op": "add", "path": "/spec/taints", "value": change(found["spec"].get("taints") or [])},
+                {"op": "test", "path": "/metadata/resourceVersion", "value": node_object["metadata"]["resourceVersion"]},
+                {"op": "add", "path": "/spec/taints", "value": change(node_object["spec"].get("taints") or [])},
             ]  # fmt: skip
             try:
                 self.api.call("PATCH", f"/api/v1/nodes/{node}", patch, JSON_PATCH)
@@ -392,7 +390,7 @@ class People:
             return
 
     def add_budget(self, app: str, available: int, version: str = "v1beta1") -> None:
-        """Add a disruption budget over the pods of a job: so many must be there."""
+        """Add a disruption budget over the pods of a job, with this minimum of available pods."""
         path = f"/apis/policy/{version}/namespaces/{NAMESPACE}/poddisruptionbudgets"
         budget = {
             "apiVersion": f"policy/{version}", "kind": "PodDisruptionBudget", "metadata": {"name": app},
@@ -407,18 +405,18 @@ class People:
 
 @dataclass(frozen=True)
 class UsedCluster:
-    """The executor's way in, and the others. `real`: the processes behind it, if any."""
+    """Access of the executor and of other users. `real`: the processes of the cluster, if any."""
 
     access: ApiAccess
     people: People
     real: RealKubernetes | None = None
-    #: Of the stand-in: offers a custom resource.
+    #: Of the fake: offers a custom resource.
     define: Callable[[Any], None] | None = None
 
 
 @contextmanager
 def used_cluster(access: ApiAccess, *loops: type[Background]) -> Iterator[People]:
-    """Have eight nodes, a namespace, and *loops* behind them."""
+    """Yield eight nodes, a namespace, and *loops* that act on them."""
     with ExitStack() as stack:
         people = People(access)
         stack.callback(people.api.close)
@@ -431,7 +429,7 @@ def used_cluster(access: ApiAccess, *loops: type[Background]) -> Iterator[People
 
 @contextmanager
 def executor_cluster(folder: Path) -> Iterator[UsedCluster]:
-    """Have the real parts and the loops that they lack, and an executor's rights as its manifest gives them."""
+    """Yield the real parts, the loops in place of missing parts, and an executor's rights from its manifest."""
     kubectl = path_of("kubectl")
     assert kubectl
     with running_kubernetes(folder) as real:

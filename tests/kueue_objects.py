@@ -66,7 +66,6 @@ KUEUE, DRA = "kueue.x-k8s.io", "resource.k8s.io"
 
 
 def definition(group: str, versions: tuple[str, ...], plural: str, kind: str, properties: dict[str, Any], *, namespaced: bool = False) -> Any:  # fmt: skip
-    """Return a CustomResourceDefinition."""
     schema = {"openAPIV3Schema": {"type": "object", "properties": properties}}
     subresources: dict[str, Any] = {"status": {}} if "status" in properties else {}
     return {
@@ -76,8 +75,8 @@ def definition(group: str, versions: tuple[str, ...], plural: str, kind: str, pr
             "group": group, "scope": "Namespaced" if namespaced else "Cluster",
             "names": {"plural": plural, "singular": kind.lower(), "kind": kind, "listKind": f"{kind}List"},
             "versions": [
-                {"name": one, "served": True, "storage": at == 0, "schema": schema, "subresources": subresources}
-                for at, one in enumerate(versions)
+                {"name": version, "served": True, "storage": index == 0, "schema": schema, "subresources": subresources}
+                for index, version in enumerate(versions)
             ],
         },
     }  # fmt: skip
@@ -95,16 +94,16 @@ DEFINITIONS = (
 def define_all(cluster: UsedCluster) -> None:
     """Offer all of DEFINITIONS, once, and give the executor the rights of packaging/kubernetes to them."""
     api = cluster.people.api
-    for one in DEFINITIONS:
+    for entry in DEFINITIONS:
         if cluster.define is not None:
-            cluster.define(one)
+            cluster.define(entry)
             continue
         try:
-            api.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", one)
+            api.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", entry)
         except ApiError as error:
             assert error.status == 409, error
-    for one in DEFINITIONS:
-        spec = one["spec"]
+    for entry in DEFINITIONS:
+        spec = entry["spec"]
         path = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
         until(lambda path=path: _answers(api, path), path)  # type: ignore[misc]
     if cluster.real:

@@ -103,9 +103,8 @@ def environment() -> dict[str, str]:
 
 
 def main() -> int:
-    """Entry point."""
-    if words := installed():
-        print(words, file=sys.stderr)
+    if problem := installed():
+        print(problem, file=sys.stderr)
         return 1
     command = [
         sys.executable,

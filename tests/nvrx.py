@@ -26,7 +26,7 @@ def has_nvrx() -> bool:
 
 
 def run_nvrx(version: str, *words: object, **environment: str) -> dict[str, Any]:
-    """Run the client (`tests/rigs/nvrx_client.py`) with *words*, and return what it printed."""
+    """Run the client (`tests/rigs/nvrx_client.py`) with *words* as arguments, and return its output."""
     folder = Path(os.environ["GANGLINE_NVRX"])
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "PYTHON"))}
     ended = subprocess.run(

@@ -1,11 +1,11 @@
-"""Waits until a process of tests has ended, however it did, and kills what that one has left.
+"""Waits until a process of tests has ended, in any way, and kills its leftover processes.
 
-    python -S orphans.py PID MARK
+python -S orphans.py PID MARK
 
-What it has left bears GANGLINE_TESTS_OF=MARK in its environment, which no other run has, also not one in a container
-where another process is PID; a mount is of `gangline-test-PID`: while one lies
-in pytest's folders, these cannot be removed, and no later run begins. A program of its own, in a session of its own: kill -9
-and the guard of a test that hangs end the tests without running any of their code.
+Leftovers have GANGLINE_TESTS_OF=MARK in their environment, which no other run has, not even in a
+container where another process is PID; a mount has the name `gangline-test-PID`: while it exists in
+pytest's folders, they cannot be removed, and no later run begins. A separate program in its own
+session: kill -9 and the guard of a hanging test end the tests without running any of their code.
 """
 
 import contextlib
@@ -17,25 +17,25 @@ import sys
 import time
 from pathlib import Path
 
-#: Who was starting another while we looked is met the next time.
+#: A process that was just starting another is killed in the next round.
 ROUNDS_MAX, ROUND_SECONDS = 20, 0.05
 
 
 def left(mark: bytes) -> list[int]:
-    """Return the processes whose environment holds *mark*, but for this one."""
-    found = []
+    """Return the processes whose environment has *mark*, except this process."""
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             marked = mark in (folder / "environ").read_bytes().split(b"\0")
         except OSError:
-            continue  # it has ended, or is not ours
+            continue  # the process has ended, or belongs to another user
         if marked and int(folder.name) != os.getpid():
-            found.append(int(folder.name))
-    return found
+            pids.append(int(folder.name))
+    return pids
 
 
 def main(tests: int, mark: str) -> None:
-    """Entry point. Returns at once; who waits is nobody's child, for some tests count theirs."""
+    """Entry point. Returns at once; the waiting process has no parent, because some tests count their children."""
     ended = os.pidfd_open(tests)
     if os.fork():
         return

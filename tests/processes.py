@@ -41,9 +41,9 @@ def made_store() -> Path:
 
 
 def with_store(folder: Path) -> Path:
-    """Put an empty store into the data folder of an aggregator that is to start there, if it has none; return the folder.
+    """Put an empty store into the data folder of an aggregator before its start, if it has none; return the folder.
 
-    To make one is a third of what a start takes, and another's test.
+    Creating a store takes a third of a start, and has its own test.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / made_store().name).exists():
@@ -51,13 +51,18 @@ def with_store(folder: Path) -> Path:
     return folder
 
 
-def free_port() -> int:
-    """Return a loopback port that is free, as is the one after it (an aggregator's score process has that).
+#: Ports that `free_port` returned last: bound here, so that no other process gets them.
+_RESERVED: deque[socket.socket] = deque()
+RESERVED_MAX = 64
 
-    Both stay reserved while their server is away: a server that sets SO_REUSEADDR, as nearly all do, may listen there, and
-    the kernel gives them to nobody, neither for a server nor for the near end of a connection. Where the local port range
-    has the port, one in 30,000 attempts to connect to it connects to itself: it looks as if somebody listened, and for a
-    minute nobody can.
+
+def free_port() -> int:
+    """Return a free loopback port, followed by another free port (for an aggregator's score process).
+
+    Both stay reserved while their server is down: a server that sets SO_REUSEADDR, as nearly all
+    do, may listen there, and the kernel gives the ports neither to another server nor to the near
+    end of a connection. Where the local port range has the port, one in 30,000 attempts to connect
+    to it connects to itself: the port then looks used, and no process can listen for a minute.
     """
     while True:
         pair = [socket.socket(), socket.socket()]
@@ -66,11 +71,11 @@ def free_port() -> int:
             port: int = pair[0].getsockname()[1]
             pair[1].bind(("127.0.0.1", port + 1))
         except (OSError, OverflowError):
-            for one in pair:
-                one.close()
+            for bound in pair:
+                bound.close()
             continue
-        for one in pair:  # behind `bind`, which then tells whether anybody else has it
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for bound in pair:  # after `bind`, which then reports whether another process has the port
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _RESERVED.extend(pair)
         while len(_RESERVED) > RESERVED_MAX:
             _RESERVED.popleft().close()
@@ -82,9 +87,9 @@ def until(
     what: str | Callable[[], str],
     seconds: float = GUARD_SECONDS,
 ) -> None:
-    """Return once *condition* holds; AssertionError with *what*, or what it returns by then, when the guard runs out.
+    """Return once *condition* holds; AssertionError with *what*, or its result, when the guard runs out.
 
-    For things that another process does and tells nobody: the only way to know is to look.
+    For actions of another process without a notification: polling is the only way.
     """
     end = time.monotonic() + seconds
     while not condition():
@@ -123,7 +128,6 @@ class Process:
         self.kill()
 
     def start(self) -> None:
-        """Start it (again)."""
         with open(self.log, "ab") as out:
             self.child = subprocess.Popen(
                 self.arguments,
@@ -140,14 +144,13 @@ class Process:
         return self.child.pid
 
     def kill(self) -> None:
-        """kill -9, children too, and wait until it is gone."""
+        """Kill -9, children too, and wait for the end."""
         if self.child is not None:
             with_group(self.child.pid, signal.SIGKILL)
             self.child.wait(GUARD_SECONDS)
             self.child = None
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Ask it to end, and return its exit code."""
         assert self.child is not None
         self.child.send_signal(number)
         code = self.child.wait(GUARD_SECONDS)
@@ -158,17 +161,16 @@ class Process:
         return self.child is not None and self.child.poll() is None
 
     def said(self) -> str:
-        """All it printed so far."""
         return self.log.read_text(errors="replace")
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the JSON objects that it printed, a line each; of a line only once all of it is there."""
+        """Return the JSON objects that the process printed, a line each, without an incomplete last line."""
         whole = [line for line in self.said().splitlines(keepends=True) if line[-1] == "\n"]
         return [json.loads(line) for line in whole if line[0] == "{"]
 
 
 def with_group(pid: int, number: int) -> None:
-    """Send a signal to a process group that may be gone already."""
+    """Send a signal to a process group that may have ended already."""
     try:
         os.killpg(pid, number)
     except ProcessLookupError:
@@ -176,7 +178,7 @@ def with_group(pid: int, number: int) -> None:
 
 
 def listening(port: int) -> bool:
-    """Say whether somebody accepts on the loopback port."""
+    """Return whether a process accepts on the loopback port."""
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex(("127.0.0.1", port)) == 0

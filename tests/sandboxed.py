@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 HEADER = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
-#: Nobody's, and nobody's else: whoever runs the tests need not make a user.
+#: An unused number: the tests need no real user.
 USER = 64_017
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN = 65, 1
@@ -36,7 +36,7 @@ def settings(unit: Path) -> list[tuple[str, str]]:
 
 
 def words_of(unit: Path, name: str) -> list[str]:
-    """Return the words of all lines of one setting."""
+    """Return all values of a setting, over all of its lines."""
     return [word for key, value in settings(unit) if key == name for word in value.split()]
 
 
@@ -67,9 +67,9 @@ def _calls(word: str) -> set[str]:
     if not word.startswith("@"):
         return {word}
     command = ["systemd-analyze", "--no-pager", "syscall-filter", word]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    members = [line.split()[0] for line in said.splitlines() if line.startswith(" ")]
-    return {call for each in members if each != "#" for call in _calls(each)}
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    members = [line.split()[0] for line in output.splitlines() if line.startswith(" ")]
+    return {call for member in members if member != "#" for call in _calls(member)}
 
 
 def program(unit: Path) -> bytes:
@@ -94,7 +94,7 @@ class _Program(ctypes.Structure):
 
 
 def confine(unit: Path) -> None:
-    """Set both upon this process. Raises OSError where the kernel has them not."""
+    """Set both for this process. Raises OSError if the kernel lacks them."""
     library = ctypes.CDLL(None, use_errno=True)
     code = program(unit)
     buffer = ctypes.create_string_buffer(code, len(code))

@@ -1,4 +1,4 @@
-"""A real Slurm of many nodes on this machine, without root, munge, cgroups or systemd, for tests of what works with it."""
+"""A real Slurm of many nodes on this machine, without root, munge, cgroups or systemd, for integration tests."""
 
 from __future__ import annotations
 
@@ -65,17 +65,15 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe
 
 
 def has_slurm() -> bool:
-    """Say whether the programs are here."""
     return all(map(_path_of, PROGRAMS))
 
 
 def _path_of(name: str) -> str | None:
-    # Daemons are in sbin, which is not on everybody's path.
+    # Daemons are in sbin, which is often not on the path.
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return *count* ports in a row that nobody listens on."""
     while True:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -98,7 +96,7 @@ class SlurmCluster:
     """Started by `running_slurm`."""
 
     def __init__(self, folder: Path, nodes: int) -> None:
-        self.folder, self.nodes = folder, [f"gpu{at}" for at in range(1, nodes + 1)]
+        self.folder, self.nodes = folder, [f"gpu{index}" for index in range(1, nodes + 1)]
         controller, *ports = _free_ports(nodes + 1)
         for name in ("state", "spool", "jobs"):
             (folder / name).mkdir()
@@ -121,7 +119,8 @@ class SlurmCluster:
             "SLURM_CONF": str(self.conf),
             "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin",
         }
-        if self._version() >= (23,):  # these look for cgroups; those before do not know the word
+        # these look for cgroups; earlier versions do not know the keyword
+        if self._version() >= (23,):
             (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -137,7 +136,7 @@ class SlurmCluster:
         self.until(lambda: len(self.node_states("IDLE")) == len(self.nodes), "all nodes idle")
 
     def set_licenses(self, licenses: str) -> None:
-        """Have other licenses in slurm.conf."""
+        """Change the licenses in slurm.conf."""
         text = re.sub(
             r"^Licenses=.*$", f"Licenses={licenses}", self.conf.read_text(), flags=re.MULTILINE
         )
@@ -145,7 +144,6 @@ class SlurmCluster:
         self.command("scontrol", "reconfigure")
 
     def start_node(self, name: str) -> None:
-        """Start the slurmd of a node."""
         self._start_daemon(name, "slurmd", "-D", "-f", str(self.conf), "-N", name)
 
     def kill_node(self, name: str) -> None:
@@ -170,7 +168,7 @@ class SlurmCluster:
         )  # fmt: skip
 
     def command(self, *command: str) -> str:
-        """Return what *command* prints. Raises AssertionError with its words."""
+        """Return the output of *command*. Raises AssertionError with its error."""
         done = subprocess.run(
             command, env=self.environment, cwd=self.folder, capture_output=True, text=True,
             timeout=COMMAND_SECONDS, check=False,
@@ -184,11 +182,10 @@ class SlurmCluster:
             text = self.command("scontrol", "-o", "show", "node")
         except AssertionError:  # the controller is not up yet
             return {}
-        found = dict(re.findall(r"NodeName=(\S+).*? State=(\S+)", text))
-        return {name: state for name, state in found.items() if not wanted or state in wanted}
+        states = dict(re.findall(r"NodeName=(\S+).*? State=(\S+)", text))
+        return {name: state for name, state in states.items() if not wanted or state in wanted}
 
     def job(self, number: str) -> dict[str, str]:
-        """Return the fields of a job."""
         text = self.command("scontrol", "-o", "show", "job", number)
         return dict(re.findall(r"(\w+)=(\S+)", text))
 
@@ -200,22 +197,21 @@ class SlurmCluster:
         return self.command("sbatch", "--parsable", output, *options, str(path)).strip()
 
     def output(self, number: str) -> str:
-        """Return what a job printed so far."""
         path = self.folder / "jobs" / f"{number}.out"
         return path.read_text() if path.exists() else ""
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        """Wait for *condition*. Raises AssertionError with the controller's last words."""
         end = time.monotonic() + GUARD_SECONDS
         while not condition():
             if time.monotonic() > end:
                 log = self.folder / "slurmctld.log"
-                said = log.read_text().splitlines()[-15:] if log.exists() else []
-                raise AssertionError("\n".join([f"never: {what}", str(self.node_states()), *said]))
+                last_lines = log.read_text().splitlines()[-15:] if log.exists() else []
+                raise AssertionError(
+                    "\n".join([f"never: {what}", str(self.node_states()), *last_lines])
+                )
             time.sleep(0.02)
 
     def close(self) -> None:
-        """End all jobs and daemons."""
         for daemon in self.daemons.values():
             daemon.send_signal(signal.SIGKILL)
             daemon.wait(GUARD_SECONDS)
@@ -232,7 +228,7 @@ class SlurmCluster:
 
 @contextmanager
 def running_slurm(folder: Path, nodes: int) -> Iterator[SlurmCluster]:
-    """Have a cluster of *nodes* nodes, gpu1 to gpuN, of GPUS GPUs each."""
+    """Yield a cluster of *nodes* nodes, gpu1 to gpuN, of GPUS GPUs each."""
     cluster = SlurmCluster(folder, nodes)
     try:
         cluster.start()

@@ -29,55 +29,54 @@ DISK = "size=192m"
 
 @contextmanager
 def world(place: Path, seed: int, agents: int = 4) -> Iterator[World]:
-    """A world on a small disk of its own where that can be mounted (root), and on one that only says so elsewhere."""
+    """Yield a world on a small disk of its own if it can be mounted (root), else on a simulated one."""
     (place / "disk").mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", DISK, "gangline-soak", str(place / "disk")]
     small = subprocess.run(mount, check=False, capture_output=True).returncode == 0
-    made = World(place, seed, agents, small_disk=small)
+    created = World(place, seed, agents, small_disk=small)
     try:
-        yield made
+        yield created
     except AssertionError:
-        made.aggregator.kill()
+        created.aggregator.kill()
         shutil.copytree(place / "disk", place / "kept")
         raise
     finally:
-        made.close()
+        created.close()
         if small:
             subprocess.run(["umount", str(place / "disk")], check=False)
 
 
 def soak(place: Path, rounds: int, seed: int, names: list[str], *, quiet: bool = False) -> Counted:
-    """Run so many rounds of these faults. Raises FailedCollector, with what was found."""
+    """Run *rounds* rounds of these faults. Raises FailedCollector with the findings."""
     chooser, begin = random.Random(seed), time.monotonic()
     order: list[str] = []
-    while len(order) < rounds:  # each as often as the others
+    while len(order) < rounds:  # all equally often
         order += chooser.sample(names, len(names))
-    with world(place, seed) as it:
-        for at, name in enumerate(order[:rounds]):
-            if at and at % ROUNDS_OF_A_FOLDER == 0:
-                it.anew()
+    with world(place, seed) as running:
+        for number, name in enumerate(order[:rounds]):
+            if number and number % ROUNDS_OF_A_FOLDER == 0:
+                running.anew()
             if not quiet:
-                _bar(at, rounds, name, time.monotonic() - begin)
+                _bar(number, rounds, name, time.monotonic() - begin)
             try:
-                round_of(it, name)
+                round_of(running, name)
             except BaseException as error:
-                error.add_note(f"round {at} of seed {seed}: {name}")
+                error.add_note(f"round {number} of seed {seed}: {name}")
                 raise
-        return it.counted
+        return running.counted
 
 
 def _bar(at: int, rounds: int, name: str, seconds: float) -> None:
     filled = int(BAR_CHARACTERS * at / rounds)
     bar = f"[{'#' * filled}{'.' * (BAR_CHARACTERS - filled)}]"
-    words = f"{bar} {at} of {rounds} rounds, {seconds:.0f} s: {name}"
+    progress = f"{bar} {at} of {rounds} rounds, {seconds:.0f} s: {name}"
     if sys.stderr.isatty():
-        print(f"\r{words:<78}", end="", file=sys.stderr, flush=True)
+        print(f"\r{progress:<78}", end="", file=sys.stderr, flush=True)
     elif at % 10 == 0:
-        print(words, file=sys.stderr, flush=True)
+        print(progress, file=sys.stderr, flush=True)
 
 
 def main() -> int:
-    """Entry point."""
     parser = argparse.ArgumentParser(
         prog="make soak", description=(__doc__ or "").partition("\n")[0]
     )

@@ -32,14 +32,14 @@ from tests.soak_rounds import RoundsReport, play_rounds, run_soak
 NODES = 8
 HOLD_SECONDS = 30.0
 ACTIONS = (Action.AVOID, Action.DRAIN_AFTER_JOB, Action.EVICT_NOW, Action.EVICT_NOW)
-#: A reservation that has ended is purged by slurmctld within so long.
+#: Seconds until slurmctld purges an ended reservation.
 PURGED_SECONDS = 5.0
 FOREIGN_REASON = "bad fan"
 
 
 @dataclass
 class SlurmReport(RoundsReport):
-    """What came of it."""
+    """The result."""
 
     executor_kills: int = 0
     controller_restarts: int = 0
@@ -58,7 +58,6 @@ class SoakGround:
         self.log = folder / "executor.log"
 
     def start(self) -> None:
-        """Start the executor."""
         settings = {"ledger": self.folder / "ledger", "poll_seconds": 0.3, "nodes_poll_seconds": 1}
         assignments = [
             word for key, value in settings.items() for word in ("--set", f"{key}={value}")
@@ -70,20 +69,18 @@ class SoakGround:
             )  # fmt: skip
 
     def kill(self) -> None:
-        """Kill it."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(GUARD_SECONDS)
             self.report.executor_kills += 1
 
     def close(self) -> None:
-        """End it."""
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
             self._process.wait(GUARD_SECONDS)
 
     def until(self, condition: Callable[[], object], what: str) -> bool:
-        """Wait for *condition*; a wait in vain is a violation."""
+        """Wait for *condition*; a timeout is a violation."""
         end = time.monotonic() + GUARD_SECONDS / 2
         while time.monotonic() < end:
             try:
@@ -93,14 +90,13 @@ class SoakGround:
                 pass
             time.sleep(0.05)
         state = {
-            one.name: f"{one.hosts[0]} {one.state.name} {one.state_words}"
-            for one in self.advice.advisories().values()
+            advisory.name: f"{advisory.hosts[0]} {advisory.state.name} {advisory.state_words}"
+            for advisory in self.advice.advisories().values()
         }
         self.report.violate(f"never: {what}; {state}")
         return False
 
     def marks(self) -> set[str]:
-        """Return the nodes that executors hold."""
         return {
             node
             for hold in self.slurm.read_holds().values()
@@ -109,7 +105,6 @@ class SoakGround:
         }
 
     def play(self) -> None:
-        """One round."""
         self.report.rounds += 1
         source, cluster = self.source, self.cluster
         action = source.choice(ACTIONS)
@@ -150,7 +145,7 @@ class SoakGround:
         self.until(lambda: len(cluster.node_states("IDLE")) == NODES, "all nodes are idle")
 
     def play_dead(self) -> None:
-        """A round in which the executor does not come back: what it set ends by itself."""
+        """Play a round in which the executor does not return: its marks end by themselves."""
         self.report.rounds += 1
         node = self.source.choice(self.cluster.nodes)
         self.advice.fault(node, Action.AVOID)
@@ -165,31 +160,33 @@ class SoakGround:
         self.until(lambda: not self.marks(), f"{node} is back")
 
     def _is_done(self, node: str) -> bool:
-        found = self.advice.of(node)
-        return found is not None and found.state is AdvisoryState.DONE
+        advisory = self.advice.of(node)
+        return advisory is not None and advisory.state is AdvisoryState.DONE
 
     def _check(self, job: str, node: str, foreign: str, action: Action) -> None:
-        found = self.slurm.read_jobs().get(job)
+        job_state = self.slurm.read_jobs().get(job)
         problems: list[str] = []
         if action is Action.EVICT_NOW and (
-            found is None or found.restarts != 1 or node in found.nodes
+            job_state is None or job_state.restarts != 1 or node in job_state.nodes
         ):
-            problems.append(f"job {job} after the eviction from {node}: {found}")
-        if action is Action.AVOID and (found is None or found.restarts or not found.is_running):
-            problems.append(f"job {job} on an avoided node: {found}")
+            problems.append(f"job {job} after the eviction from {node}: {job_state}")
+        if action is Action.AVOID and (
+            job_state is None or job_state.restarts or not job_state.is_running
+        ):
+            problems.append(f"job {job} on an avoided node: {job_state}")
         if not self._is_foreign(foreign):
             problems.append(f"the drain of {foreign} is gone")
         if extra := self.marks() - {node}:
             problems.append(f"marks on {extra}")
-        for one in problems:
-            self.report.violate(one)
+        for problem in problems:
+            self.report.violate(problem)
 
     def _runs(self, job: str) -> bool:
-        found = self.slurm.read_jobs().get(job)
-        return found is not None and found.is_running
+        job_state = self.slurm.read_jobs().get(job)
+        return job_state is not None and job_state.is_running
 
     def _resume(self, node: str) -> bool:
-        """Resume what was drained; a node that has not registered since slurmctld came back takes it a moment later."""
+        """Resume drained nodes; a node that has not registered since slurmctld's restart accepts this a moment later."""
         if self._is_foreign(node):
             self.cluster.command("scontrol", "update", f"nodename={node}", "state=resume")
         return not self._is_foreign(node)
@@ -198,14 +195,14 @@ class SoakGround:
         return FOREIGN_REASON in self.slurm.read_nodes([node])[node].out
 
     def _restart_controller(self) -> None:
-        """slurmctld ends and comes back. It saves what it knows first: what one that was killed had not saved yet, such as a job
-        that had just begun, is gone whatever an executor does."""
+        """Restart slurmctld, which first saves its state: a killed slurmctld loses unsaved state,
+        such as a new job, with any executor.
+        """
         self.cluster.restart_controller()
         self.report.controller_restarts += 1
 
 
 def soak(rounds: int, seed: int, *, show: bool = True) -> SlurmReport:
-    """Play *rounds* rounds and return what came of them."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         folder = Path(name)
         (folder / "slurm").mkdir()

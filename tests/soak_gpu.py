@@ -26,7 +26,7 @@ from tests.processes import until
 
 SECOND = 1_000_000_000
 BAR_CHARACTERS = 40
-#: Share of the other GPUs' samples that are to be on time.
+#: Minimum share of the other GPUs' samples that are on time.
 ON_TIME_MIN = 0.999
 #: Calls that each second makes of each GPU.
 CALLS = ("nvmlDeviceGetFieldValues", "nvmlDeviceGetClockInfo", "nvmlDeviceGetUtilizationRates")
@@ -36,7 +36,7 @@ MARGIN_SECONDS = 3
 
 @dataclass(frozen=True)
 class Soaked:
-    """What came of it."""
+    """The result."""
 
     sick: str
     call: str
@@ -49,7 +49,7 @@ class Soaked:
 
     @property
     def others(self) -> float:
-        """The least of those that were not sick."""
+        """Return the minimum over the healthy GPUs."""
         return min(share for name, share in self.on_time.items() if name != self.sick)
 
 
@@ -66,7 +66,7 @@ class Ground:
         self.agent = RealAgent(folder, devices)
 
     def hang(self) -> None:
-        """From now on the call waits until it is to answer; at most a minute."""
+        """Make the call wait for its answer, at most a minute."""
         self._answer.unlink()
 
     def answer(self) -> None:
@@ -76,7 +76,7 @@ class Ground:
 def soak(
     folder: Path, seconds: int, hang_seconds: float, seed: int, *, quiet: bool = False
 ) -> Soaked:
-    """Run it for so long, one GPU hanging for *hang_seconds* from about a third of it on."""
+    """Run the agent for *seconds*, with a GPU that hangs for *hang_seconds* after about a third of them."""
     source = random.Random(seed)
     os.environ["GANGLINE_FAKE_NVML"] = str(folder / "scenario")
     ground = Ground(folder, source)

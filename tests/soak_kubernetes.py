@@ -45,7 +45,7 @@ class Killed(BaseException):
 
 @dataclass
 class KubernetesReport(RoundsReport):
-    """What came of it."""
+    """The result."""
 
     kills: int = 0
     evictions: int = 0
@@ -106,7 +106,7 @@ class KubernetesSoak:
             raise Killed
 
     def until(self, condition: Callable[[], object], what: str) -> bool:
-        """Turn the executor, and the one after it, until *condition*; a wait in vain is a violation."""
+        """Turn the executor and its successor until *condition*; a timeout is a violation."""
         end = time.monotonic() + GUARD_SECONDS / 10
         while time.monotonic() < end:
             if condition():
@@ -118,16 +118,16 @@ class KubernetesSoak:
                 self.report.kills += 1
                 self.start()
             time.sleep(0.01)
-        states = {one.name: f"{one.hosts[0]} {one.state.name} {one.state_words}" for one in self.advice.advisories().values()}  # fmt: skip
+        states = {advisory.name: f"{advisory.hosts[0]} {advisory.state.name} {advisory.state_words}" for advisory in self.advice.advisories().values()}  # fmt: skip
         self.report.violate(f"never: {what}; {states}")
         return False
 
     def play(self) -> None:
-        """One round."""
         self.report.rounds += 1
         source, people, site = self.source, self.cluster.people, self.site
         action = source.choice(ACTIONS)
-        # Always the same: what a killed executor reported as out counts as out for its ttl, and is not advised about.
+        # Always the same node: a node reported by a killed executor stays out for its ttl, and gets
+        # no advice.
         cordoned = "n8"
         site.drain(cordoned, "bad fan")
         job = site.submit(3)
@@ -169,7 +169,7 @@ class KubernetesSoak:
         self.until(lambda: not people.remove_pods(), "no pods are left")
 
     def _write_foreign(self, node: str, count: int) -> None:
-        """Somebody else's controller changes its own taint; nobody may take it away."""
+        """Change a foreign controller's own taint, which no executor may remove."""
         people = self.cluster.people
         for number in range(count):
             people.taint(node, FOREIGN_KEY, str(number), "PreferNoSchedule")
@@ -178,7 +178,7 @@ class KubernetesSoak:
                 self.report.violate("a taint of another was lost")
 
     def _outlive(self, node: str) -> None:
-        """The executor is gone for good: another party takes away what is past its end."""
+        """End the executor for good: another party removes its expired marks."""
         later = Kubernetes(ApiServer(self.cluster.access), wall=lambda: time.time() + 100_000)
         later.capabilities()
         later.remove_expired()
@@ -193,8 +193,8 @@ class KubernetesSoak:
         }  # fmt: skip
 
     def _is_done(self, node: str) -> bool:
-        found = self.advice.of(node)
-        return found is not None and found.state is AdvisoryState.DONE
+        advisory = self.advice.of(node)
+        return advisory is not None and advisory.state is AdvisoryState.DONE
 
     def _check(
         self, action: Action, has_budget: bool, before: set[str], app: str, node: str, cordoned: str
@@ -207,20 +207,19 @@ class KubernetesSoak:
             problems.append(f"{len(before - pods)} pods of {app} were evicted, budget: {has_budget}")  # fmt: skip
         if action is Action.EVICT_NOW and not has_budget and pods & before:
             problems.append(f"{len(pods & before)} of {len(before)} pods of {app} were left")
-        found = people.node(cordoned)
-        if not found["spec"].get("unschedulable"):
+        node_object = people.node(cordoned)
+        if not node_object["spec"].get("unschedulable"):
             problems.append(f"the cordon of {cordoned} is gone")
-        if not any(one.startswith(FOREIGN_KEY) for one in people.taints(node)):
+        if not any(taint.startswith(FOREIGN_KEY) for taint in people.taints(node)):
             problems.append(f"the other taint of {node} is gone")
-        marked = {f"n{at}" for at in range(1, 9) if any("gangline" in taint for taint in people.taints(f"n{at}"))}  # fmt: skip
+        marked = {f"n{index}" for index in range(1, 9) if any("gangline" in taint for taint in people.taints(f"n{index}"))}  # fmt: skip
         if marked - {node}:
             problems.append(f"marks on {marked - {node}}")
-        for one in problems:
-            self.report.violate(f"{action.name}: {one}")
+        for problem in problems:
+            self.report.violate(f"{action.name}: {problem}")
 
 
 def soak(rounds: int, seed: int, *, show: bool = True) -> KubernetesReport:
-    """Play *rounds* rounds and return what came of them."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp")))
         cluster = stack.enter_context(executor_cluster(folder))

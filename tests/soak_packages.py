@@ -35,35 +35,36 @@ UP_SECONDS = 120.0
 NOT_SAMPLED_SECONDS_MAX = 3.0
 #: Every sampled second of the host, and how often it was stored.
 SECONDS_SQL = "SELECT epoch_ns(time), count(*) FROM readings.host_1s GROUP BY time ORDER BY time"
-#: What an operator runs after a kill: apt does not find the archive of a package that is half unpacked, dpkg is handed it.
+#: The operator's repair after a kill: apt does not find the archive of a half-unpacked package,
+#: dpkg gets its path.
 REPAIR = "dpkg --install"
 INSTALL = "apt-get install --yes --allow-downgrades --reinstall"
 
 
 @dataclass
 class Outcome:
-    """What the rounds found."""
+    """The results of the rounds."""
 
     rounds: int = 0
     killed: int = 0
     repaired: int = 0
     up_seconds: list[float] = field(default_factory=list)
-    #: Of each restart: how long the old agent took to end, the new one to start.
+    #: Per restart: seconds to end the old agent, and to start the new one.
     restarts: list[tuple[float, float]] = field(default_factory=list)
 
 
 def descendants(pid: int) -> list[int]:
     """Return a process and all below it, the youngest first."""
-    found, pending = [], [pid]
+    pids, pending = [], [pid]
     while pending:
-        one = pending.pop()
-        found.append(one)
-        for task in Path(f"/proc/{one}/task").glob("*/children"):
+        parent = pending.pop()
+        pids.append(parent)
+        for task in Path(f"/proc/{parent}/task").glob("*/children"):
             try:
                 pending += map(int, task.read_text().split())
             except OSError:
                 continue
-    return found[::-1]
+    return pids[::-1]
 
 
 def files_of(later: bool) -> str:
@@ -74,7 +75,7 @@ def files_of(later: bool) -> str:
 def change(host: Booted, later: bool, kill_after: float | None) -> bool:
     """Upgrade or downgrade with apt; kill it and dpkg after *kill_after* seconds. Return whether it ended by itself.
 
-    Raises RuntimeError with what it printed where it fails by itself.
+    Raises RuntimeError with its output if it fails by itself.
     """
     command = ["sh", "-c", f"{INSTALL} {files_of(later)}"]
     path = host.root / "packages" / "apt.log"
@@ -96,16 +97,17 @@ def change(host: Booted, later: bool, kill_after: float | None) -> bool:
 
 
 def agent_status(host: Booted) -> dict[str, Any]:
-    """Return what the agent says of itself; empty before it has said something.
+    """Return the agent's own status; empty before the first.
 
-    From its file: `gangline agent status` compares boot ids, and systemd-nspawn shows its own to all but the unit's sandbox.
+    From its file: `gangline agent status` compares boot ids, and systemd-nspawn shows its own to
+    all except the unit's sandbox.
     """
     try:
-        found = json.loads((host.root / "run/gangline/status.json").read_bytes())
+        document = json.loads((host.root / "run/gangline/status.json").read_bytes())
     except (OSError, ValueError):
         text = host.run("cat", "/run/gangline/status.json", check=False)
-        found = json.loads(text) if text.startswith("{") else {}
-    return dict(found.get("agent") or {})
+        document = json.loads(text) if text.startswith("{") else {}
+    return dict(document.get("agent") or {})
 
 
 def is_up(host: Booted) -> bool:
@@ -116,19 +118,21 @@ def is_up(host: Booted) -> bool:
 
 
 def restart_seconds(host: Booted) -> tuple[float, float]:
-    """Return how long the last restart took: from the stop until the process is gone, and from the start until READY=1."""
+    """Return the times of the last restart: from the stop to the end of the process, and from the start to READY=1."""
     names = ("ActiveExit", "InactiveEnter", "InactiveExit", "ActiveEnter")
     properties = [f"--property={name}TimestampMonotonic" for name in names]
     shown = host.run("systemctl", "show", "gangline-agent", *properties)
-    at = {
+    moments = {
         name: int(value or 0) / 1e6
         for name, _, value in (line.partition("TimestampMonotonic=") for line in shown.splitlines())
     }
-    return at["InactiveEnter"] - at["ActiveExit"], at["ActiveEnter"] - at["InactiveExit"]
+    return moments["InactiveEnter"] - moments["ActiveExit"], moments["ActiveEnter"] - moments[
+        "InactiveExit"
+    ]
 
 
 def run(packages: Path, rounds: int, kills: int, seed: int) -> int:
-    """Run the rounds; print what was found; return the exit code."""
+    """Run the rounds; print the results; return the exit code."""
     built.FOLDER = str(packages)
     chooser, outcome = random.Random(seed), Outcome()
     killed_rounds = set(chooser.sample(range(rounds), kills))
@@ -156,11 +160,13 @@ def run(packages: Path, rounds: int, kills: int, seed: int) -> int:
 
 
 def _install(host: Booted, folder: Path, port: int) -> None:
-    there = host.root / "packages"
-    there.mkdir()
+    packages_folder = host.root / "packages"
+    packages_folder.mkdir()
     for package in PACKAGES:
-        (there / f"{package}.deb").write_bytes(built.path_of(package, "deb").read_bytes())
-        (there / f"{package}-later.deb").write_bytes(built.repacked(package, folder).read_bytes())
+        (packages_folder / f"{package}.deb").write_bytes(built.path_of(package, "deb").read_bytes())
+        (packages_folder / f"{package}-later.deb").write_bytes(
+            built.repacked(package, folder).read_bytes()
+        )
     began = time.monotonic()
     host.run("apt-get", "install", "--yes", *(f"/packages/{name}.deb" for name in PACKAGES))
     installed = time.monotonic()
@@ -188,9 +194,9 @@ def _round(
         until(lambda: is_up(host), f"killed in the middle ({state}), the agent runs", UP_SECONDS)
         host.run("sh", "-c", f"{REPAIR} {files_of(later)}")
         outcome.repaired += 1
-    at = time.monotonic()
+    moments = time.monotonic()
     until(lambda: is_up(host), "the agent is up again", UP_SECONDS)
-    outcome.up_seconds.append(time.monotonic() - at)
+    outcome.up_seconds.append(time.monotonic() - moments)
     outcome.restarts.append(restart_seconds(host))
     what = "upgrade" if later else "downgrade"
     killed = "" if ended else f", killed after {kill_after:.1f} s and repaired"
@@ -208,7 +214,7 @@ def _report(store: Path, outcome: Outcome) -> int:
         rows = connection.execute(SECONDS_SQL).fetchall()
     doubled = sum(times > 1 for _, times in rows)
     gaps = [(b[0] - a[0]) / 1e9 for a, b in itertools.pairwise(rows)]
-    # A second of sampling apart is no gap: what is beyond it was not sampled.
+    # A second between samples is not a gap: only longer gaps count.
     missing = sorted((gap - 1 for gap in gaps if gap > 1.5), reverse=True)
     longest = missing[0] if missing else 0.0
     print(
@@ -221,7 +227,6 @@ def _report(store: Path, outcome: Outcome) -> int:
 
 
 def main() -> int:
-    """Run it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""What the soaks of executors share: rounds until too much is wrong, and the command."""
+"""Shared parts of the executors' soaks: rounds until VIOLATIONS_MAX violations, and the command."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 BAR_CHARACTERS = 40
-#: With more of them the rest of the rounds says nothing new.
+#: After this number of violations the run ends.
 VIOLATIONS_MAX = 3
 
 
 @dataclass
 class RoundsReport:
-    """What came of it."""
+    """The result."""
 
     rounds: int = 0
     violations: list[str] = field(default_factory=list)
@@ -32,13 +32,13 @@ def play_rounds(
     rounds: int, play: Callable[[int], None], report: RoundsReport, *, show: bool
 ) -> None:
     """Play rounds, each with its number from 0, until there are too many violations; *show* a bar."""
-    for at in range(rounds):
-        play(at)
+    for index in range(rounds):
+        play(index)
         if show:
-            done = BAR_CHARACTERS * (at + 1) // rounds
+            done = BAR_CHARACTERS * (index + 1) // rounds
             bar = "#" * done + "." * (BAR_CHARACTERS - done)
             wrong = len(report.violations)
-            print(f"\r[{bar}] {at + 1} of {rounds}, {wrong} violations", end="", file=sys.stderr)
+            print(f"\r[{bar}] {index + 1} of {rounds}, {wrong} violations", end="", file=sys.stderr)
         if len(report.violations) > VIOLATIONS_MAX:
             break
 
@@ -46,7 +46,7 @@ def play_rounds(
 def run_soak(
     description: str, missing: str, soak: Callable[[int, int], R], summary: Callable[[R], str]
 ) -> int:
-    """Run *soak* with the command line's rounds and seed; return 1 where a promise was broken, or *missing* says what is."""
+    """Run *soak* with the command line's rounds and seed; return 1 for a violation or if *missing* is not empty."""
     parser = argparse.ArgumentParser(description=description.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)

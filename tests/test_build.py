@@ -20,7 +20,6 @@ CONSTRAINTS = ROOT / "packaging" / "constraints.txt"
 
 
 def run(*arguments: str | Path, cwd: Path) -> str:
-    """Run to the end and return what it printed; its output is the reason when it fails."""
     done = subprocess.run(
         [str(a) for a in arguments], cwd=cwd, capture_output=True, text=True, check=False
     )
@@ -30,7 +29,7 @@ def run(*arguments: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
-    """(sdist, wheel), the wheel made from the sdist, from a copy of what git knows."""
+    """Return (sdist, wheel), the wheel made from the sdist, from a copy of the files that git tracks."""
     place = tmp_path_factory.mktemp("build")
     tree = place / "tree"
     names = run("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=ROOT)
@@ -38,7 +37,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path
         if (ROOT / name).is_file():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, tree / name)
-    # What is in the wheel is looked at here, not how fast it is: the compiler takes a third as long.
+    # The test checks the wheel's contents, not its speed: the compiler takes a third of the time.
     build = (sys.executable, "-m", "build", "--no-isolation", "--outdir", place / "dist")
     run("env", "CFLAGS=-O0 -g0", *build, cwd=tree)
     (sdist,) = (place / "dist").glob("*.tar.gz")
@@ -90,7 +89,7 @@ def test_the_wheel_works_in_a_clean_environment(built: tuple[Path, Path], tmp_pa
 
 @pytest.mark.slow
 def test_a_missing_extra_is_named(built: tuple[Path, Path], tmp_path: Path) -> None:
-    """The agent's extra is installed, and somebody asks for the table of hosts."""
+    """Only the agent's extra is installed, and a user calls `gangline hosts`."""
     binaries = environment(tmp_path / "env")
     install(binaries, "--no-deps", built[1])
     done = subprocess.run(

@@ -14,7 +14,8 @@ from gangline import cli
 from gangline.aggregator.commands.admin import SUBCOMMANDS
 from tests.processes import GUARD_SECONDS
 
-#: A command that prints a page of what ASCII and Latin-1 lack; in place of one that needs a server.
+#: A command that prints characters outside ASCII and Latin-1; in place of a command that needs a
+#: server.
 PRINTS = """
 import sys
 from types import ModuleType
@@ -25,6 +26,69 @@ sys.modules["gangline.command"] = command
 cli.COMMANDS["say"] = (".command", "none", "says")
 sys.exit(cli.main())
 """
+
+
+def said(
+    lines: int, out: int | Path = subprocess.PIPE, **environment: str
+) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-c", PRINTS, "say", str(lines)]
+    where = os.open(out, os.O_WRONLY) if isinstance(out, Path) else out
+    try:
+        return subprocess.run(
+            command,
+            stdout=where,
+            stderr=subprocess.PIPE,
+            check=False,
+            env={**os.environ, **environment},
+            timeout=GUARD_SECONDS,
+        )
+    finally:
+        if isinstance(out, Path):
+            os.close(where)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_any_encoding_shows_something(encoding: str) -> None:
+    """An ellipsis in a reason ended `gangline hosts` over a serial console with a traceback."""
+    ended = said(1, PYTHONIOENCODING=encoding)
+    assert (ended.returncode, ended.stderr) == (cli.OK, b"")
+    wanted = "GPU-3f2a… hôte".encode(encoding, errors="backslashreplace")
+    assert ended.stdout.splitlines()[0] == wanted
+
+
+@pytest.mark.parametrize("lines", [1, 10_000])
+def test_a_full_disk_is_said_in_words(lines: int) -> None:
+    """`gangline hosts > /full/disk`: exit code 1 and a line, also when only the last flush fails."""
+    ended = said(lines, Path("/dev/full"))
+    assert ended.returncode == cli.FAILED
+    assert ended.stderr == b"gangline: the output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("lines", [1, 10_000])
+def test_a_reader_who_left_is_told_nothing(lines: int) -> None:
+    """`gangline hosts | head -1`: no traceback, no message."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        ended = said(lines, writing)
+    finally:
+        os.close(writing)
+    assert (ended.returncode, ended.stderr) == (cli.FAILED, b"")
+
+
+def test_help_into_a_full_disk_is_no_success() -> None:
+    """`--help` ends by SystemExit: a failed write must still be an error."""
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "gangline.cli", "hosts", "--help"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": ""},  # argparse itself ignores a failed write
+            timeout=GUARD_SECONDS,
+        )
+    assert ended.returncode == cli.FAILED and b"Traceback" not in ended.stderr
+
 
 #: Runs a command where only the extra `agent` is installed.
 AGENT_ONLY = """
@@ -38,7 +102,7 @@ sys.meta_path.insert(0, Missing())
 from gangline import cli
 sys.exit(cli.main())
 """
-#: What takes each command past its options, on a machine where nothing of Gangline runs.
+#: Arguments that take each command past its options, on a machine without a running Gangline.
 ARGUMENTS = {
     "hosts": ["--json"],
     "job": [],
@@ -77,9 +141,8 @@ ARGUMENTS = {
     "admin cert": ["cluster", "--aggregator", "head"],
     "admin token": ["list"],
 }
-#: Those that an agent's host has all that they need for, with their exit codes there.
-#: `gang` ends with 1 outside a job of Slurm.
-#: `doctor` too: no agent runs, which is a problem. `diag` with 2 where its file is not there.
+#: Commands that work on an agent's host, with their exit codes there. `gang` ends with 1 outside a
+#: job of Slurm. `doctor` too, because no agent runs. `diag` ends with 2 without its file.
 OF_THE_AGENT = {
     "check": 0,
     "doctor": 1,
@@ -169,11 +232,13 @@ def test_each_command_is_looked_at() -> None:
 
 @pytest.mark.parametrize("command", ARGUMENTS)
 def test_without_its_extra_a_command_says_which(command: str, tmp_path: Path) -> None:
-    """`gangline aggregator` and `gangline admin backup` ended with a traceback on a host with the agent alone; and
-    the name on the package index is not ours, so that nobody is sent there."""
-    words = command.split()
+    """`gangline aggregator` and `gangline admin backup` ended with a traceback on a host with the agent alone.
+
+    The name on the package index is not Gangline's, so the message must not recommend it.
+    """
+    arguments = command.split()
     ended = subprocess.run(
-        [sys.executable, "-c", AGENT_ONLY, *words, *ARGUMENTS[command]],
+        [sys.executable, "-c", AGENT_ONLY, *arguments, *ARGUMENTS[command]],
         capture_output=True,
         text=True,
         check=False,
@@ -185,14 +250,22 @@ def test_without_its_extra_a_command_says_which(command: str, tmp_path: Path) ->
         return
     assert ended.returncode == cli.FAILED, ended.stderr
     (line,) = ended.stderr.splitlines()
-    extra = cli.COMMANDS[words[0]][1]
-    assert line.startswith(f"gangline {words[0]} needs ")
+    extra = cli.COMMANDS[arguments[0]][1]
+    assert line.startswith(f"gangline {arguments[0]} needs ")
     assert f'install it with: pip install "SOURCE[{extra}]"' in line
     assert "gangline[" not in line
 
 
+#: Commands that write JSON by other means, with the reason.
+WITHOUT_FORMAT = {
+    "sql_output.py": "rows: an array, or values within a cell",
+    "admin_access.py": "an array: nothing can be put beside its elements",
+    "check.py": "the document's own format; a prolog imports no more than it must",
+}
+
+
 def test_json_says_of_which_form_it_is() -> None:
-    """A script read keys of a version that was gone; only `check` said which form its JSON had."""
+    """A script read keys of an old version; only `check` declared the version of its JSON."""
     root = Path(cli.__file__).parent
     files = [*root.glob("agent/commands/*.py"), *root.glob("aggregator/commands/*.py")]
     by_hand = {path.name for path in files if "json.dumps(" in path.read_text()}

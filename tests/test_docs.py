@@ -16,7 +16,7 @@ TARGET = re.compile(r"(?:\]\(|src=\"|srcset=\")(?!https?:|mailto:|#)([^)#\"\s]+)
 
 
 def test_each_page_is_in_the_index() -> None:
-    """A page that nobody links to is not read."""
+    """A page without a link is not read."""
     index = (DOCS / "README.md").read_text()
     missing = [p.name for p in DOCS.glob("*.md") if p.name != "README.md" and p.name not in index]
     assert not missing
@@ -26,7 +26,7 @@ def test_each_page_is_in_the_index() -> None:
 def test_links_of_a_page_lead_to_files(page: Path) -> None:
     """A file was renamed, and the README led nowhere."""
     text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
-    assert not [one for one in TARGET.findall(text) if not (page.parent / one).exists()]
+    assert not [target for target in TARGET.findall(text) if not (page.parent / target).exists()]
 
 
 def test_the_pictures_are_those_that_are_drawn() -> None:

@@ -13,8 +13,8 @@ from tests.duckdb2 import FILES, ROOT, SLICE, environment, installed
 @pytest.mark.slow
 def test_the_store_on_duckdb_2() -> None:
     """2.0 wants each result fetched to its end, and types statements another way: found before the fleet finds it."""
-    if words := installed():
-        pytest.skip(words)
+    if problem := installed():
+        pytest.skip(problem)
     code = "import duckdb; print(duckdb.__version__)"
     version = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment()
@@ -29,6 +29,6 @@ def test_the_store_on_duckdb_2() -> None:
 
 
 def test_the_list_is_of_files_that_are_there() -> None:
-    """A file that was renamed would not be tested on it any more, and nobody would know."""
+    """A renamed file would silently drop out of the tests with DuckDB 2."""
     files = [name.partition("::")[0] for name in (*FILES, *SLICE)]
     assert [name for name in files if not (ROOT / name).exists()] == []

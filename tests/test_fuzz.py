@@ -13,7 +13,7 @@ FEWER = {"fleet": 60}
 
 @pytest.mark.parametrize("target", fuzz.TARGETS)
 def test_a_slice_of_the_fuzzing(target: str) -> None:
-    """Damaged inputs: each answered or refused in words; both kinds occur, or nothing was tried."""
+    """Damaged inputs: each is accepted or refused with an error; both kinds occur, or the test proved nothing."""
     cases = range(FEWER.get(target, CASES))
     seen = {fuzz.run_case(target, f"slice-{case}") for case in cases}
     assert seen == {"refused", "accepted"}
@@ -26,7 +26,7 @@ def test_a_case_runs_again_alike() -> None:
 
 
 def test_a_failure_names_its_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`make fuzz` said only that something was wrong, after an hour."""
+    """After an hour `make fuzz` reported a failure without its case."""
 
     def broken(source: object) -> str:
         raise KeyError("x")

@@ -1,4 +1,4 @@
-"""The rules of the house that no linter knows: who may import whom, what is shipped, how light the agent is."""
+"""Rules of the project beyond linters: allowed imports, shipped files, size of the agent."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ LAYERS = {
     ),
 }
 
-#: Words that nobody searches for, or that say something else to a reader from outside.
+#: Retired terms: unsearchable, or with another meaning to outside readers.
 RETIRED_WORDS = frozenset(
     [
         "ails",
@@ -131,7 +131,8 @@ RETIRED_WORDS = frozenset(
         "words",
     ]
 )
-#: Names with such a word that are someone else's: of a standard, a setting, a key on disk or on the wire.
+#: Names with a retired term that others define: of a standard, a setting, a key on disk or on the
+#: wire.
 FOREIGN_NAMES = {
     "NVMe": ("spare", "spare_ratio", "spare_threshold_ratio", "reports_spare"),
     "the kernel's clock": ("leap_state",),
@@ -177,7 +178,7 @@ MAY_LOAD: dict[str, set[str]] = {
 
 
 def imported_from_the_house(path: Path) -> Iterator[str]:
-    """Yield what *path* imports from the house; within it, every such import is relative."""
+    """Yield the project's modules that *path* imports; within a package every such import is relative."""
     package = path.relative_to(ROOT).parent.parts
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
@@ -193,7 +194,7 @@ def imported_from_the_house(path: Path) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_arrows_run_one_way() -> None:
-    """Agent and aggregator never meet: either can be installed, upgraded and broken alone."""
+    """Agent and aggregator never import each other: either can be installed, upgraded and broken alone."""
     wrong = []
     for path in SOURCES:
         file = path.relative_to(ROOT)
@@ -216,9 +217,9 @@ def imports_of(path: Path, modules: dict[tuple[str, ...], Path]) -> Iterator[Pat
             base = (*package[: len(package) + 1 - node.level], *(node.module or "").split("."))
             base = tuple(part for part in base if part)
             for name in node.names:
-                found = modules.get((*base, name.name)) or modules.get(base)
-                if found is not None and found != path:
-                    yield found
+                module = modules.get((*base, name.name)) or modules.get(base)
+                if module is not None and module != path:
+                    yield module
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
@@ -244,8 +245,8 @@ def _unit(file: Path) -> str:
 
 @pytest.mark.parametrize("part", LAYERS)
 def test_each_layer_imports_only_the_layers_below(part: str) -> None:
-    """What is below can be read, tested and replaced without what is above."""
-    level = {unit: at for at, line in enumerate(LAYERS[part]) for unit in line.split()}
+    """A layer can be read, tested and replaced without the layers above."""
+    level = {unit: index for index, line in enumerate(LAYERS[part]) for unit in line.split()}
     wrong = []
     for path in SOURCES:
         if path.relative_to(ROOT).parts[0] != part or (
@@ -267,17 +268,17 @@ def test_each_layer_imports_only_the_layers_below(part: str) -> None:
 
 
 def test_each_class_has_a_name_of_its_own() -> None:
-    """`Held` was six things, and a search found all of them."""
-    found: dict[str, list[str]] = {}
+    """`Held` was the name of six things, and a search found all of them."""
+    by_name: dict[str, list[str]] = {}
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
-    assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
+                by_name.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in by_name.items() if len(paths) > 1} == {}
 
 
 def _given_names(tree: ast.AST) -> Iterator[str]:
-    """Yield the names that a module gives: to what it defines, assigns, takes, or imports under another name."""
+    """Yield the names that a module binds: definitions, assignments, parameters, and aliases of imports."""
     for node in ast.walk(tree):
         match node:
             case (
@@ -294,7 +295,7 @@ def _given_names(tree: ast.AST) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_no_name_has_a_retired_word() -> None:
-    """Names are in the words of the field, so that a newcomer finds what he looks for."""
+    """Names use the terms of the field, so that newcomers can search them."""
     foreign = {name for names in FOREIGN_NAMES.values() for name in names}
     wrong = {
         f"{path.relative_to(ROOT)}: {name}"
@@ -307,7 +308,7 @@ def test_no_name_has_a_retired_word() -> None:
 
 
 def test_the_contract_imports_nothing_heavy() -> None:
-    """What agent and aggregator share is the standard library only (and protobuf in wire/)."""
+    """Agent and aggregator share only the standard library (and protobuf in wire/)."""
     for path in (ROOT / "contract").rglob("*.py"):
         tree = ast.parse(path.read_text())
         names = {
@@ -327,12 +328,12 @@ def test_the_contract_imports_nothing_heavy() -> None:
 def test_every_package_and_extension_is_shipped() -> None:
     """A module that runs from the checkout but is missing from the wheel breaks users only."""
     setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    found = {
+    loaded = {
         ".".join(["gangline", *init.parent.relative_to(ROOT).parts])
         for part in PARTS
         for init in (ROOT / part).rglob("__init__.py")
     }
-    assert set(setuptools["packages"]) == found | {"gangline"}
+    assert set(setuptools["packages"]) == loaded | {"gangline"}
     assert not any(
         name.startswith(("gangline.tests", "gangline.bench")) for name in setuptools["packages"]
     )
@@ -358,10 +359,37 @@ def test_the_agent_stays_light(module: str) -> None:
     assert not loaded_by(module) & HEAVY
 
 
+#: Modules that only some processes need; each costs a tenth of a second or more at a start.
+DEAR = HEAVY | {"cryptography"}
+ASKING = (
+    "hosts",
+    "explain",
+    "advise",
+    "permit",
+    "sql",
+    "job",
+    "plan",
+    "recover",
+    "resize",
+    "reservations",
+    "mirror",
+    "why",
+    "record",
+)
+#: Module of aggregator/ -> what of the dear it may load.
+MAY_LOAD: dict[str, set[str]] = {
+    **{f"commands.{name}": {"grpc"} for name in ASKING},
+    "commands.aggregator": set(),
+    "query.pool": set(),
+    "service.score_process_main": {"grpc", "numpy"},
+    "server": {"duckdb", "grpc", "numpy", "pyarrow"},
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("module", MAY_LOAD)
 def test_a_process_loads_only_what_it_uses(module: str) -> None:
-    """At 3 a.m. who asks for a list of hosts waits; and a wrong option of `gangline aggregator` took a second to say."""
+    """The list of hosts and an error for a wrong option took a second to appear, because of needless imports."""
     assert loaded_by(f"gangline.aggregator.{module}") & DEAR <= MAY_LOAD[module]
 
 
@@ -398,7 +426,7 @@ def test_packaging_is_no_python_package() -> None:
 
 @pytest.mark.slow
 def test_functions_fit_a_screen() -> None:
-    """Where one function became the project, its own maintainers struggle."""
+    """Projects with huge functions become hard to maintain."""
     for path in [*SOURCES, ROOT / "cli.py"]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -437,11 +465,11 @@ def test_generated_code_is_of_the_proto_files(tmp_path: Path) -> None:
         [sys.executable, ROOT / "packaging" / "build" / "compact_wire.py", *out.rglob("*_pb2.py")],
         check=True,
     )
-    made = {
+    generated = {
         p.name: _of_any_generator(p.read_text()) for p in out.rglob("*_pb2*") if _is_wanted(p.stem)
     }
-    there = {p.name: _of_any_generator(p.read_text()) for p in wire.glob("*_pb2*")}
-    assert made == there, "run `make proto`"
+    present = {p.name: _of_any_generator(p.read_text()) for p in wire.glob("*_pb2*")}
+    assert generated == present, "run `make proto`"
 
 
 def _of_any_generator(code: str) -> str:
@@ -462,11 +490,11 @@ def test_generated_code_runs_with_the_oldest_grpcio_that_is_declared() -> None:
         [version] = re.findall(
             r"^GRPC_GENERATED_VERSION = '([0-9.]+)'$", path.read_text(), re.MULTILINE
         )
-        assert {version} == {f"{one}.0" for one in declared}, path
+        assert {version} == {f"{declared_version}.0" for declared_version in declared}, path
 
 
 def _is_wanted(module: str) -> bool:
-    """Say whether a generated module is to be there: those for grpcio only where somebody imports them."""
+    """Return whether a generated module must exist: those for grpcio only if a module imports them."""
     if not module.endswith("_grpc"):
         return True
     folders = ("agent", "aggregator", "bench", "tests")
@@ -475,7 +503,7 @@ def _is_wanted(module: str) -> bool:
 
 
 def test_verdicts_speak_as_the_wire_does() -> None:
-    """A state that the judge calls 3 and the scheduler reads as 4 drains the wrong hosts."""
+    """If the judge's state 3 were the scheduler's 4, the wrong hosts would be drained."""
     from gangline.aggregator.model import SEVERITY, HealthState, Reason
 
     states = {k: v for k, v in score_pb2.HealthState.items() if v}

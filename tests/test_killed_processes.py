@@ -1,4 +1,4 @@
-"""Lives that are killed: what the tests stand on that kill at every step."""
+"""The helpers of all tests that kill at every step."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.killed_processes import Killer, LifeError, again, as_killed, life, on
 
 
 def test_a_life_is_another_process_and_says_what_it_found() -> None:
-    """What is done in it is not done here."""
-    here = os.getpid()
-    assert life(lambda: [os.getppid() == here, os.getpid() == here]) == [True, False]
+    """The function runs in another process."""
+    parent = os.getpid()
+    assert life(lambda: [os.getppid() == parent, os.getpid() == parent]) == [True, False]
 
 
 def test_what_it_raises_is_raised_here() -> None:
-    """A preparation that failed without a word, and every test of what it had prepared passed."""
+    """A preparation failed silently, and every test that used it passed."""
 
     def act() -> None:
         raise ValueError("the disk is gone")
@@ -28,13 +28,13 @@ def test_what_it_raises_is_raised_here() -> None:
 
 
 def writes(work: Path, at: int, kept: Path | None = None) -> list[object]:
-    """Five steps; before two of them something was written that was not there."""
+    """Five steps; new data was written before two of them."""
     killer = Killer(work, at, kept)
     killer("begin")
     (work / "a").write_bytes(b"1")
     killer("written")
     killer("synced")
-    (work / "a").write_bytes(b"2")  # as long as it was, in the same millisecond
+    (work / "a").write_bytes(b"2")  # of the same length, in the same millisecond
     killer("again")
     (work / "a").write_bytes(b"2")
     killer("end")
@@ -42,16 +42,16 @@ def writes(work: Path, at: int, kept: Path | None = None) -> list[object]:
 
 
 def test_it_is_killed_where_something_has_changed_and_nowhere_else(tmp_path: Path) -> None:
-    """Each kill is one: what is on disk then is what was there before that step, and the life says nothing more."""
+    """Each kill leaves the disk as before that step, and the process reports nothing more."""
     before, work = tmp_path / "before", tmp_path / "work"
     before.mkdir()
     steps, states = again(before, work, lambda: writes(work, -1))
     assert steps == ["begin", "written", "synced", "again", "end"]
     assert worth_killing(states) == [0, 1, 3]
     left = {}
-    for at in range(len(steps)):
-        assert again(before, work, lambda at=at: writes(work, at)) == signal.SIGKILL  # type: ignore[misc]
-        left[steps[at]] = (work / "a").read_text() if (work / "a").exists() else ""
+    for index in range(len(steps)):
+        assert again(before, work, lambda index=index: writes(work, index)) == signal.SIGKILL  # type: ignore[misc]
+        left[steps[index]] = (work / "a").read_text() if (work / "a").exists() else ""
     assert left == {"begin": "", "written": "1", "synced": "1", "again": "2", "end": "2"}
     assert list(before.iterdir()) == []
 
@@ -63,10 +63,10 @@ def test_what_is_kept_is_what_a_kill_leaves(tmp_path: Path) -> None:
     (before / "from before").mkdir()
     _, states = again(before, work, lambda: writes(work, -1, kept))
     assert sorted(path.name for path in kept.iterdir()) == ["0", "1", "3"]
-    for at in worth_killing(states):
-        assert again(before, work, lambda at=at: writes(work, at)) == signal.SIGKILL  # type: ignore[misc]
+    for index in worth_killing(states):
+        assert again(before, work, lambda index=index: writes(work, index)) == signal.SIGKILL  # type: ignore[misc]
         killed = on_disk(work)
-        as_killed(kept, at, work)
+        as_killed(kept, index, work)
         assert on_disk(work) == killed
     assert list(kept.iterdir()) == []
 

@@ -1,4 +1,4 @@
-"""The load generator is an agent like any other: what it measures is only as true as what it sends."""
+"""The load generator behaves as an agent: its measurements are only as good as its frames."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def test_each_host_has_names_of_its_own_in_a_whole_frame() -> None:
     model = Model(1, 2)
     sender, receiver, seen = Sender(1 << 15), Receiver(), set[str]()
     for second in range(1, 4):
-        said = model.second()[1]
-        plain = HostIdentity(7, 1).frame(said, second, UPTIME_NS + second * SECOND_NS, 5)
+        requests = model.second()[1]
+        plain = HostIdentity(7, 1).frame(requests, second, UPTIME_NS + second * SECOND_NS, 5)
         differences = sender.encode(plain)
         message = wire.TelemetryBatch.FromString(batch(second, differences))
         assert (message.sequence, message.differences) == (second, differences)
         frame = frames.decode(receiver.decode(differences))
         assert (frame.stamp.sequence, frame.stamp.run_id) == (second, HostIdentity(7, 1).run_id)
-        assert sum(block.rows for block in frame.blocks) == said.rows
+        assert sum(block.rows for block in frame.blocks) == requests.rows
         (gpus,) = [block for block in frame.blocks if block.table == "gpu_1s"]
         seen |= set(gpus.devices)
     assert len(seen) == GPUS
@@ -45,7 +45,7 @@ def test_each_host_has_names_of_its_own_in_a_whole_frame() -> None:
 
 
 def test_a_registration_names_the_same_devices_as_its_frames() -> None:
-    """Else every GPU of a load would be one that nobody registered."""
+    """Otherwise every GPU of a load would be unregistered."""
     model = Model(1, 1)
     request = wire.RegisterNodeRequest.FromString(
         HostIdentity(7, 1).registration(model.registrations[0], 11, 12)
@@ -63,7 +63,7 @@ def test_a_registration_names_the_same_devices_as_its_frames() -> None:
 
 @pytest.mark.slow
 def test_what_is_receipted_is_stored(tmp_path: Path) -> None:
-    """A short load end to end, with real processes: every row that was receipted is in the store once."""
+    """A short load end to end, with real processes: every receipted row is in the store once."""
     report = run([(2, 1), (4, 1)], 1, warm=0, probe=False, folder=tmp_path)
     last = report.seconds[-1]
     assert (last["frames"], last["receipted"], last["broken"], last["words"]) == (6, 6, 0, "")
@@ -80,20 +80,21 @@ def test_what_is_receipted_is_stored(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_who_falls_behind_has_not_kept_up(change: dict[str, float]) -> None:
-    """A load of ten minutes with every frame receipted was "no": in one second a commit took in a checkpoint."""
+    """A load of ten minutes with every frame receipted failed, because in one second a commit included a checkpoint."""
     assert AggregatorConfig.commit_seconds * 3 == RECEIPT_SECONDS_MAX
     assert is_sustained(IN_TIME, 300)
     assert not is_sustained(IN_TIME | change, 300)
 
 
 def test_who_speaks_seldom_keeps_up_too() -> None:
-    """Hosts that speak each minute were held to a frame a second: "no", whatever came of them."""
+    """Hosts that send a frame a minute were measured against a frame a second, and always failed."""
     second = {"receipt": {"count": 5, "p50": 1.0, "p99": 2.0}, "held": 0, "memory_bytes": 1}
     second |= dict.fromkeys(
         ("rows", "gpu_rows", "receipted_rows", "cpu_seconds", "aggregator_cpu", "aggregator_loop_cpu"), 0
     )  # fmt: skip
     seconds = [
-        second | {"at": float(at), "frames": 5 * at, "flying": 10, "stalls": 0} for at in range(4)
+        second | {"at": float(index), "frames": 5 * index, "flying": 10, "stalls": 0}
+        for index in range(4)
     ]
     for period, kept in ((12, True), (1, False)):
         (step,) = LoadReport([(60, 4)], period, seconds=seconds).steps()
@@ -108,16 +109,15 @@ def test_a_wrong_plan_is_refused(text: str) -> None:
 
 
 def test_latencies_are_of_whole_milliseconds() -> None:
-    """The share below is never less than was measured."""
-    made = Latencies()
-    assert made.summary() == {"count": 0}
+    latencies = Latencies()
+    assert latencies.summary() == {"count": 0}
     for milliseconds in range(1, 101):
-        made.add(milliseconds / 1000)
-    assert made.summary() == {"count": 100, "p50": 0.051, "p99": 0.1, "max": 0.1}
-    made.add(1e9)
-    assert made.share(1.0) == 120.001
+        latencies.add(milliseconds / 1000)
+    assert latencies.summary() == {"count": 100, "p50": 0.051, "p99": 0.1, "max": 0.1}
+    latencies.add(1e9)
+    assert latencies.share(1.0) == 120.001
 
 
 def test_commits_of_a_bucket_are_spread_over_it() -> None:
-    """All of them at its bound would make a ratio of two p99 jump from bucket to bucket."""
+    """With all commits at the bucket's bound, a ratio of two p99 would jump from bucket to bucket."""
     assert spread_out({0.1: 0, 0.2: 2, 0.4: 1}) == pytest.approx([0.125, 0.175, 0.3])

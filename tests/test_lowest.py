@@ -14,8 +14,8 @@ from tests.lowest import FILES, ROOT, declared, environment, installed
 @pytest.mark.slow
 def test_every_part_runs_with_the_oldest_versions_that_are_declared() -> None:
     """The generated code refused the declared grpcio, and a call of NVIDIA's binding failed; no test had run with them."""
-    if words := installed():
-        pytest.skip(words)
+    if problem := installed():
+        pytest.skip(problem)
     code = "from importlib.metadata import version; import sys; print(*map(version, sys.argv[1:]))"
     versions = subprocess.run(
         [sys.executable, "-c", code, *declared()],

@@ -37,7 +37,6 @@ def test_this_machine_has_everything() -> None:
 
 
 def test_no_python() -> None:
-    """A minimal container."""
     done = make("PYTHON=no-such-python")
     assert done.returncode != 0
     assert "sudo apt-get install python3 python3-venv python3-dev" in done.stderr
@@ -52,7 +51,7 @@ def test_a_python_that_does_not_run(tmp_path: Path) -> None:
 
 
 def test_an_old_python(tmp_path: Path) -> None:
-    """Debian 11 has 3.9: say so before pip fails over a screenful."""
+    """Debian 11 has Python 3.9: the message comes before pip's long errors."""
     old = stub(tmp_path, "python3", 'test -z "$2"')
     done = make(f"PYTHON={old}")
     assert done.returncode != 0
@@ -85,7 +84,7 @@ def test_no_compiler() -> None:
     [("1", "--once"), ("yes", "--once"), ("true", "--once"), ("0", ""), ("no", ""), ("", "")],
 )
 def test_once_is_understood(once: str, command: str) -> None:
-    """`make run ONCE=yes` ran for ever: only 1 counted, and nothing said so."""
+    """`make run ONCE=yes` ran forever: only 1 counted, without a message."""
     line = dry_run(f"ONCE={once}").stdout.strip().splitlines()[-1]
     assert "gangline run" in line
     assert line.endswith(command) and ("--once" in line) is bool(command)
@@ -99,7 +98,6 @@ def test_once_that_is_not_understood() -> None:
 
 
 def dry_run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Print the command of `make run` without running it."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
     return subprocess.run(
         ["/usr/bin/make", "-n", "run", *arguments],

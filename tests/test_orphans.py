@@ -1,4 +1,4 @@
-"""What a killed run of tests has left behind goes, and nothing else."""
+"""Leftovers of a killed test run are removed, and nothing else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ PROGRAM = Path(__file__).with_name("orphans.py")
 
 @contextmanager
 def sleeping(mark: str | None) -> Iterator[subprocess.Popen[bytes]]:
-    """A process with that mark in its environment."""
     others = {name: value for name, value in os.environ.items() if name != "GANGLINE_TESTS_OF"}
     environment = others if mark is None else {**others, "GANGLINE_TESTS_OF": mark}
     child = subprocess.Popen(["sleep", "60"], env=environment)

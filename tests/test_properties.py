@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-#: What the tests below ask for themselves.
+#: Examples of the tests below.
 OWN_EXAMPLES = 60
 QUICK_EXAMPLES = 25
 
@@ -29,8 +29,6 @@ def test_the_quick_profile_limits_every_property(number: int) -> None:
 
 
 class Walk(RuleBasedStateMachine):
-    """Counts its instances."""
-
     def __init__(self) -> None:
         super().__init__()
         walks.append(0)

@@ -41,7 +41,6 @@ TRUTH = [SimulatedFault("b", "thermal"), SimulatedFault("c", "hbm")]
 
 
 def score(host: str, state: str, reason: str = "REASON_CODE_UNSPECIFIED") -> score_pb2.NodeScore:
-    """One host as the service tells it."""
     return score_pb2.NodeScore(
         node=f"nodes/{host}",
         state=getattr(score_pb2, state),
@@ -69,7 +68,7 @@ WELL = score("a", "HEALTHY")
     ],
 )
 def test_what_the_table_lacks(scores: list[score_pb2.NodeScore], words: str) -> None:
-    """`make run ONCE=1` in a script must fail when the wrong host stands at the bottom."""
+    """`make run ONCE=1` in a script must fail when the wrong host is at the bottom."""
     assert missing_message(scores, 3, TRUTH) == words
 
 
@@ -81,16 +80,16 @@ def test_simulated_hosts_must_say_who_fails(tmp_path: Path) -> None:
 
 
 def test_the_table_says_what_of_the_faults_is_found() -> None:
-    """That look-alikes ran and nobody was named for them was invisible, though it is half of the point."""
-    told = TruthLog((*TRUTH, SimulatedFault("d", "power_brake")), frozenset({"e"}), 2)
-    for one in (XID, HEAT):
-        one.simulated = True
-    assert found_message([XID, HEAT, WELL], told) == (
+    """The table hid that look-alikes ran and no host was named for them, although this is half of the point."""
+    log_of_truth = TruthLog((*TRUTH, SimulatedFault("d", "power_brake")), frozenset({"e"}), 2)
+    for fault in (XID, HEAT):
+        fault.simulated = True
+    assert found_message([XID, HEAT, WELL], log_of_truth) == (
         "simulated: 2 faults on 3 hosts, 2 found; 1 look-alike, 0 blamed"
     )
     wrong = score("e", "SUSPECT")
     wrong.simulated = True
-    assert found_message([XID, wrong], told).endswith(
+    assert found_message([XID, wrong], log_of_truth).endswith(
         "1 found; 1 look-alike, 1 blamed; 1 blamed without a fault"
     )
     assert found_message([WELL], TruthLog()) == ""
@@ -113,23 +112,23 @@ def store(data: Path) -> Path:
 
 
 def test_a_run_empties_what_a_run_before_it_began(tmp_path: Path) -> None:
-    """The second `make run` was another demonstration: from second 5 on the faults of the run before stood in the table."""
+    """The second `make run` differed: from second 5 on the faults of the earlier run were in the table."""
     assert reset_folder(tmp_path) == (True, "")
     aggregator = store(tmp_path)
     mark_started(tmp_path)
-    is_new, words = reset_folder(tmp_path)
-    assert is_new and "removed what the `gangline run` before had stored" in words
+    is_new, message = reset_folder(tmp_path)
+    assert is_new and "removed what the `gangline run` before had stored" in message
     assert [path.name for path in aggregator.iterdir()] == ["access"], "a person made these"
     assert not (tmp_path / "simulated").exists()
     assert reset_folder(tmp_path) == (True, "")
 
 
 def test_a_run_removes_nobody_elses_data(tmp_path: Path) -> None:
-    """`gangline aggregator` stores under ./var/aggregator too: months of readings must outlive somebody's `make run`."""
+    """`gangline aggregator` also stores under ./var/aggregator: months of readings must survive a `make run`."""
     aggregator = store(tmp_path)
     before = sorted(path for path in tmp_path.rglob("*"))
-    is_new, words = reset_folder(tmp_path)
-    assert not is_new and "this run continues with it" in words
+    is_new, message = reset_folder(tmp_path)
+    assert not is_new and "this run continues with it" in message
     assert sorted(path for path in tmp_path.rglob("*")) == before
     elsewhere = tmp_path / "real"
     aggregator.rename(elsewhere)
@@ -139,7 +138,7 @@ def test_a_run_removes_nobody_elses_data(tmp_path: Path) -> None:
 
 
 def test_a_run_removes_nothing_of_an_aggregator_that_still_runs(tmp_path: Path) -> None:
-    """A run was killed, and its aggregator was still ending: its store must not go from under it."""
+    """The killed run's aggregator was still ending: its store must stay until its end."""
     aggregator = store(tmp_path)
     mark_started(tmp_path)
     claimed = duckdb_file.lock_folder(aggregator)
@@ -154,7 +153,7 @@ def test_a_run_removes_nothing_of_an_aggregator_that_still_runs(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_an_aggregator_makes_a_demonstrations_folder_its_own(tmp_path: Path) -> None:
-    """After a `make run` somebody began in earnest, in the same folder: it is no demonstration's any more."""
+    """After a `make run` real use began in the same folder: it must no longer count as a demonstration's."""
     data = tmp_path / "aggregator"
     mark_started(tmp_path)
     (data / DEMONSTRATION).write_text(
@@ -189,7 +188,7 @@ def test_a_token_made_meanwhile_does_not_lock_the_run_out(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_child_that_dies_is_named_with_its_last_words(tmp_path: Path) -> None:
-    """The aggregator found its port taken: the reason must not hide in a log file."""
+    """The aggregator's port was in use: the reason must not stay hidden in a log file."""
     with Children(tmp_path) as children:
         children.start(ChildCommand("aggregator", ("--listen", "nowhere")))
 
@@ -206,18 +205,17 @@ def test_a_child_that_dies_is_named_with_its_last_words(tmp_path: Path) -> None:
 
 
 def descendants(pid: int) -> set[int]:
-    """All living descendants of a process."""
-    found, todo = set[int](), [pid]
+    pids, todo = set[int](), [pid]
     while todo:
-        at = todo.pop()
-        below = open_handles.children(PROC, at)
-        found.update(below)
+        current = todo.pop()
+        below = open_handles.children(PROC, current)
+        pids.update(below)
         todo += below
-    return found
+    return pids
 
 
 def living(pids: set[int]) -> set[int]:
-    """Those that still run: a dead orphan stays listed until whoever is process 1 collects it."""
+    """Return the processes that still run: a dead orphan stays listed until process 1 collects it."""
 
     def runs(pid: int) -> bool:
         try:
@@ -229,7 +227,6 @@ def living(pids: set[int]) -> set[int]:
 
 
 def opens(store: Path) -> bool:
-    """Say whether the store opens and holds readings."""
     with duckdb.connect(str(store), read_only=True) as base:
         row = base.execute("SELECT count(*) FROM readings.host_1s").fetchone()
     return row is not None and row[0] > 0
@@ -316,7 +313,7 @@ def test_ctrl_c_while_the_aggregator_starts(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_words_get_words(tmp_path: Path, arguments: list[str], words: str, code: int) -> None:
-    """A traceback at the first try is the last try."""
+    """A traceback at the first try drives newcomers away."""
     free = ["--listen", f"127.0.0.1:{free_port()}"]
     process = Process(["run", *free, *arguments], tmp_path / "run.log")
     with process:
@@ -334,7 +331,6 @@ def test_one_folder_one_run(tmp_path: Path) -> None:
 
 @contextmanager
 def running(place: Path, *more: str) -> Iterator[Process]:
-    """A `gangline run` with its data in *place*, ended whatever happens."""
     listen = f"127.0.0.1:{free_port()}"
     arguments = ["run", "--data", str(place / "var"), "--listen", listen, *more]
     process = Process(arguments, place / "run.log")
@@ -351,15 +347,15 @@ def test_the_five_faults_in_real_time(tmp_path: Path) -> None:
     with running(tmp_path, "--once", "--seed", "11", "--seconds-max", "600") as process:
         assert process.child is not None
         code = process.child.wait(600 + GUARD_SECONDS)
-        said = process.said()
-    assert code == 0, said
-    lines = [line for line in said.splitlines() if line.strip()]
-    (last,) = (at for at, line in enumerate(lines) if line.startswith("simulated: "))
+        output = process.said()
+    assert code == 0, output
+    lines = [line for line in output.splitlines() if line.strip()]
+    (last,) = (index for index, line in enumerate(lines) if line.startswith("simulated: "))
     assert lines[last].startswith("simulated: 5 faults on 8 hosts, 8 found")
-    told = read_truth(tmp_path / "var" / "simulated" / "truth.jsonl")
-    assert {fault.kind for fault in told.faults} == REASONS.keys() and len(told.faults) == 8
-    for fault in told.faults:
-        assert any(line.startswith(fault.host) for line in lines[last - 9 : last]), said
+    truth = read_truth(tmp_path / "var" / "simulated" / "truth.jsonl")
+    assert {fault.kind for fault in truth.faults} == REASONS.keys() and len(truth.faults) == 8
+    for fault in truth.faults:
+        assert any(line.startswith(fault.host) for line in lines[last - 9 : last]), output
     assert opens(tmp_path / "var" / "aggregator" / "gangline.duckdb")
 
 
@@ -385,7 +381,7 @@ def test_it_ends_cleanly_when_told(tmp_path: Path, number: signal.Signals) -> No
 
 @pytest.mark.slow
 def test_a_second_one_says_who_is_there(tmp_path: Path) -> None:
-    """Two terminals, two `make run`: the second must not fight for the port."""
+    """Two terminals, two `make run`: the second must not compete for the port."""
     with running(tmp_path, "--simulated", "0") as first:
         until(lambda: "HOST" in first.said(), f"the table: {first.log}")
         second = Process(first.arguments[3:], tmp_path / "second.log")
@@ -398,29 +394,35 @@ def test_a_second_one_says_who_is_there(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_night_of_the_page_is_played(tmp_path: Path) -> None:
-    """Its store begins with what was before, its hosts with the job that the page asks about."""
+    """Its store begins with the earlier state, its hosts with the page's job."""
     with running(tmp_path, "--scenario", "night", "--seed", "9") as process:
         until(lambda: "  123" in process.said(), f"job 123 in the table: {process.log}")
-        said = process.said()
+        output = process.said()
         assert process.stop(signal.SIGINT) == 0
-    assert "sim-007 (sim)" in said and "sim-008" not in said
+    assert "sim-007 (sim)" in output and "sim-008" not in output
     store_file = tmp_path / "var" / "aggregator" / "gangline.duckdb"
     with duckdb.connect(str(store_file), read_only=True) as base:
-        asked = "SELECT (SELECT count(*) FROM models), (SELECT count(*) FROM declared_versions)"
-        assert base.execute(asked).fetchone() == (2, 1)
+        query = "SELECT (SELECT count(*) FROM models), (SELECT count(*) FROM declared_versions)"
+        assert base.execute(query).fetchone() == (2, 1)
 
 
 @pytest.mark.slow
 def test_after_the_first_token_it_runs_as_before(tmp_path: Path) -> None:
-    """Somebody tried `gangline admin token new` in the same folder; from then on the demonstration showed nothing,
-    for its own parts had no login. More hosts than one login of an agent may have connections."""
+    """After `gangline admin token new` in the same folder the demonstration showed nothing, because
+    its own parts had no login.
+
+    The demonstration also has more hosts than a single agent login may have connections.
+    """
     tokens_path = tokens_file(tmp_path / "var" / "aggregator")
     _, alice = tokens.make_token(Role.OPERATOR, "alice", 1.0, int(time.time()))
     tokens.update_tokens(tokens_path, lambda _: [alice])
     with running(tmp_path, "--simulated", "12") as process:
         until(lambda: "sim-011" in process.said(), f"the table: {process.log}")
         (secret,) = (tmp_path / "var" / "run.token").read_text().split()
-        assert [one.name for one in tokens.read_tokens(tokens_path)] == ["alice", "gangline-run"]
+        assert [token.name for token in tokens.read_tokens(tokens_path)] == [
+            "alice",
+            "gangline-run",
+        ]
         for pid in (process.pid, *descendants(process.pid)):
             with suppress(FileNotFoundError, ProcessLookupError):  # the inventory's child ends soon
                 assert secret.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -22,7 +22,7 @@ def test_what_was_acknowledged_is_there_once(tmp_path: Path) -> None:
 def test_a_store_that_loses_or_doubles_is_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A harness that cannot fail is a defect: one agent that was told of a frame that nobody stored."""
+    """The harness must detect a frame that was acknowledged and not stored."""
     began: list[World] = []
 
     def lies(world: World) -> None:

@@ -1,4 +1,4 @@
-"""`gangline.steps` in a job of its own: what it reports, what it costs the job in trouble (nothing), and what it imports."""
+"""`gangline.steps` in a job of its own: its reports, its cost to a job in trouble (nothing), and its imports."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ REAL_OPTIONS = """dict(accelerator="cpu", logger=False, enable_checkpointing=Fal
 
 
 class Bench:
-    """A folder for slots, a stand-in for torch, and an interpreter that finds both."""
+    """A folder for slots, a fake torch, and an interpreter that finds both."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.slots = folder, folder / "slots"
@@ -145,14 +145,14 @@ def check_slot(line: str, steps: int = 5) -> None:
     data = bytes.fromhex(line)
     assert len(data) == step_slots.SLOT_BYTES
     assert step_slots.parse_head(data) == SlotHead("4711", 3, 8)
-    found = step_slots.parse_steps(data)
-    assert found is not None
-    assert found.steps == steps
+    parsed = step_slots.parse_steps(data)
+    assert parsed is not None
+    assert parsed.steps == steps
 
 
 @pytest.mark.parametrize("how", [["train.py", "--lr", "1"], ["-m", "train", "--lr", "1"]])
 def test_a_script_is_run_with_its_steps_reported(bench: Bench, how: list[str]) -> None:
-    """The layout that the agent reads is the one that is written; the script sees its own arguments and name."""
+    """The agent reads the layout that the job writes; the script sees its own arguments and name."""
     bench.script(SCRIPT.format(parameters=STAND_IN))
     slot, rest = bench.run("-m", "gangline.steps", *how).splitlines()
     check_slot(slot)
@@ -181,7 +181,7 @@ def test_real_torch(bench: Bench) -> None:
 
 
 def test_it_imports_the_standard_library_only(bench: Bench) -> None:
-    """A job must not load an agent: neither numpy, nor protobuf, nor torch where the job has none."""
+    """A job must not load agent code: neither numpy, nor protobuf, nor torch if the job has none."""
     out = bench.run(
         "-c",
         "import sys; before = set(sys.modules); import gangline.steps; print(*sorted(set(sys.modules) - before))",
@@ -192,7 +192,7 @@ def test_it_imports_the_standard_library_only(bench: Bench) -> None:
 
 @pytest.mark.parametrize("folder", ["/proc/nowhere", "/nowhere", "file"])
 def test_where_no_slot_can_be_had_nothing_is_reported(bench: Bench, folder: str) -> None:
-    """No folder, no right to write, no folder at all: the job goes on as if nothing had been asked."""
+    """A folder that cannot be created, or a file in its place: the job continues without reports."""
     (bench.folder / "file").write_text("")
     bench.environment["GANGLINE_STEPS"] = folder
     text = "import gangline.steps, torch\nfor _ in range(3):\n    torch.optim.SGD().step()\ngangline.steps.mark()\nprint('trained')"
@@ -228,20 +228,22 @@ def test_a_full_or_read_only_shared_memory(bench: Bench, trouble: str) -> None:
 
 
 def test_a_forked_child_has_a_slot_of_its_own(bench: Bench) -> None:
-    """A child that wrote on in its parent's slot made one rank of two. It ends by _exit, so that its slot is left to the agent."""
+    """A child that wrote into its parent's slot made a single rank of two. It ends by _exit, so the
+    agent must remove its slot.
+    """
     slots = bench.run(bench.script(FORKS)).split()
-    found = sorted(
+    modules = sorted(
         s.steps for s in (step_slots.parse_steps(bytes.fromhex(slot)) for slot in slots) if s
     )
-    assert found == [3, 5]
+    assert modules == [3, 5]
 
 
 def test_threads_share_one_slot(bench: Bench) -> None:
-    """Each write is whole: one call that holds the interpreter's lock."""
+    """Each write is atomic: a single call that holds the interpreter's lock."""
     slots = bench.run(bench.script(THREADS)).split()
     for slot in slots:
-        found = step_slots.parse_steps(bytes.fromhex(slot))
-        assert found is not None
+        parsed = step_slots.parse_steps(bytes.fromhex(slot))
+        assert parsed is not None
     assert len(slots) >= 1
 
 
@@ -255,7 +257,7 @@ def test_spawned_workers_report_by_themselves(bench: Bench) -> None:
 
 
 def test_of_two_optimizers_one_is_counted(bench: Bench) -> None:
-    """A GAN steps two in each of its steps: its period was read as half of what it is."""
+    """A GAN steps two optimizers in each of its steps: its period was read as half of the true one."""
     text = (
         SCRIPT.format(parameters=STAND_IN)
         .replace("    optimizer.step()", "    optimizer.step(); other.step()")
@@ -265,13 +267,13 @@ def test_of_two_optimizers_one_is_counted(bench: Bench) -> None:
 
 
 def test_steps_that_are_marked_count_instead_of_the_optimizers(bench: Bench) -> None:
-    """Who accumulates gradients by his own loop says himself what a step is."""
+    """A loop that accumulates gradients marks its steps itself."""
     text = "import gangline.steps\ngangline.steps.mark()\n" + SCRIPT.format(parameters=STAND_IN)
     check_slot(bench.run(bench.script(text)).splitlines()[0], steps=1)
 
 
 def test_an_optimizer_is_not_held_in_memory(bench: Bench) -> None:
-    """One that the hook kept alive would keep the parameters of a whole model on the GPU."""
+    """An optimizer kept alive by the hook would keep the parameters of a whole model on the GPU."""
     text = "import gc, weakref, gangline.steps, torch\no = torch.optim.SGD(); o.step(); w = weakref.ref(o); del o; gc.collect(); print(w())"
     assert bench.run(bench.script(text)) == "None\n"
 
@@ -292,7 +294,7 @@ def test_wrong_use_says_what_is_right(bench: Bench, arguments: list[str]) -> Non
 
 @pytest.mark.parametrize("how", [[], ["-m", "gangline.steps"]])
 def test_lightnings_batches_are_steps(bench: Bench, how: list[str]) -> None:
-    """Of a loop that steps two optimizers by hand each step was two."""
+    """A loop that steps two optimizers by hand counted each step twice."""
     folder = bench.folder / "fake" / "lightning"
     (folder / "pytorch").mkdir(parents=True)
     (folder / "__init__.py").touch()
@@ -303,7 +305,6 @@ def test_lightnings_batches_are_steps(bench: Bench, how: list[str]) -> None:
 
 @pytest.mark.slow
 def test_real_lightning(bench: Bench) -> None:
-    """The same with Lightning itself."""
     python, folder = torch_python(), os.environ.get("GANGLINE_LIGHTNING", "")
     if not (Path(folder) / "lightning").is_dir() or not folder:
         pytest.skip(

@@ -51,36 +51,36 @@ def systemd_version() -> int:
 @pytest.fixture
 def startable(tmp_path: Path) -> Path:
     """The unit with a command that this machine has."""
-    there = tmp_path / UNIT.name
-    there.write_text(UNIT.read_text().replace("/opt/gangline/bin/gangline", "/bin/true"))
-    return there
+    unit_copy = tmp_path / UNIT.name
+    unit_copy.write_text(UNIT.read_text().replace("/opt/gangline/bin/gangline", "/bin/true"))
+    return unit_copy
 
 
 def test_systemd_understands_every_line(startable: Path) -> None:
-    """A misspelt setting is left out with a warning that nobody reads, and the sandbox has a hole."""
-    said = systemd_analyze("verify", str(startable))
+    """A misspelled setting is ignored with a mere warning, and the sandbox has a hole."""
+    result = systemd_analyze("verify", str(startable))
     known = {name for name, since in NEWER.items() if systemd_version() < since}
     left = [
         line
-        for line in said.stderr.splitlines()
+        for line in result.stderr.splitlines()
         if not any(
             f"Unknown key '{name}'" in line or f"Unknown key name '{name}'" in line
             for name in known
         )
     ]
-    assert (said.returncode, left) == (0, [])
+    assert (result.returncode, left) == (0, [])
 
 
 def test_it_is_as_closed_as_the_docs_say(startable: Path) -> None:
     """The figure in docs/security.md is of this command; another systemd counts a little differently."""
-    said = systemd_analyze("security", "--offline=true", str(startable))
-    found = re.search(r"Overall exposure level for \S+: ([0-9.]+)", said.stdout)
-    assert said.returncode == 0 and found
-    assert float(found[1]) <= 4.0
+    result = systemd_analyze("security", "--offline=true", str(startable))
+    match = re.search(r"Overall exposure level for \S+: ([0-9.]+)", result.stdout)
+    assert result.returncode == 0 and match
+    assert float(match[1]) <= 4.0
     docs = re.search(r"exposure level ([0-9.]+) \(systemd (\d+)\)", docs_of("security.md"))
     assert docs
     if systemd_version() == int(docs[2]):
-        assert found[1] == docs[1]
+        assert match[1] == docs[1]
 
 
 def docs_of(name: str) -> str:
@@ -88,7 +88,7 @@ def docs_of(name: str) -> str:
 
 
 def test_what_it_is_given_is_bounded_and_explained() -> None:
-    """A capability crept in for an experiment, and nobody could say a year later whether it may go."""
+    """A capability was added for an experiment, and a year later its purpose was unknown."""
     given = sandboxed.words_of(UNIT, "AmbientCapabilities")
     assert given == sandboxed.words_of(UNIT, "CapabilityBoundingSet")
     assert set(re.findall(r"^\| `(CAP_\w+)` \|", docs_of("security.md"), re.MULTILINE)) == {
@@ -106,9 +106,9 @@ def test_what_it_is_given_is_bounded_and_explained() -> None:
 
 
 def test_it_waits_longer_than_an_end_takes() -> None:
-    """An aggregator that said nothing held up the end of every agent: the units were killed, spools and all.
+    """A silent aggregator blocked the end of every agent: the units were killed, spools and all.
 
-    The sum of the limits of each step; that the steps keep to them is tested where they are.
+    The sum of the limits of each step; each step's own test checks its limit.
     """
     limits = (FLUSH_SECONDS_MAX, 1.0, CHILDREN_SECONDS_MAX, END_SECONDS_MAX)
     (seconds,) = sandboxed.words_of(UNIT, "TimeoutStopSec")
@@ -138,7 +138,7 @@ def test_the_settings_that_come_with_it_are_settings() -> None:
 
 @pytest.fixture
 def own_folder() -> Iterator[Path]:
-    """A folder that the unit's user may reach and write, which pytest's own is not."""
+    """Yield a folder that the unit's user may reach and write, unlike pytest's own."""
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o755)
         (Path(name) / "own").mkdir()
@@ -154,27 +154,28 @@ def outcomes(folder: Path, log: Path, command: list[str]) -> dict[str, int]:
     settings += [f"metrics_listen=unix:{socket_path}", "metrics_series_max=5000"]
     process = Process([], log)
     process.arguments = [*command, "agent", "--aggregator", "127.0.0.1:9"]
-    process.arguments += [word for each in settings for word in ("--set", each)]
-    found: dict[str, int] = {}
+    process.arguments += [word for setting in settings for word in ("--set", setting)]
+    by_collector: dict[str, int] = {}
     with process:
         until(
-            lambda: found.update(shown(socket_path)) or len(found) == len(COLLECTORS) + 1,
+            lambda: (
+                by_collector.update(shown(socket_path)) or len(by_collector) == len(COLLECTORS) + 1
+            ),
             f"a turn of each; {process.said()}",
         )
         assert process.stop() == 0, process.said()
     assert "trace=" not in process.said()
-    return found
+    return by_collector
 
 
 def shown(socket_path: Path) -> dict[str, int]:
-    """The outcome of each collector that has had a turn."""
     with socket.socket(socket.AF_UNIX) as client, contextlib.suppress(OSError):
         client.settimeout(GUARD_SECONDS)
         client.connect(str(socket_path))
         client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
         with client.makefile() as answer:
-            found = re.findall(r'outcome_state\{collector="(\w+)"\} (\d)', answer.read())
-        return {name: int(outcome) for name, outcome in found}
+            pairs = re.findall(r'outcome_state\{collector="(\w+)"\} (\d)', answer.read())
+        return {name: int(outcome) for name, outcome in pairs}
     return {}
 
 

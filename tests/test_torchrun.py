@@ -35,7 +35,6 @@ dist.destroy_process_group()
 
 @contextmanager
 def agent(path: Path, *, is_barred: bool = False) -> Iterator[Path]:
-    """Serve the health check as an agent does."""
     answer = (lambda request: BARRED) if is_barred else agent_service.healthy_result
     server = LocalServer(
         path, {agent_service.HEALTH_CHECK_PATH: agent_service.health_check_method(answer)}
@@ -48,7 +47,7 @@ def agent(path: Path, *, is_barred: bool = False) -> Iterator[Path]:
 
 
 def test_the_agent_is_asked(tmp_path: Path) -> None:
-    """By our own agent's server: an HTTP/2 of few frames must be one that it takes."""
+    """Gangline's own agent serves the call: it must accept a minimal HTTP/2 of few frames."""
     with agent(tmp_path / "a") as path:
         assert torchrun.ask(str(path), 20.0) == (
             False,
@@ -62,7 +61,7 @@ def test_the_agent_is_asked(tmp_path: Path) -> None:
 
 
 def test_where_nobody_answers_the_host_joins(tmp_path: Path) -> None:
-    """No socket, a file, a socket that nobody serves."""
+    """No socket, a file, a socket without a server."""
     (tmp_path / "file").write_text("")
     for name in ("nothing", "file"):
         assert torchrun.ask(str(tmp_path / name)) is None
@@ -93,7 +92,7 @@ def test_an_answer_that_is_none(tmp_path: Path, answer: bytes) -> None:
 
 
 def test_an_agent_that_hangs_is_waited_for_no_longer_than_said(tmp_path: Path) -> None:
-    """It accepts and says nothing; a job must not wait for it."""
+    """The agent accepts and sends nothing; a job must not wait for it."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))
         listener.listen()
@@ -101,12 +100,12 @@ def test_an_agent_that_hangs_is_waited_for_no_longer_than_said(tmp_path: Path) -
 
 
 def test_the_message_is_read_as_protobuf_writes_it() -> None:
-    """Of the official package; an unknown field is passed over, and what is cut is refused."""
+    """The message of the official package; an unknown field is skipped, and a truncated message is refused."""
     message = nvhcd_pb2.HealthCheckResponse(success=False, exit_code=300, error="xid79")
     assert torchrun.parse_answer(message.SerializeToString()) == (True, "xid79")
     healthy = nvhcd_pb2.HealthCheckResponse(success=True).SerializeToString()
     assert not torchrun.parse_answer(healthy).is_barred
-    # A server that answers nothing at all bars nobody.
+    # A server with an empty answer excludes no host.
     assert not torchrun.parse_answer(b"").is_barred
     for size in range(1, len(message.SerializeToString()) - 1):
         try:

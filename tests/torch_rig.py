@@ -12,7 +12,6 @@ MISSING = f"no torch: tests/rigs/torch.sh FOLDER; export {VARIABLE}=FOLDER/pytho
 
 
 def torch_python() -> Path:
-    """Return the interpreter that has torch; skips where there is none."""
     path = Path(os.environ.get(VARIABLE, ""))
     if not os.environ.get(VARIABLE) or not path.is_file():
         pytest.skip(MISSING)

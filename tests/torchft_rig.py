@@ -1,8 +1,9 @@
 # pyright: reportArgumentType=false, reportIncompatibleMethodOverride=false
-"""The lighthouse and managers of torchft, each in a process of its own: the real ones where `tests/rigs/torchft.sh` has put them, else stand-ins.
+"""The lighthouse and managers of torchft, each in a process of its own: the real ones if
+`tests/rigs/torchft.sh` has installed them, else fakes.
 
-A process prints its address, and runs until its stdin ends. `python torchft_rig.py lighthouse FOLDER`, or `manager FOLDER NAME HOST LIGHTHOUSE`;
-FOLDER is that of the rig.
+A process prints its address, and runs until its stdin ends. `python torchft_rig.py lighthouse
+FOLDER`, or `manager FOLDER NAME HOST LIGHTHOUSE`; FOLDER is the rig's folder.
 """
 
 from __future__ import annotations
@@ -71,26 +72,26 @@ Quorum age:
 
 def status_page(replicas: dict[str, str]) -> str:
     """Return the lighthouse's page of these replicas, by name their managers' addresses."""
-    members = "".join(MEMBER.format(name=name, address=one) for name, one in replicas.items())
+    members = "".join(
+        MEMBER.format(name=name, address=replica) for name, replica in replicas.items()
+    )
     return PAGE.format(members=members)
 
 
 class TorchftRig:
-    """A lighthouse, and a manager of each name; `alive` says which of them are."""
+    """A lighthouse, and a manager per name; `alive` returns the running ones."""
 
     lighthouse: str
 
     def alive(self) -> set[str]:
-        """Return the names of the replicas whose managers run."""
         raise NotImplementedError
 
     def await_end(self, name: str) -> None:
-        """Return when a replica has ended."""
         raise NotImplementedError
 
 
 class StandInRig(TorchftRig):
-    """A page as the lighthouse's, and managers that end as they are asked by the real bytes."""
+    """A page like the lighthouse's, and managers that end on the real request bytes."""
 
     def __init__(self, replicas: dict[str, str], stack: ExitStack) -> None:
         import grpc
@@ -146,8 +147,6 @@ def stop_server(server: Any) -> None:
 
 
 class RealRig(TorchftRig):
-    """torchft's own, from *folder*."""
-
     def __init__(self, folder: Path, replicas: dict[str, str], stack: ExitStack) -> None:
         address = self._start(stack, "lighthouse", str(folder), str(len(replicas)))[1]
         self.lighthouse = f"http://127.0.0.1:{address.rpartition(':')[2]}"
@@ -180,7 +179,6 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 @contextmanager
 def process_of(*words: str) -> Iterator[subprocess.Popen[str]]:
-    """Run this file with *words*."""
     process = subprocess.Popen(
         [sys.executable, __file__, *words], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
     )  # fmt: skip
@@ -193,7 +191,9 @@ def process_of(*words: str) -> Iterator[subprocess.Popen[str]]:
 
 @contextmanager
 def torchft_rig(replicas: dict[str, str], *, is_real: bool) -> Iterator[TorchftRig]:
-    """Have a lighthouse with these replicas, by name their managers' hosts; skips where the real one is not there."""
+    """Yield a lighthouse with these replicas, by name their managers' hosts; skip the test if the
+    real one is missing.
+    """
     with ExitStack() as stack:
         if not is_real:
             yield StandInRig(replicas, stack)
@@ -207,7 +207,6 @@ def torchft_rig(replicas: dict[str, str], *, is_real: bool) -> Iterator[TorchftR
 
 
 def main(words: list[str]) -> None:
-    """Be a lighthouse or a manager."""
     (library,) = glob.glob(f"{words[1]}/torchft/_torchft*.so")
     spec = importlib.util.spec_from_file_location("torchft._torchft", library)
     assert spec is not None and spec.loader is not None

@@ -19,7 +19,7 @@ NAME, LINK_INFO, INFO_KIND, INFO_DATA, PEER = 3, 18, 1, 2, 1
 
 
 def attribute(kind: int, value: bytes) -> bytes:
-    """Return one attribute; by hand, so that what the agent encodes is not tested with itself."""
+    """Return an attribute encoded by hand, so that the agent's encoder does not test itself."""
     return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
 
 
@@ -48,22 +48,19 @@ def add(name: str, peer: str) -> None:
 
 
 def switch(name: str, up: bool) -> None:
-    """Switch an interface on or off."""
     change(NEW, 0, b"", index=index_of(name), up=up)
 
 
 def rename(name: str, to: str) -> None:
-    """Give an interface another name."""
     change(NEW, 0, attribute(NAME, to.encode() + b"\0"), index=index_of(name))
 
 
 def delete(name: str) -> None:
-    """Take a pair away, by either name."""
+    """Remove a pair, by either name."""
     change(DELETE, 0, b"", index=index_of(name))
 
 
 def index_of(name: str) -> int:
-    """Return the ifindex. Raises OSError without such an interface."""
     return int(Path(f"/sys/class/net/{name}/ifindex").read_text())
 
 
@@ -85,9 +82,8 @@ def wait_until_up(name: str, seconds_max: float = 20) -> None:
 
 @contextmanager
 def pair(name: str) -> Iterator[tuple[str, str]]:
-    """Give the two names of a pair that is up, and take away what is left of it.
-
-    Skips where interfaces cannot be made: not root, or a container without CAP_NET_ADMIN.
+    """Yield the two names of a pair that is up, and remove its rest at the end. Skip the test
+    without the right to make interfaces: not root, or a container without CAP_NET_ADMIN.
     """
     names = f"{name}{os.getpid() % 100_000}a", f"{name}{os.getpid() % 100_000}b"
     try:
@@ -95,10 +91,10 @@ def pair(name: str) -> Iterator[tuple[str, str]]:
     except OSError as error:
         pytest.skip(f"no virtual interfaces can be made here: {error}")
     try:
-        for each in names:
-            switch(each, True)
-        for each in names:
-            wait_until_up(each)
+        for entry in names:
+            switch(entry, True)
+        for entry in names:
+            wait_until_up(entry)
         yield names
     finally:
         with suppress(OSError):

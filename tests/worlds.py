@@ -1,4 +1,4 @@
-"""Fleets whose readings are set by hand, judged in memory or with a store, and the faults that befall them."""
+"""Fleets with readings set by hand, judged in memory or with a store, and faults for them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,6 @@ from gangline.contract.wire import telemetry_pb2
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from gangline.ext.intake import Received
 
-# ----------------------------------------------------------------------
-# A small fleet whose readings a test sets by hand, fed to the real fleet through real frames.
-
 SECOND_NS = 1_000_000_000
 START_NS = 1_700_000_000 * SECOND_NS
 UPTIME_NS = 3_600 * SECOND_NS
@@ -35,7 +32,8 @@ UPTIME_NS = 3_600 * SECOND_NS
 CLOCK_HERTZ, CLOCK_MAX_HERTZ = 1.755e9, 1.98e9
 COMPUTING_WATTS, WAITING_WATTS, IDLE_WATTS, LIMIT_WATTS = 550.0, 150.0, 75.0, 700.0
 
-#: What the agent says of itself comes at its pace, and at once when there is news (`agent/self_metrics.py`).
+#: The agent's own figures come at their period, and at once when they change
+#: (`agent/self_metrics.py`).
 TOLD_AT_ONCE = ("agent_10s", "collector_10s")
 
 Values = dict[str, float]
@@ -57,7 +55,7 @@ FABRIC, NIC = "gpu_fabric_1s_changes", "nic_10s_changes"
 
 @dataclass
 class Host:
-    """One host's readings as they stand, and what was last sent of its on-change tables."""
+    """A host's current readings, and the rows of its on-change tables sent last."""
 
     name: str
     boot_id: bytes = b"B" * 16
@@ -70,21 +68,18 @@ class Host:
     encoder: frame.Encoder = field(default_factory=frame.Encoder, repr=False, compare=False)
 
     def set(self, table: str, device: str, **values: float) -> None:
-        """Set values of a device, by column."""
         self.readings.setdefault((table, device), {}).update(values)
 
     def grow(self, table: str, device: str, **per_second: float) -> None:
-        """Let counters grow from now on."""
+        """Increase counters at these rates from the current time."""
         for column, rate in per_second.items():
             self.growth[table, device, column] = rate
 
     def forget(self, table: str) -> None:
-        """Report nothing of *table* any more."""
         self.readings = {k: v for k, v in self.readings.items() if k[0] != table}
         self.growth = {k: v for k, v in self.growth.items() if k[0] != table}
 
     def reboot(self, at_ns: int) -> None:
-        """Begin a new boot."""
         self.boot_id, self.booted_ns, self.sent = bytes([self.boot_id[0] + 1]) * 16, at_ns, {}
 
 
@@ -139,7 +134,6 @@ class World:
             host.set("collector_10s", collector, outcome_state=0, turn_seconds=0.001)
 
     def register(self, host: Host, gpus: int = 8, model: str = "H100") -> None:
-        """Register *host*, again or for the first time."""
         devices = [
             telemetry_pb2.Device(
                 kind="gpu",
@@ -157,10 +151,10 @@ class World:
         every_seconds: int = 5,
         last_seconds: int = 10,
     ) -> Judgement:
-        """Let *seconds* pass; *each* is called before every one with the seconds run so far.
+        """Advance *seconds* seconds; *each* is called before each of them with the seconds run so far.
 
-        The last *last_seconds* are judged one by one, of those before them every fifth (*every_seconds*): a judgement
-        is nearly all that a second costs.
+        The last *last_seconds* are judged one by one, the earlier ones at every fifth
+        (*every_seconds*): judging is nearly the whole cost of a second.
         """
         for passed in range(seconds):
             if each:
@@ -178,7 +172,7 @@ class World:
         return self.snapshot
 
     def frame(self, host: Host) -> Received:
-        """Return the host's frame of now, as it comes off the wire."""
+        """Return the host's current frame, as decoded from the wire."""
         host.sequence += 1
         boottime_ns = self.now_ns - host.booted_ns
         stamp = frame.Stamp(b"R" * 16, host.boot_id, host.sequence, boottime_ns, self.now_ns)
@@ -205,7 +199,7 @@ class World:
         self, host: Host, code: int, device: str, name: str = "gpu.xid", *, ago: float = 0.0,
         lasted: float = 0.0, **more: Any,
     ) -> telemetry_pb2.HealthEvent:  # fmt: skip
-        """Report an event of *host* that began *ago* seconds, and *lasted* so many, and return it.
+        """Report an event of *host* that began *ago* seconds ago, and lasted *lasted* seconds; return it.
 
         *more*: further fields.
         """
@@ -225,31 +219,37 @@ class World:
         return event
 
     def score(self, host: Host) -> HostScore:
-        """Return the host as last judged."""
         assert self.snapshot is not None
         return next(h for h in self.snapshot.hosts if h.host == host.name)
 
     def states(self) -> dict[str, str]:
-        """Return every host's state by name."""
         assert self.snapshot is not None
         return {h.host: h.state.name for h in self.snapshot.hosts}
 
 
+#: Table -> name -> column, and whether that is a gauge: a world is run by the thousand seconds.
+_COLUMNS = {
+    table: {
+        signal.column: (index, signal.kind is Kind.GAUGE) for index, signal in enumerate(signals)
+    }
+    for table, signals in TABLES.items()
+}
+
+
 def block(table: str, rows: dict[str, Values]) -> Block:
-    """Return a block of *rows*, by device and column; what is not named is missing."""
-    made, columns = Block(table, list(rows)), _COLUMNS[table]
+    """Return a block of *rows*, by device and column; unnamed cells are missing."""
+    result, columns = Block(table, list(rows)), _COLUMNS[table]
     for row, values in enumerate(rows.values()):
         for name, value in values.items():
             column, is_gauge = columns[name]
             if is_gauge:
-                made.put_float(column, row, value)
+                result.put_float(column, row, value)
             else:
-                made.put_int(column, row, int(value))
-    return made
+                result.put_int(column, row, int(value))
+    return result
 
 
 def gpu_of(host: Host, gpu: int) -> str:
-    """Return the UUID of a host's GPU."""
     return f"GPU-{host.name}-{gpu}-0000-0000-000000000000"
 
 
@@ -258,13 +258,13 @@ def all_well(world: World) -> bool:
 
 
 def only_words(world: World) -> str:
-    """Return the words of the one piece of evidence against the first host; more than one fails."""
+    """Return the message of the only evidence against the first host; more than one fails."""
     (evidence,) = world.score(world.hosts[0]).evidence
     return evidence.words
 
 
 def throttle(host: Host, gpu: int, ratio: float = 0.68) -> None:
-    """Heat takes *ratio* of a GPU's clock, the way an H100 shows it."""
+    """Reduce a GPU's clock by *ratio* through heat, as an H100 reports it."""
     device = gpu_of(host, gpu)
     clock = host.readings["gpu_1s", device]["sm_clock_hertz"]
     host.set("gpu_1s", device, sm_clock_hertz=clock * ratio, temperature_celsius=88,
@@ -273,7 +273,7 @@ def throttle(host: Host, gpu: int, ratio: float = 0.68) -> None:
 
 
 def wait_for_others(world: World, slow: Host) -> None:
-    """Everyone else's seconds are spent half computing, half waiting."""
+    """Set all other hosts to half computing, half waiting."""
     for host in world.hosts:
         for gpu in range(8):
             if host is not slow:
@@ -281,14 +281,14 @@ def wait_for_others(world: World, slow: Host) -> None:
                 host.set("gpu_1s", gpu_of(host, gpu), power_watts=watts, utilization_ratio=1.0)
 
 
-# ----------------------------------------------------------------------
-# A world whose hosts run one job, ten seconds a step: what the tests of gangs stand on.
+GPUS, STEP_SECONDS = 2, 10
+BUSY, WORK = 0.68, 0.34
 
 
 def tell(
     world: World, host: Host, job: str, state: str = "running", gpus: Sequence[int] = range(GPUS)
 ) -> None:
-    """Tell of a process of *job* on each of these GPUs of *host*."""
+    """Report a process of *job* on each of these GPUs of *host*."""
     for gpu in gpus:
         device = gpu_of(host, gpu)
         world.event(
@@ -298,7 +298,7 @@ def tell(
 
 
 def in_job(hosts: int = 6, *, made: World | None = None, work: bool = True) -> World:
-    """Return a world whose hosts run one job of two minutes and more, all alike."""
+    """Return a world whose hosts run a job of at least two minutes, all alike."""
     world = made or World(hosts=hosts, gpus=GPUS, spread=0.01)
     for host in world.hosts:
         tell(world, host, "1001")
@@ -312,7 +312,7 @@ def in_job(hosts: int = 6, *, made: World | None = None, work: bool = True) -> W
 
 
 def busy(host: Host, share: float, work: float = 1.0) -> None:
-    """Let the SMs of *host* be busy for *share* of what is usual, at *work* of the usual work."""
+    """Set the SMs of *host* to the share *share* of normal time, at *work* of the normal work."""
     for gpu in range(GPUS):
         host.set("gpu_fast_1s", gpu_of(host, gpu),
                  sm_active_ratio=BUSY * share, tensor_active_ratio=WORK * work)  # fmt: skip
@@ -330,7 +330,7 @@ def draw(host: Host, watts: float) -> None:
 
 
 def gapped(host: Host, gap: float, **pressures: float) -> None:
-    """Let nothing run on the GPUs of *host* for *gap* of the time."""
+    """Leave the GPUs of *host* idle for *gap* of the time."""
     for gpu in range(GPUS):
         host.set("gpu_1s", gpu_of(host, gpu), utilization_ratio=1.0 - gap)
     host.set("host_1s", "host", **pressures)
@@ -352,10 +352,6 @@ def blamed(world: World) -> list[str]:
     return [name for name, state in world.states().items() if state not in ("HEALTHY", "UNKNOWN")]
 
 
-# ----------------------------------------------------------------------
-# A world over a real store: what the tests of SQL about judgements stand on.
-
-
 class StoredWorld(World):
     """A world whose hosts' frames, events and findings also go to a real store."""
 
@@ -364,8 +360,8 @@ class StoredWorld(World):
         super().__init__(hosts, gpus)
         config = AggregatorConfig(data=folder, ops_seconds=3600.0)
         self.store = Store.open(folder, config, lambda: self.now_ns)
-        for index, one in enumerate(self.hosts):
-            self.keep_host(one, index, gpus)
+        for index, host in enumerate(self.hosts):
+            self.keep_host(host, index, gpus)
 
     def keep_host(self, one: Host, index: int, gpus: int) -> None:
         devices = tuple(("gpu", gpu_of(one, n), {"name": "H100"}) for n in range(gpus))
@@ -376,11 +372,11 @@ class StoredWorld(World):
         self.store.submit_host(record, {})
 
     def frame(self, host: Host) -> Received:
-        made = super().frame(host)
+        host_frame = super().frame(host)
         if self.store is not None:
-            taken = self.store.submit_frame(host.name, made, host.booted_ns, lambda _: None)
+            taken = self.store.submit_frame(host.name, host_frame, host.booted_ns, lambda _: None)
             assert taken
-        return made
+        return host_frame
 
     def event(
         self, host: Host, code: int, device: str, name: str = "gpu.xid", **more: Any
@@ -396,13 +392,13 @@ class StoredWorld(World):
         self.store.submit_findings([finding])
 
 
-# ----------------------------------------------------------------------
-# One fault for every rule that is a row of a table: what the device reads when well, and when not.
+GPU = ""  # the host's first GPU
+W, S, U = HealthState.WATCH, HealthState.SUSPECT, HealthState.UNHEALTHY
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`bad` values are set, `grow` counters grow by so much a second."""
+    """`bad` values are set, `grow` counters grow by this rate per second."""
 
     rule: str
     state: HealthState

@@ -96,8 +96,6 @@ def _gpu_signals() -> Any:
 
 
 class Connection:
-    """One connection of an agent: registered, with a stream."""
-
     def __init__(self, port: int, agent: Agent) -> None:
         self.agent = agent
         # A connection of its own, as each host has: else all channels of this process share one.
@@ -120,7 +118,6 @@ class Connection:
         self.stream = self.stub.StreamTelemetry(metadata=self.metadata)
 
     async def send(self, *messages: wire.TelemetryBatch) -> None:
-        """Send and wait until each has a receipt or a refusal."""
         if self.stream is None:
             self.open()
         waiting = {message.sequence for message in messages}
@@ -130,18 +127,18 @@ class Connection:
         async with asyncio.timeout(GUARD_SECONDS):
             while waiting:
                 ack = await self.acknowledgement()
-                waiting -= {one.sequence for one in ack.refused}
-                for one in ack.durable:
-                    waiting -= set(range(one.first, one.last + 1))
+                waiting -= {refusal.sequence for refusal in ack.refused}
+                for span in ack.durable:
+                    waiting -= set(range(span.first, span.last + 1))
 
     async def acknowledgement(self) -> wire.IngestAck:
         ack = await self.stream.read()
         if ack is grpc.aio.EOF:
             await self.stream  # raises the status it ended with
             raise AssertionError("the stream ended without a status")
-        for one in ack.durable:
-            self.durable |= set(range(one.first, one.last + 1))
-        self.refused |= {one.sequence: one.reason for one in ack.refused}
+        for span in ack.durable:
+            self.durable |= set(range(span.first, span.last + 1))
+        self.refused |= {refusal.sequence: refusal.reason for refusal in ack.refused}
         return ack  # type: ignore[no-any-return]
 
     async def close(self) -> None:
@@ -152,7 +149,7 @@ class Connection:
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks for the operators' file after an end gets it: where the time is short an aggregator leaves it."""
+    """Give the aggregator time to write the operators' file at its end; under time pressure it skips the file."""
     monkeypatch.setattr(server, "CLOSE_SECONDS", GUARD_SECONDS)
 
 
@@ -179,16 +176,15 @@ class Lab:
     async def aggregator(
         self, wall_ns: Any = time.time_ns, **changes: Any
     ) -> AsyncIterator[Aggregator]:
-        one = Aggregator(self.config(**changes), wall_ns)
-        await one.start()
+        aggregator = Aggregator(self.config(**changes), wall_ns)
+        await aggregator.start()
         try:
-            yield one
+            yield aggregator
         finally:
-            await one.close()
+            await aggregator.close()
 
     @asynccontextmanager
     async def agent(self, to: Aggregator, agent: Agent | None = None) -> AsyncIterator[Connection]:
-        """A registered agent."""
         connection = Connection(to.port, agent or Agent())
         try:
             await connection.register()
@@ -245,34 +241,35 @@ def live_operators_files(no_operators_file: None) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def stores_are_copied() -> Iterator[None]:
-    """A new store is a copy of one that was made: all migrations, each on disk before the next, and all views for each of
-    hundreds are another's test (`test_opening.py`, `test_store.py` and `tests/upgrade`, where they are made)."""
-    made = made_store()
+    """Copy each new store from a prepared one: hundreds of tests would otherwise run all migrations
+    and create all views.
+
+    Other tests cover those (`test_opening.py`, `test_store.py` and `tests/upgrade`, which use real
+    ones).
+    """
+    prepared = made_store()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(duckdb_file, "_create", lambda path: shutil.copyfile(made, path))
+        patch.setattr(duckdb_file, "_create", lambda path: shutil.copyfile(prepared, path))
         yield
 
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
-    """A data folder and all that works on it."""
+    """Return a data folder and the means to run an aggregator on it."""
     return Lab(tmp_path / "data")
 
 
 @pytest.fixture
 def make_agent() -> type[Agent]:
-    """The class, for tests that need several."""
     return Agent
 
 
 @pytest.fixture
 def connect() -> type[Connection]:
-    """The class, for agents whose registration is the test."""
     return Connection
 
 
 async def wait_until(condition: Callable[[], Any]) -> Any:
-    """Return the first value of *condition* that is true."""
     async with asyncio.timeout(GUARD_SECONDS):
         while not (value := condition()):
             await asyncio.sleep(0.005)
@@ -281,5 +278,4 @@ async def wait_until(condition: Callable[[], Any]) -> Any:
 
 @pytest.fixture
 def until() -> Callable[..., Any]:
-    """Wait for a condition: `await until(lambda: ...)`."""
     return wait_until

@@ -1,7 +1,8 @@
-"""A night in a simulated fleet of eight hosts, the same in every run: what `docs/sql.md` is about.
+"""A night in a simulated fleet of eight hosts, the same in every run: the subject of `docs/sql.md`.
 
-Time is handed in, readings are of the simulated world's three faults, and what that has no fault for is put over them
-here. The hosts step in pairs, so that the dead one does not hide the slow one; who runs there is told here too.
+Time is an argument. The readings come from the simulated world's three faults; this module
+overwrites the others. The hosts step in pairs, so that the dead host does not hide the slow host;
+this module also reports their jobs.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ SECONDS = 240
 UPTIME_NS = 5 * 3600 * SECOND_NS
 BOOT_ID, RUN_ID = b"B" * 16, b"R" * 16
 
-#: What rollups of these readings say; without waiting for them to be exported.
+#: Rollups of these readings, without waiting for their export.
 ROLLUPS = "".join(
     f"""
 CREATE OR REPLACE VIEW rollups.gpu_1s_{grain} AS SELECT
@@ -73,7 +74,7 @@ FROM readings.gpu_1s GROUP BY ALL;
 )
 
 
-#: What the aggregator told of itself: for half a minute it did not keep up.
+#: The aggregator's own figures: it fell behind for half a minute.
 OWN = [
     (START_NS + second * SECOND_NS, figure, value, "")
     for second in range(0, SECONDS, 15)
@@ -84,7 +85,7 @@ OWN = [
 ]
 
 
-#: What was measured of hosts' clocks: one is behind.
+#: Measured clocks of hosts: a clock is behind.
 CLOCKS = [
     ClockRecord(name, -3.2 if name == WRONG_CLOCK_HOST else 0.004, 0.03, START_NS + 90 * SECOND_NS)
     for name in (f"sim-{number:03}" for number in range(HOSTS))
@@ -116,7 +117,7 @@ def _put_declared(live: Any, declared: Declared) -> None:
 
 
 def _put_before(live: Any) -> None:
-    """What was before the night, and where its parts are."""
+    """Store the state before the night, and the parts of the history."""
     history_parts.track_parts(live, list(night_before.HOSTS))
     night_before.put_previous_state(live, START_NS // 1000)
 
@@ -142,14 +143,14 @@ class Night:
         self._before()
 
     def _register(self, name: str) -> None:
-        """Register a host as if it were real: of a simulated one silence is no news."""
+        """Register a host as real: silence of a simulated host raises no finding."""
         devices, labels = self.simulated.devices(name), self.simulated.labels(name)
         index = self.fleet.register(name, simulated=False, boot_id=BOOT_ID, devices=devices,
                                     booted_ns=START_NS - UPTIME_NS, labels=labels)  # fmt: skip
-        told = tuple((d.kind, d.key, dict(d.attributes)) for d in devices)
+        reported = tuple((d.kind, d.key, dict(d.attributes)) for d in devices)
         self.store.submit_host(
             HostRecord(
-                name, index, False, RUN_ID, BOOT_ID, "0.2", "10.0.0.1", labels, START_NS, told
+                name, index, False, RUN_ID, BOOT_ID, "0.2", "10.0.0.1", labels, START_NS, reported
             ),
             {},
         )
@@ -160,7 +161,6 @@ class Night:
         self._tell(night_before.BROKEN_HOST_BEFORE, night_before.earlier_fault(at_ns), at_ns)
 
     def struck(self, class_name: str) -> tuple[str, str]:
-        """Return the host and the GPU that a class strikes."""
         return self.simulated.affected_gpu(class_name)
 
     def event(
@@ -169,35 +169,36 @@ class Night:
         """Tell an event of *ago_seconds* ago."""
         at_ns = self.now_ns - ago_seconds * SECOND_NS
         boot = "" if ago_seconds else BOOT_ID.hex()
-        one = wire.HealthEvent(
+        health_event = wire.HealthEvent(
             event_id=f"{boot}/{name}/{device}/{more.get('process_id', at_ns)}",
             device_kind=name.partition(".")[0], device=device, name=name, count=1,
             wall_time_ns=at_ns, boottime_ns=max(1, at_ns - START_NS + UPTIME_NS), **more,
         )  # fmt: skip
-        self._tell(host, one, at_ns)
+        self._tell(host, health_event, at_ns)
 
     def _tell(self, host: str, one: wire.HealthEvent, at_ns: int) -> None:
         self.fleet.observe_event(host, one, at_ns, at_ns)
         self.store.append_events([StoredEvent(host, at_ns, at_ns, one)])
 
     def run(self) -> None:
-        """Let the night pass."""
         for second in range(1, SECONDS + 1):
             self.now_ns = START_NS + second * SECOND_NS
             self._happen(second)
             for name, blocks, events in self.simulated.step(1.0):
                 self._hear(name, blocks, second)
-                for one in events:
-                    one.event_id = f"{BOOT_ID.hex()}/{one.event_id.removeprefix('/')}"
-                    one.boottime_ns = self.now_ns - START_NS + UPTIME_NS
-                    one.wall_time_ns = self.now_ns
-                    self._tell(name, one, self.now_ns)
+                for event in events:
+                    event.event_id = f"{BOOT_ID.hex()}/{event.event_id.removeprefix('/')}"
+                    event.boottime_ns = self.now_ns - START_NS + UPTIME_NS
+                    event.wall_time_ns = self.now_ns
+                    self._tell(name, event, self.now_ns)
             self._judge()
 
     def _happen(self, second: int) -> None:
         if second == 90:
-            words = "its clock is 3.2 s behind ours: readings are stored under our time; look at its NTP"
-            self.findings.find(WRONG_CLOCK_HOST, "clock.offset", words, self.now_ns, expires=False)
+            message = "its clock is 3.2 s behind ours: readings are stored under our time; look at its NTP"
+            self.findings.find(
+                WRONG_CLOCK_HOST, "clock.offset", message, self.now_ns, expires=False
+            )
 
     def _hear(self, name: str, blocks: list[Block], second: int) -> None:
         if not blocks:
@@ -218,7 +219,7 @@ class Night:
 
 
 def _advise(store: Store, one: Night) -> None:
-    """Advise in shadow mode on what stood at the night's end, and tell how a job ended beside it."""
+    """Advise in shadow mode on the state at the night's end, and report the end of a job."""
     assert one.seen is not None
     gangs = ScheduledGangs()
     works = WorkloadLookup(one.fleet, gangs)
@@ -256,7 +257,7 @@ async def _report(store: Store, now_ns: int) -> None:
     log = CalibrationLog(store, now_ns)
     for number, minutes in enumerate(night_before.RECOVERY_MINUTES, 1):
         fault, detect, decide, act, resume = (
-            now_ns - (7200 - 60 * sum(minutes[:at])) * SECOND_NS for at in range(5)
+            now_ns - (7200 - 60 * sum(minutes[:index])) * SECOND_NS for index in range(5)
         )
         report = RecoveryReport(
             f"incident-{number}", "slurm", now_ns, int(RecoveryKind.FREE_NODE), fault, detect, decide, act,
@@ -287,17 +288,17 @@ def night(folder: Path) -> Iterator[Night]:
     config = AggregatorConfig(data=folder, ops_seconds=3600.0)
     store = Store.open(folder, config, lambda: clock_ns[0])
     try:
-        one = Night(store)
-        one.run()
+        played_night = Night(store)
+        played_night.run()
         clock_ns[0] = START_NS + SECONDS * SECOND_NS + SECOND_NS // 2
         store.submit_own_health(OWN)
-        asyncio.run(one.runs.close(one.now_ns))
-        _advise(store, one)
-        _decide(store, one.now_ns)
+        asyncio.run(played_night.runs.close(played_night.now_ns))
+        _advise(store, played_night)
+        _decide(store, played_night.now_ns)
         store.in_transaction(lambda live: put_clocks(live, CLOCKS))
-        store.in_transaction(lambda live: _put_declared(live, one.fleet.declared))
+        store.in_transaction(lambda live: _put_declared(live, played_night.fleet.declared))
         store.in_transaction(lambda live: live.execute(ROLLUPS))
         store.in_transaction(_put_before)
-        yield one
+        yield played_night
     finally:
         store.close(60.0)

@@ -20,9 +20,9 @@ class Process:
         command += ["--set", "listen_scores=off"]
         self.child = subprocess.Popen([*command, *more], stdout=subprocess.PIPE, text=True)
         assert self.child.stdout is not None
-        said = self.child.stdout.readline()
-        assert "listening on 127.0.0.1:" in said, said
-        self.port = int(said.partition("127.0.0.1:")[2].partition(",")[0])
+        line = self.child.stdout.readline()
+        assert "listening on 127.0.0.1:" in line, line
+        self.port = int(line.partition("127.0.0.1:")[2].partition(",")[0])
 
     def end(self, number: int) -> int:
         self.child.send_signal(number)

@@ -21,7 +21,6 @@ _ASKED = re.compile(
 
 
 def queries(page: str) -> list[str]:
-    """Return the queries of the page."""
     return [match["query"] for match in _ASKED.finditer(page)]
 
 
@@ -33,7 +32,7 @@ def answered(page: str, answer: Callable[[str], str]) -> str:
 
 
 def asking(folder: Path) -> Callable[[str], str]:
-    """Return what answers a query from the operators' file in *folder*, as `gangline sql` prints it."""
+    """Yield a function that answers a query from the operators' file in *folder*, in the format of `gangline sql`."""
     connection = sandbox.open_snapshot(folder / "operators.duckdb")
 
     def answer(query: str) -> str:

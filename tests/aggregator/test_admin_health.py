@@ -1,4 +1,4 @@
-"""`gangline admin health` against a health service, and against what is none."""
+"""`gangline admin health` against a health service, and against other services."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_service_that_is_not_there(
 def test_it_needs_no_login(
     serving: tuple[health.HealthServicer, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pod whose token's file was gone would be restarted for it."""
+    """A missing token file would restart the pod."""
     monkeypatch.setenv("GANGLINE_TOKEN_FILE", "/nowhere/token")
     serving[0].set("", health_pb2.HealthCheckResponse.SERVING)
     assert admin_health.main(["--aggregator", serving[1]]) == OK

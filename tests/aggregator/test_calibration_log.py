@@ -98,37 +98,37 @@ def report(
 
 
 def outcome(number: int, nodes: list[str], throughput: float, now_seconds: int) -> Any:
-    one = outcome_pb2.Outcome(
+    result = outcome_pb2.Outcome(
         outcome_id=f"run-{number}", workload="llama", nodes=[f"nodes/{name}" for name in nodes],
         decision_id="d1", option=1, throughput=throughput,
     )  # fmt: skip
-    one.start_time.FromSeconds(now_seconds - 7200)
-    one.end_time.FromSeconds(now_seconds - 60)
-    one.queue_time.FromSeconds(90)
-    return one
+    result.start_time.FromSeconds(now_seconds - 7200)
+    result.end_time.FromSeconds(now_seconds - 60)
+    result.queue_time.FromSeconds(90)
+    return result
 
 
 class Caller:
-    """A scheduler of a running aggregator."""
-
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.recovery: Any = RecoveryServiceStub(channel)  # type: ignore[no-untyped-call]
         self.outcome: Any = OutcomeServiceStub(channel)  # type: ignore[no-untyped-call]
         self.placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
 
     async def planned(self) -> recovery_pb2.RecoveryOption:
-        """Return what waiting for the repair of one of two nodes comes to."""
+        """Return the price of waiting for the repair of one of two nodes."""
         request = recovery_pb2.PlanRecoveryRequest(
             gang=placement_pb2.GangRequirements(gpus_per_node=1),
             current_node_index=[0, 1], failed_node_index=[1], explain=True,
         )  # fmt: skip
         reply = await self.recovery.PlanRecovery(request, timeout=GUARD_SECONDS)
         waits = recovery_pb2.RECOVERY_WAIT_FOR_REPAIR
-        found: recovery_pb2.RecoveryOption = next(one for one in reply.options if one.kind == waits)
-        return found
+        option: recovery_pb2.RecoveryOption = next(
+            option for option in reply.options if option.kind == waits
+        )
+        return option
 
     async def size_source(self) -> Any:
-        """Return from where it is known how a gang of one or two nodes scales."""
+        """Return the source of the scaling of a gang of one or two nodes."""
         gang = placement_pb2.GangRequirements(
             gpus_per_node=1, workload_name="llama", sizes=placement_pb2.GangSizes(min_nodes=1, max_nodes=2)
         )  # fmt: skip
@@ -144,14 +144,14 @@ def test_reports_move_prices_and_survive_a_restart(lab: Any, make_agent: Any, un
 
     async def life(*, is_first: bool) -> tuple[Any, Any]:
         async with AsyncExitStack() as stack:
-            one = await stack.enter_async_context(lab.aggregator())
+            aggregator = await stack.enter_async_context(lab.aggregator())
             for host, run_id in (("a", b"r" * 16), ("b", b"s" * 16)):
                 agent = make_agent(host=host, run_id=run_id)
-                connection = await stack.enter_async_context(lab.agent(one, agent))
+                connection = await stack.enter_async_context(lab.agent(aggregator, agent))
                 await connection.send(agent.message(1 if is_first else 2))
-            channel = grpc.aio.insecure_channel(f"127.0.0.1:{one.port}")
+            channel = grpc.aio.insecure_channel(f"127.0.0.1:{aggregator.port}")
             caller = Caller(await stack.enter_async_context(channel))
-            held = one.snapshot_holder
+            held = aggregator.snapshot_holder
             await until(lambda: held.snapshot and len(held.snapshot.names) == 2)
             if is_first:
                 assert (
@@ -174,7 +174,7 @@ def test_reports_move_prices_and_survive_a_restart(lab: Any, make_agent: Any, un
             await until(lambda: held.snapshot.reported_factors.get("detect"))
             file = lab.folder.parent / "report.json"
             file.write_text(json.dumps({"incident": "i1", "success": True}))
-            server = ["--aggregator", f"127.0.0.1:{one.port}", "--report", str(file)]
+            server = ["--aggregator", f"127.0.0.1:{aggregator.port}", "--report", str(file)]
             assert await asyncio.to_thread(cli.main, ["recover", *server]) == cli.OK
             return await caller.planned(), await caller.size_source()
 
@@ -183,13 +183,11 @@ def test_reports_move_prices_and_survive_a_restart(lab: Any, make_agent: Any, un
         assert option.detect_hours.source == placement_pb2.ESTIMATE_REPORTED
         assert option.detect_hours.evidence.endswith("(3 reports)")
         assert 2.0 < 60.0 * option.detect_hours.value < 20.0
-        assert (
-            option.act_hours.source == placement_pb2.ESTIMATE_ASSUMED
-        )  # nobody reported a restart
+        assert option.act_hours.source == placement_pb2.ESTIMATE_ASSUMED  # no restart was reported
         assert sizes == placement_pb2.ESTIMATE_REPORTED
     assert lab.rows("SELECT count(*), sum(lost_gpu_hours) FROM recoveries") == [(3, 36.0)]
-    told = dict(lab.rows("SELECT factor, reports FROM ops.calibration WHERE source = 'reported' AND workload = ''"))  # fmt: skip
-    assert told == dict.fromkeys(
+    reports_by_factor = dict(lab.rows("SELECT factor, reports FROM ops.calibration WHERE source = 'reported' AND workload = ''"))  # fmt: skip
+    assert reports_by_factor == dict.fromkeys(
         ("detect", "decide", "restart", "act.free_node", "resume.storage"), 3
     )
     sizes = lab.rows(
@@ -197,23 +195,24 @@ def test_reports_move_prices_and_survive_a_restart(lab: Any, make_agent: Any, un
     )
     assert sizes == [(1, 100.0), (2, 190.0)]
     ((seconds, spanned, plan),) = lab.rows("SELECT queue_seconds, domains_spanned, decision FROM ops.outcomes WHERE outcome = 'run-2'")  # fmt: skip
-    assert (seconds, spanned, plan) == (90.0, {}, "d1")  # nobody declared a place
+    assert (seconds, spanned, plan) == (90.0, {}, "d1")  # no place was declared
     ((stopped, kind),) = lab.rows("SELECT DISTINCT stopped_seconds, kind FROM ops.recoveries")
     assert (stopped, kind) == (3900.0, "free_node")
 
 
 @pytest.mark.slow
 def test_an_answered_report_outlives_kill_9(lab: Any) -> None:
-    """The aggregator is killed as soon as it has answered: the report is there, and counts once."""
+    """The aggregator is killed right after its answer: the report is stored, and counts once."""
 
     async def life(number: int) -> list[bool]:
         process = Process(lab.folder)
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{process.port}") as channel:
                 caller = Caller(channel)
-                requests = [report(f"i{at}", int(time.time())) for at in range(number)]
+                requests = [report(f"i{index}", int(time.time())) for index in range(number)]
                 calls = [
-                    caller.recovery.ReportRecovery(one, wait_for_ready=True) for one in requests
+                    caller.recovery.ReportRecovery(request, wait_for_ready=True)
+                    for request in requests
                 ]
                 return [reply.known for reply in await asyncio.gather(*calls)]
         finally:
@@ -231,13 +230,13 @@ def test_the_score_process_plans_with_what_was_reported_and_takes_no_reports(
     tmp_path: Path,
 ) -> None:
     """A scheduler that asks the fast port gets the same prices; its reports go where they can be stored."""
-    found = reported_factors([recovery(at) for at in range(3)], [], NOW_NS, 90.0)
-    snapshot = replace(placed_world().run(20), reported_factors=found)
+    factors = reported_factors([recovery(index) for index in range(3)], [], NOW_NS, 90.0)
+    snapshot = replace(placed_world().run(20), reported_factors=factors)
 
     async def scenario() -> None:
-        async with running(tmp_path, snapshot) as one:
-            await answer(one)
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:
+        async with running(tmp_path, snapshot) as aggregator:
+            await answer(aggregator)
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{aggregator.port}") as channel:
                 caller = Caller(channel)
                 assert (
                     await caller.planned()
@@ -257,8 +256,8 @@ def test_plans_of_several_sizes_take_the_throughput_that_was_reported() -> None:
         )
         for size in (1, 2, 4)
     ]
-    found = reported_factors([], runs, NOW_NS, 90.0)
-    snapshot = replace(placed_world().run(20), reported_factors=found)
+    factors = reported_factors([], runs, NOW_NS, 90.0)
+    snapshot = replace(placed_world().run(20), reported_factors=factors)
     service = PlacementService(SnapshotStandIn(snapshot))
     gang = placement_pb2.GangRequirements(
         gpus_per_node=1, workload_name="llama", sizes=placement_pb2.GangSizes(allowed_nodes=[2, 4])
@@ -269,8 +268,8 @@ def test_plans_of_several_sizes_take_the_throughput_that_was_reported() -> None:
         request = placement_pb2.PlanPlacementRequest(gang=gang)
         request.gang.MergeFrom(placement_pb2.GangRequirements(**fields))
         reply = await service.PlanPlacement(request, None)
-        both = [one.scaling_efficiency for one in reply.sizes]
-        return [(round(one.value, 3), one.source) for one in both]
+        both = [size.scaling_efficiency for size in reply.sizes]
+        return [(round(factor.value, 3), factor.source) for factor in both]
 
     async def resized() -> Any:
         request = placement_pb2.PlanResizeRequest(
@@ -278,7 +277,7 @@ def test_plans_of_several_sizes_take_the_throughput_that_was_reported() -> None:
         )
         reply = await service.PlanResize(request, None)
         parts = reply.options[0].placement.price.parts
-        return next(one.gpu_hours for one in parts if one.name == "scaling")
+        return next(part.gpu_hours for part in parts if part.name == "scaling")
 
     reported = [(1.0, placement_pb2.ESTIMATE_REPORTED), (0.707, placement_pb2.ESTIMATE_REPORTED)]
     assert asyncio.run(sizes()) == reported
@@ -293,43 +292,41 @@ def test_plans_of_several_sizes_take_the_throughput_that_was_reported() -> None:
 
 
 def test_the_domains_of_an_outcome_are_those_of_its_nodes() -> None:
-    """A scheduler names nodes; in how many leaves they are is known here, unless one of them is gone."""
+    """A scheduler names nodes; the aggregator knows their leaves, unless a node has left the fleet."""
     snapshot = placed_world().run(20)
-    found = placement_of(snapshot, [0, 1], "train")
-    assert found.domains["spine"] == 1.0 and found.domains["leaf"] >= 1.0
+    placement = placement_of(snapshot, [0, 1], "train")
+    assert placement.domains["spine"] == 1.0 and placement.domains["leaf"] >= 1.0
     everyone = placement_of(snapshot, list(range(8)), "train").domains
     leaves = {name: len(set(names)) for name, names in everyone_domains(snapshot).items()}
     assert everyone == {name: float(count) for name, count in leaves.items()}
     assert placement_of(snapshot, [0, -1], "train").domains == {}
     runs = ThroughputReport("o", "slurm", NOW_NS, "w", 8, 1.0, domains_of(everyone), 0.2)
-    assert [each > 0 for each in runs.domains] == [
+    assert [domain > 0 for domain in runs.domains] == [
         tier.name.lower() in everyone for tier in PRICED_TIERS
     ]
 
 
 def everyone_domains(snapshot: Any) -> dict[str, list[int]]:
-    """Return of each tier that is known of all nodes the domain of each."""
+    """Return per tier the domain of each node, for tiers where all nodes are known."""
     ids = {
         tier.name.lower(): snapshot.facts.domains.ids[tier.row].tolist() for tier in PRICED_TIERS
     }
-    return {name: those for name, those in ids.items() if min(those) >= 0}
-
-
-# ----------------------------------------------------------------------
-# What a report may not say.
+    return {name: id_ for name, id_ in ids.items() if min(id_) >= 0}
 
 
 @pytest.mark.parametrize("what", BAD_RECOVERIES)
 def test_a_bad_report_names_its_field(what: str) -> None:
     """A scheduler's author reads which field is wrong, and what would be right; nothing of it is stored."""
-    changes, words = BAD_RECOVERIES[what]
+    changes, message = BAD_RECOVERIES[what]
     with pytest.raises(InvalidArgument) as refused:
         record_of(report("i1", NOW_SECONDS, **changes), "slurm", NOW_NS)
-    assert str(refused.value).startswith(words)
+    assert str(refused.value).startswith(message)
 
 
 def test_times_are_optional() -> None:
-    """A scheduler that knows only when it resumed reports that, and one that knows nothing its success."""
+    """A scheduler that knows only the time of resumption reports only that time; without any time
+    it reports the success.
+    """
     unset = dict.fromkeys(("fault_time", "detect_time", "decide_time", "act_time", "resume_time"))
     assert record_of(report("i1", NOW_SECONDS, **unset), "slurm", NOW_NS).report.hours() == {}
     unset.pop("resume_time")
@@ -338,18 +335,17 @@ def test_times_are_optional() -> None:
 
 @pytest.mark.parametrize("what", BAD_OUTCOMES)
 def test_a_bad_placement_outcome_names_its_field(what: str) -> None:
-    """As of recoveries."""
-    changes, words = BAD_OUTCOMES[what]
-    one = outcome(1, ["a"], 5.0, NOW_SECONDS)
+    changes, message = BAD_OUTCOMES[what]
+    reported = outcome(1, ["a"], 5.0, NOW_SECONDS)
     for name, value in changes.items():
-        setattr(one, name, value)
+        setattr(reported, name, value)
     with pytest.raises(InvalidArgument) as refused:
-        check_outcome(3, one, NOW_NS)
-    assert str(refused.value).startswith(words)
-    one = outcome(1, ["a"], 5.0, NOW_SECONDS)
-    one.queue_time.FromSeconds(-1)
+        check_outcome(3, reported, NOW_NS)
+    assert str(refused.value).startswith(message)
+    reported = outcome(1, ["a"], 5.0, NOW_SECONDS)
+    reported.queue_time.FromSeconds(-1)
     with pytest.raises(InvalidArgument, match=r"outcomes\[3\].queue_time: -1 s, expected 0 to"):
-        check_outcome(3, one, NOW_NS)
+        check_outcome(3, reported, NOW_NS)
 
 
 def test_a_report_at_the_prompt_is_json_of_limited_size(tmp_path: Path) -> None:
@@ -358,25 +354,21 @@ def test_a_report_at_the_prompt_is_json_of_limited_size(tmp_path: Path) -> None:
     file.write_text(
         '{"incident": "i1", "kind": "RECOVERY_SHRINK", "fault_time": "2026-11-24T02:10:00Z"}'
     )
-    found = report_of(str(file))
-    assert (found.incident, found.kind) == ("i1", recovery_pb2.RECOVERY_SHRINK)
-    assert found.fault_time.seconds > 1_700_000_000
+    parsed = report_of(str(file))
+    assert (parsed.incident, parsed.kind) == ("i1", recovery_pb2.RECOVERY_SHRINK)
+    assert parsed.fault_time.seconds > 1_700_000_000
     bad = {
         '{"incidnt": "i1"}': 'no field named "incidnt"',
         "no json": "expected JSON of ReportRecoveryRequest",
         " " * (REPORT_BYTES_MAX + 1): "more than 65536 bytes",
         '{"fault_time": "yesterday"}': "expected JSON of ReportRecoveryRequest",
     }
-    for text, words in bad.items():
+    for text, message in bad.items():
         file.write_text(text)
-        with pytest.raises(CommandError, match=words):
+        with pytest.raises(CommandError, match=message):
             report_of(str(file))
     with pytest.raises(CommandError, match="absent: No such file"):
         report_of(str(tmp_path / "absent"))
-
-
-# ----------------------------------------------------------------------
-# Limits, and a disk that takes nothing.
 
 
 def record(number: int) -> RecoveryRecord:
@@ -384,8 +376,6 @@ def record(number: int) -> RecoveryRecord:
 
 
 class FullDisk(Tables):
-    """A store that takes nothing while `is_full`."""
-
     is_full = True
 
     def in_transaction(self, work: Any, *, ahead: bool = False) -> Any:
@@ -397,7 +387,7 @@ class FullDisk(Tables):
 def test_a_report_that_the_disk_refuses_counts_once_it_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The scheduler was told no, reported again, and the recovery counted twice."""
+    """The report was refused, the scheduler reported again, and the recovery counted twice."""
     monkeypatch.setattr(calibration_log, "WAITING_MAX", 2)
 
     async def scenario() -> None:
@@ -435,15 +425,15 @@ def test_throughputs_are_read_back_with_their_domains() -> None:
         "MAP {'leaf': 1.0 + i % 2, 'spine': 1.0} AS domains_spanned, 0.4 AS communication_share FROM range(50) AS t(i)",
         [NOW_NS // 1000],
     )
-    found = CalibrationLog(store, NOW_NS).factors
-    assert set(found.factors) == {"topology.leaf"}
-    cost = found.factors["topology.leaf"]  # 100 / 90 - 1 of a share of 0.4, of which half crosses
+    factors = CalibrationLog(store, NOW_NS).factors
+    assert set(factors.factors) == {"topology.leaf"}
+    cost = factors.factors["topology.leaf"]  # 100 / 90 - 1 of a share of 0.4, of which half crosses
     assert cost.value == pytest.approx(0.556, abs=0.05) and cost.reports == 40
-    assert found.throughputs.points("train") == [(2, 95.0)]
+    assert factors.throughputs.points("train") == [(2, 95.0)]
 
 
 def test_reports_beyond_the_limits_push_out_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory stays bounded; of what was reported long ago the rest is in the store."""
+    """Memory stays bounded; older reports are in the store."""
     for name in ("RECOVERIES_MAX", "THROUGHPUTS_MAX", "INCIDENTS_KNOWN_MAX"):
         monkeypatch.setattr(calibration_log, name, 3)
 
@@ -454,8 +444,10 @@ def test_reports_beyond_the_limits_push_out_the_oldest(monkeypatch: pytest.Monke
         ]  # fmt: skip
         assert not log.is_known("slurm", "i1") and log.is_known("slurm", "i4")
         runs = [
-            ThroughputReport(f"o{at}", "slurm", NOW_NS + at, f"w{at}", 8, 1.0, (1,) * 5, 0.2)
-            for at in range(5)
+            ThroughputReport(
+                f"o{index}", "slurm", NOW_NS + index, f"w{index}", 8, 1.0, (1,) * 5, 0.2
+            )
+            for index in range(5)
         ]
         log.add_throughputs(runs)
         log.step(NOW_NS)
@@ -467,10 +459,10 @@ def test_reports_beyond_the_limits_push_out_the_oldest(monkeypatch: pytest.Monke
 
 
 def by(reporter: str, number: int, minutes: float) -> RecoveryRecord:
-    one = record(number)
+    recovery_record = record(number)
     fault_ns = NOW_NS - 10**16
     detect_ns = fault_ns + int(minutes * 60 * 10**9)
-    report = one.report._replace(
+    report = recovery_record.report._replace(
         reporter=reporter,
         fault_ns=fault_ns,
         detect_ns=detect_ns,
@@ -478,7 +470,7 @@ def by(reporter: str, number: int, minutes: float) -> RecoveryRecord:
         act_ns=0,
         resume_ns=0,
     )
-    return one._replace(report=report)
+    return recovery_record._replace(report=report)
 
 
 @pytest.mark.parametrize("count", [330, 9330, 10130])
@@ -491,19 +483,19 @@ def test_one_reporter_moves_no_price_by_the_number_of_its_reports(
     scale = 10  # of the incident: the limit is 10,000
 
     async def scenario() -> list[float]:
-        found = []
+        counts = []
         store = Tables()
         log = CalibrationLog(store, NOW_NS)
-        for at in range(900 // scale):
-            log.add_recovery(by(f"honest {at % 3}", at, 3.0))
-        for at in range(count // scale):
-            log.add_recovery(by("hostile", at, 4000.0))
+        for index in range(900 // scale):
+            log.add_recovery(by(f"honest {index % 3}", index, 3.0))
+        for index in range(count // scale):
+            log.add_recovery(by("hostile", index, 4000.0))
         log.step(NOW_NS)
         await log.close()
         assert sum(reporter != "hostile" for reporter, _ in log._recoveries) == 900 // scale
         for current in (log, CalibrationLog(store, NOW_NS)):
-            found.append(current.factors.factors["detect"].value * 60.0)
-        return found
+            counts.append(current.factors.factors["detect"].value * 60.0)
+        return counts
 
     alone, again = asyncio.run(scenario())
     assert alone == pytest.approx(again)

@@ -1,4 +1,4 @@
-"""Counter algebra on arrays equals the scalar one, and leaky sums tell rates whatever the pace."""
+"""Counter algebra on arrays equals the scalar version, and leaky sums give rates at any sampling period."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_arrays_and_scalars_agree(
 
 @pytest.mark.parametrize("seconds", [0.5, 1.0, 10.0, 300.0])
 def test_a_steady_rate_is_found_at_any_pace(seconds: float) -> None:
-    """An agent at 10 s and one at 1 s with the same errors must be told the same rate."""
+    """An agent at 10 s and an agent at 1 s with the same errors must get the same rate."""
     held, constant, rate = 0.0, 10.0, 7.0
     for _ in range(1000):
         decayed = held * float(np.exp(-seconds / constant))

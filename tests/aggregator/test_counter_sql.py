@@ -93,11 +93,11 @@ def test_every_implementation_knows_the_same_blanks(operators: Any) -> None:
 
 
 def test_all_there_is_to_ask_says_what_it_is(operators: Any) -> None:
-    """At 3 a.m. `gangline sql` lists what there is; a view without a word is one nobody asks."""
-    made = operators.execute(
+    """`gangline sql` lists all views; a view without a comment would remain unknown."""
+    comments = operators.execute(
         "SELECT view_name, comment FROM duckdb_views() WHERE schema_name = 'ops' UNION "
         "SELECT function_name, comment FROM duckdb_functions() WHERE schema_name = 'ops' UNION "
         "SELECT table_name, comment FROM duckdb_tables() WHERE table_name <> 'gangline_store'"
     ).fetchall()
-    assert len(made) > 20
-    assert [name for name, comment in made if not comment] == []
+    assert len(comments) > 20
+    assert [name for name, comment in comments if not comment] == []

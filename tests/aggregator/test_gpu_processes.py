@@ -1,4 +1,4 @@
-"""Who runs on the GPUs, from the driver's list and /proc to an operator's question: both halves of the house at once."""
+"""Processes on the GPUs, from the driver's list and /proc to an operator's question: agent and aggregator together."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tests.fake_nvml.parts_scenario import host_lines, mig_device, process, with
 from tests.fake_nvml.scenario import Scenario, gpus
 
 SECOND = 1_000_000_000
-#: So long before now the hosts' clocks begin: a reading of a moment still to come is not yet the latest.
+#: The hosts' clocks begin this long ago: a reading of a future time is never the latest.
 AGO_NS = 10 * SECOND
 
 FILES = ("gangline.duckdb", "operators.duckdb")
 
 
 class Fleet:
-    """Hosts whose agents run here, and what each told."""
+    """Hosts whose agents run in the test, and their reports."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -55,12 +55,10 @@ class Fleet:
         host.turn(collector, *holdings)
 
     def run(self, lab: Any) -> None:
-        """Bring what all hosts told to an aggregator, and let it end."""
-
         async def way() -> None:
             async with lab.aggregator() as aggregator:
-                for at, (name, (host, _)) in enumerate(self.hosts.items()):
-                    agent = Agent(name, bytes([at]) * 16, bytes.fromhex(boot_of(host)))
+                for index, (name, (host, _)) in enumerate(self.hosts.items()):
+                    agent = Agent(name, bytes([index]) * 16, bytes.fromhex(boot_of(host)))
                     async with lab.agent(aggregator, agent) as connection:
                         request = wire.ReportEventsRequest(events=host.told() + host.anew)
                         host.anew.clear()
@@ -79,7 +77,7 @@ def fleet(tmp_path: Path) -> Fleet:
 
 
 def rows_of_both(lab: Any, query: str) -> list[tuple[Any, ...]]:
-    """Return what the store and the operators' file answer, which is the same."""
+    """Return the answer of the store and of the operators' file, which must be equal."""
     live, copied = (lab.rows(query, file) for file in FILES)
     assert live == copied, query
     return list(live)
@@ -100,17 +98,22 @@ def test_a_job_over_two_hosts_is_one_row(lab: Any, fleet: Fleet) -> None:
         lab, "SELECT source, job, hosts, gpus_count, processes_count, dead_count FROM ops.jobs"
     )
     assert row == ("slurm", "123", ["a", "b"], 4, 4, 0)
-    since = [at for (at,) in rows_of_both(lab, "SELECT epoch(since) FROM ops.job(123) ORDER BY 1")]
+    since = [
+        since_seconds
+        for (since_seconds,) in rows_of_both(
+            lab, "SELECT epoch(since) FROM ops.job(123) ORDER BY 1"
+        )
+    ]
     began = time.time() - 3600 + 600  # the process's own start, not when it was found
     assert since == pytest.approx([began] * 4, abs=60)
     query = "SELECT host, process_id, user_id FROM ops.job(123) WHERE gpu LIKE 'GPU-00000001%' ORDER BY host"
     assert rows_of_both(lab, query) == [("a", 4712, 1000), ("b", 4712, 1000)]
-    assert rows_of_both(lab, "FROM ops.faults") == []  # a job is no fault
+    assert rows_of_both(lab, "FROM ops.faults") == []  # a job is not a fault
 
 
 @pytest.mark.slow
 def test_what_ended_is_ended_and_kept(lab: Any, fleet: Fleet) -> None:
-    """The post mortem asks who was there, the night shift who is there."""
+    """The post mortem needs past processes, the night shift the current ones."""
     host = fleet.host("a")
     host.process(4711, SLURM)
     for _ in range(3):
@@ -187,7 +190,7 @@ def test_what_ended_while_nobody_looked_has_ended(lab: Any, fleet: Fleet) -> Non
 
 @pytest.mark.slow
 def test_a_gpu_that_does_not_answer_after_a_restart_ends_nothing(lab: Any, fleet: Fleet) -> None:
-    """The driver hung, the agent was restarted, and the job that hung with it was said to have ended."""
+    """The driver hung, the agent was restarted, and the job that hung with it was reported as ended."""
     host = fleet.host("a")
     host.process(4711, SLURM)
     for _ in range(3):
@@ -201,7 +204,7 @@ def test_a_gpu_that_does_not_answer_after_a_restart_ends_nothing(lab: Any, fleet
 
 @pytest.mark.slow
 def test_what_is_not_told_any_more_is_not_shown_as_running(lab: Any, fleet: Fleet) -> None:
-    """An agent was killed in the night; whether its jobs go on nobody knows."""
+    """An agent was killed in the night; whether its jobs continue is unknown."""
     host = fleet.host("a")
     host.process(4711, SLURM)
     host.clock.wall_ahead_ns -= 7200 * SECOND
@@ -249,7 +252,7 @@ def test_many_jobs_leave_room_for_faults(
     lab: Any, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The operators' file keeps the last 100,000 events, and of a large fleet all of those were jobs."""
-    short = [replace(one, rows_max=1) if one.table == "events" else one for one in COPIES]
+    short = [replace(copy, rows_max=1) if copy.table == "events" else copy for copy in COPIES]
     monkeypatch.setattr(snapshot_file, "COPIES", short)
     host = fleet.host("a")
     host.put(wire.HealthEvent(event_id="x", device_kind="gpu", device=GPU, name="gpu.xid", code=79))
@@ -265,7 +268,7 @@ def test_many_jobs_leave_room_for_faults(
     )
     assert of_jobs <= {"gpu.process", "gpu.told_anew"}
     ((left_out,),) = lab.rows("SELECT left_out FROM snapshot", "operators.duckdb")
-    assert [re.sub("of [0-9]+", "of N", one) for one in left_out] == [
+    assert [re.sub("of [0-9]+", "of N", message) for message in left_out] == [
         "events: the newest 1 of N rows"
     ]
 
@@ -275,7 +278,7 @@ def test_many_jobs_leave_room_for_faults(
 def test_from_the_driver_to_the_question(
     lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of it at once: NVML's lists, MIG, /proc, frames and events, the store, ops.jobs."""
+    """The whole path: NVML's lists, MIG, /proc, frames and events, the store, ops.jobs."""
     library = build(tmp_path / "library")
     host = JobsHost(tmp_path, nvml_library=str(library))
     host.clock.now_ns = 3600 * SECOND
@@ -291,13 +294,13 @@ def test_from_the_driver_to_the_question(
         host=host_lines([first, second, mig_device(1, 1)]),
     )
     host.process(4711, SLURM)
-    host.process(4713, SLURM.replace("task_0", "task_1"))  # and 4712 is gone
+    host.process(4713, SLURM.replace("task_0", "task_1"))  # and 4712 has ended
     lister, collector = GpuProcesses(host.roots), host.collector()
     framer = FrameBuilder(b"r" * 16, bytes.fromhex(boot_of(host)))
     batches = []
     for sequence in range(1, 4):
         host.clock.now_ns += SECOND
-        turns = [run_collector(each, host.clock) for each in (lister, collector)]
+        turns = [run_collector(turning, host.clock) for turning in (lister, collector)]
         assert [turn.outcome for turn in turns] == [CollectOutcome.OK, CollectOutcome.OK], turns
         blocks = [block for turn in turns for block in turn.blocks]
         frame = framer.build(sequence, host.clock.now_ns, host.clock.wall_ns(), blocks)
@@ -331,7 +334,7 @@ def test_from_the_driver_to_the_question(
             "ORDER BY device",
             file,
         ) == [(first.uuid, 1, 1, float(1 << 30)), (second.uuid, 1, 0, 0)]
-        # what is told in words joins what is told in numbers
+        # text columns join number columns
         assert lab.rows(
             "SELECT j.process_id, p.memory_used_bytes FROM ops.job(123) AS j "
             "JOIN latest.gpu_process_1s_changes AS p ON p.host = j.host AND "

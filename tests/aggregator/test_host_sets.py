@@ -1,4 +1,4 @@
-"""Host sets as operators and Slurm write them: nobody is lost, nobody is made up, and no text takes all memory."""
+"""Host sets as operators and Slurm write them: no host is lost or invented, and no text takes all memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gangline.aggregator.host_sets import HostSetError, expand_hosts, fold_hosts
     ],
 )
 def test_a_set_is_what_clustershell_says(text: str, names: list[str]) -> None:
-    """What an operator types for clush means the same here; the order of the items is that of ranks."""
+    """A host set has the same meaning as in clush; the order of the items is that of ranks."""
     assert expand_hosts(text) == names
 
 
@@ -56,7 +56,6 @@ def test_names_are_folded_as_slurm_reads_them(names: list[str], text: str) -> No
     )
 )
 def test_a_folded_set_names_each_host_once(names: set[str]) -> None:
-    """None is lost, none is made up."""
     assert sorted(expand_hosts(fold_hosts(names))) == sorted(names)
 
 
@@ -66,7 +65,7 @@ def test_a_folded_set_names_each_host_once(names: set[str]) -> None:
     | st.from_regex(r"[a-z]?(\[[0-9]-[0-9]\]|[0-9]{0,25}){1,4}", fullmatch=True)
 )
 def test_whatever_is_typed_is_a_set_or_an_error(text: str) -> None:
-    """A slip of the keyboard ends in words, not in a traceback of a library."""
+    """A typing error gives a message, not a traceback of a library."""
     try:
         names = expand_hosts(text, 1000)
     except HostSetError as error:

@@ -1,4 +1,4 @@
-"""Judging before its time: a fatal event is judged at once, whatever comes beside it, and a storm of them costs a tenth."""
+"""Early judging: a fatal event is judged at once, despite other events, and an event storm costs a tenth of the time."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def test_an_early_turn_begins_a_moment_after_its_event() -> None:
 
 
 def test_half_of_the_time_is_left_to_others_before_an_early_turn_too() -> None:
-    """Judging takes 0.4 s where all hosts are silent: their frames are to be heard."""
+    """Judging takes 0.4 s when all hosts are silent: their frames must still be received."""
     assert EarlyTurns().begins_at(10.0, 9.9, 0.4) == pytest.approx(10.3)
     assert EarlyTurns().begins_at(10.0, 9.9, 1800.0) == pytest.approx(14.9), "we were stopped"
 
 
 @pytest.mark.parametrize("turn_seconds", [0.004, 0.16, 0.9])
 def test_a_storm_of_fatal_events_costs_a_tenth_of_the_loop(turn_seconds: float) -> None:
-    """A driver update went wrong: ten thousand hosts each wrote a fatal code, and nothing but judging was done."""
+    """After a failed driver update ten thousand hosts each wrote a fatal code, and the loop only judged."""
     turns, now, until, period = EarlyTurns(), 0.0, 120.0, 1.0
     early_seconds = all_seconds = 0.0
     count = 0
@@ -57,7 +57,6 @@ def test_a_storm_of_fatal_events_costs_a_tenth_of_the_loop(turn_seconds: float) 
 
 
 def test_after_a_storm_there_is_room_again() -> None:
-    """What was used up is not missing for ever."""
     turns = EarlyTurns()
     turns.spend(3.0, 10.0)
     assert turns.begins_at(10.0, 10.0, 0.01) == pytest.approx(30.0)
@@ -75,10 +74,10 @@ def xid(number: int, code: int, **more: Any) -> telemetry_pb2.HealthEvent:
 
 
 def test_only_a_new_fatal_fault_asks_for_a_turn() -> None:
-    """An application that crashes writes XID 31 all day, and a broken GPU its XID 79 for ever: neither is news."""
+    """An application that crashes repeats XID 31 all day, and a broken GPU its XID 79: only the first of each is new."""
     fleet = Fleet()
     fleet.register("a", simulated=False, boot_id=BOOT, devices=[])
-    told = [
+    requested = [
         fleet.observe_event("a", event, NOW_NS)
         for event in (
             xid(1, 31),
@@ -90,7 +89,7 @@ def test_only_a_new_fatal_fault_asks_for_a_turn() -> None:
             xid(6, 0, name="host.hung_task", device="host", device_kind="host"),
         )
     ]
-    assert told == [False, True, False, False, True, True, False]
+    assert requested == [False, True, False, False, True, True, False]
     assert fleet.observe_event("nobody", xid(7, 79), NOW_NS) is False
 
 
@@ -117,8 +116,8 @@ def test_advice_for_a_fatal_event_does_not_wait_for_the_period(
                 request = telemetry_pb2.ReportEventsRequest(events=[event])
                 await line.stub.ReportEvents(request, metadata=line.metadata)
                 await until(lambda: aggregator.advisory_engine.feed.open)
-                (one,) = aggregator.advisory_engine.feed.open
-                assert (one.action.name, one.state.name) == ("EVICT_NOW", "PROPOSED")
+                (advisory,) = aggregator.advisory_engine.feed.open
+                assert (advisory.action.name, advisory.state.name) == ("EVICT_NOW", "PROPOSED")
                 return int(aggregator.judge_loop.early_turns)
 
     assert asyncio.run(work()) >= 1

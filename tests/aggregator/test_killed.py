@@ -1,4 +1,4 @@
-"""kill -9 at moments that a seed picks, under a load of frames, late frames and events: what was acknowledged is there once."""
+"""kill -9 at seeded moments under a load of frames, late frames and events: acknowledged data is stored once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LATE_FRAMES = 16
 
 
 class Told:
-    """What an agent was told is durable, over the aggregator's lives."""
+    """Data acknowledged to agents, across restarts of the aggregator."""
 
     def __init__(self, agent: Any) -> None:
         self.agent, self.next = agent, 1
@@ -31,7 +31,7 @@ class Told:
         self.events: set[str] = set()
 
     async def live(self, connection: Any, chance: random.Random) -> None:
-        """Send without a pause until the connection breaks: first, as an agent does, what has no receipt."""
+        """Send without a pause until the connection breaks, unreceipted data first, as an agent does."""
         connection.durable = self.durable
         await connection.register()
         connection.open()
@@ -89,22 +89,21 @@ def test_what_was_acknowledged_is_there_once(
 ) -> None:
     """An out-of-memory kill comes in the middle of a commit, of an fsync of the journal, of a receipt."""
     chance = random.Random(SEED)
-    told = [Told(make_agent(host=h, run_id=h.encode() * 16)) for h in "ab"]
+    agents = [Told(make_agent(host=h, run_id=h.encode() * 16)) for h in "ab"]
 
     async def way() -> None:
         for _ in range(lives_count):
             process = Process(lab.folder, *(w for s in SETTINGS for w in ("--set", s)))
-            connections = [connect(process.port, one.agent) for one in told]
+            connections = [connect(process.port, agent.agent) for agent in agents]
             lives = [
-                asyncio.create_task(one.live(connection, chance))
-                for one, connection in zip(told, connections, strict=True)
+                asyncio.create_task(agent.live(connection, chance))
+                for agent, connection in zip(agents, connections, strict=True)
             ]
-            had = [len(one.durable) for one in told]
-            # It works, and each was told of both, then:
+            counts = [len(agent.durable) for agent in agents]
             await until(
-                lambda had=had: all(
-                    len(one.durable) > before and one.events
-                    for one, before in zip(told, had, strict=True)
+                lambda counts=counts: all(
+                    len(agent.durable) > before and agent.events
+                    for agent, before in zip(agents, counts, strict=True)
                 )
             )
             await asyncio.sleep(chance.uniform(0.0, 0.15))
@@ -123,7 +122,7 @@ def test_what_was_acknowledged_is_there_once(
     assert {count for _, _, count in stored} == {2}  # a row a GPU
     events = lab.rows("SELECT host, event_id, count(*) FROM events GROUP BY ALL")
     assert {count for _, _, count in events} == {1}
-    for one in told:
-        assert one.durable and one.events
-        assert one.durable <= {n for host, n, _ in stored if host == one.agent.host}
-        assert one.events <= {e for host, e, _ in events if host == one.agent.host}
+    for agent in agents:
+        assert agent.durable and agent.events
+        assert agent.durable <= {n for host, n, _ in stored if host == agent.agent.host}
+        assert agent.events <= {e for host, e, _ in events if host == agent.agent.host}

@@ -39,42 +39,49 @@ NODE = (
 
 def node(name: str, state: str = "HEALTHY", **changes: Any) -> MirrorNode:
     ready = state not in ("UNHEALTHY", "MAINTENANCE")
-    one = MirrorNode(name, 0, ready, 0.5, 1e-4, math.nan, state, "")
-    return one._replace(**changes)
+    mirror_node = MirrorNode(name, 0, ready, 0.5, 1e-4, math.nan, state, "")
+    return mirror_node._replace(**changes)
 
 
 def test_a_file_is_read_as_it_was_written() -> None:
-    """Each field, at its limits."""
     nodes = [
         node("b" * 64, reason="STRAGGLER"),
         node("a", "MAINTENANCE", bucket=3, score=2.0, hazard_per_hour=math.inf, relative_speed=1e9),
         node("c", score=-1.0, hazard_per_hour=-1.0, relative_speed=0.12345, reason="R" * 40),
     ]
     content = render(nodes, computed_seconds=NOW, valid_until_seconds=NOW + 15)
-    found = parse(content)
-    assert [each.name for each in found.nodes] == ["a", "b" * 64, "c"]
-    first, second, third = found.nodes
+    parsed = parse(content)
+    assert [node.name for node in parsed.nodes] == ["a", "b" * 64, "c"]
+    first, second, third = parsed.nodes
     assert first[:6] == ("a", 3, False, 1.0, 9.99999e99, 9.9999)
     assert math.isnan(second.relative_speed) and second.reason == "STRAGGLER"
     assert third[3:] == (0.0, 0.0, 0.1235, "HEALTHY", "R" * 18)
     assert {line + 1 for line in map(len, content.splitlines()[1:-1])} == {RECORD_BYTES}
-    assert found.counts == {"b0": 2, "b1": 0, "b2": 0, "b3": 0, "out": 1, "exclude": 0, "prefer": 0}
-    assert (found.by_slurm, found.degraded) == (False, False)
+    assert parsed.counts == {
+        "b0": 2,
+        "b1": 0,
+        "b2": 0,
+        "b3": 0,
+        "out": 1,
+        "exclude": 0,
+        "prefer": 0,
+    }
+    assert (parsed.by_slurm, parsed.degraded) == (False, False)
 
 
 def test_names_that_no_scheduler_takes_are_left_out() -> None:
     """A name with a blank or a comma would be two."""
     names = ("ok", "a b", "a,b", "x" * 65, "", "-a", "é")
-    found = parse(render(map(node, names), computed_seconds=NOW, valid_until_seconds=NOW + 1))
-    assert [each.name for each in found.nodes] == ["ok"]
+    parsed = parse(render(map(node, names), computed_seconds=NOW, valid_until_seconds=NOW + 1))
+    assert [node.name for node in parsed.nodes] == ["ok"]
 
 
 def test_a_list_that_is_too_long_is_not_given() -> None:
     """The records have the names; readers know what * is."""
-    names = [f"{at:05d}{'x' * 50}" for at in range(1_000)]
-    found = parse(render(map(node, names), computed_seconds=NOW, valid_until_seconds=NOW + 1))
+    names = [f"{index:05d}{'x' * 50}" for index in range(1_000)]
+    parsed = parse(render(map(node, names), computed_seconds=NOW, valid_until_seconds=NOW + 1))
     assert sum(map(len, names)) > LIST_BYTES_MAX
-    assert (found.counts["b0"], found.lists["b0"], len(found.nodes)) == (1_000, "*", 1_000)
+    assert (parsed.counts["b0"], parsed.lists["b0"], len(parsed.nodes)) == (1_000, "*", 1_000)
 
 
 def test_there_is_a_limit_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,14 +95,10 @@ def test_there_is_a_limit_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     ("now", "words"), [(NOW, ""), (NOW + 15, "until 0 s ago"), (NOW - 100, "would be valid")]
 )
 def test_it_is_valid_for_a_time(now: float, words: str) -> None:
-    """Also not before that: a clock that is an hour ahead would have it believed for an hour."""
-    found = parse(render([], computed_seconds=NOW, valid_until_seconds=NOW + 15))
-    why = stale_reason(found, now)
+    """The file is not valid before its time either: a clock that is an hour ahead would make it valid for an hour."""
+    parsed = parse(render([], computed_seconds=NOW, valid_until_seconds=NOW + 15))
+    why = stale_reason(parsed, now)
     assert words in why and bool(words) == bool(why)
-
-
-# ----------------------------------------------------------------------
-# What may be left out.
 
 
 def nodes_of(**kinds: str) -> SlurmNodes:
@@ -105,7 +108,7 @@ def nodes_of(**kinds: str) -> SlurmNodes:
 
 
 def test_nodes_that_are_alike_stand_in_for_each_other() -> None:
-    """As many are left as the largest job may have nodes."""
+    """A job may exclude them if it has at most as many nodes as remain of each kind."""
     slurm = nodes_of(a="n1 n2 n3 n4", b="m1 m2")
     assert excludable(["n1"], slurm) == (["n1"], 3)
     assert excludable(["n1", "m1"], slurm) == (["m1", "n1"], 1)
@@ -128,10 +131,10 @@ def test_across_switches_only_jobs_of_one_node_are_safe() -> None:
 
 
 def test_any_job_that_fits_still_fits() -> None:
-    """All jobs of small fleets: each asks for so many nodes, of kinds that suit it; kinds decide what suits."""
+    """All jobs of small fleets: each needs a number of nodes of suitable kinds."""
     source = random.Random(1)
     for _ in range(300):
-        kinds = {f"n{at}": (source.choice("abc"),) for at in range(source.randint(1, 8))}
+        kinds = {f"n{index}": (source.choice("abc"),) for index in range(source.randint(1, 8))}
         slurm = SlurmNodes(kinds, dict.fromkeys(kinds, (NONE, NONE)))
         faulty = [name for name in kinds if source.random() < 0.4]
         named, safe = excludable(faulty, slurm)
@@ -149,7 +152,7 @@ def with_feature(having: str, all_names: str) -> SlurmNodes:
     return SlurmNodes(
         dict.fromkeys(all_names.split(), ("k",)),
         {
-            n: (each := has if n in having.split() else has - {"well"}, each)
+            n: (kinds := has if n in having.split() else has - {"well"}, kinds)
             for n in all_names.split()
         },
     )
@@ -169,8 +172,10 @@ def test_a_feature_that_no_node_of_a_kind_has_is_not_safe() -> None:
 
 
 def test_slurms_nodes_are_of_a_kind_by_what_a_job_can_ask() -> None:
-    """Load, free memory and state change, and are not in it."""
-    lines = [NODE.format(at=at, features="(null)" if at == 1 else "a,b") for at in (1, 2, 3)]
+    """The kind excludes load, free memory and state, which change."""
+    lines = [
+        NODE.format(at=index, features="(null)" if index == 1 else "a,b") for index in (1, 2, 3)
+    ]
     slurm = parse_slurm_nodes("\n".join(lines), "TopologyPlugin          = topology/none\n")
     assert list(slurm.kinds) == ["gpu1", "gpu2", "gpu3"]
     assert len(set(slurm.kinds.values())) == 1
@@ -191,10 +196,10 @@ def test_a_text_that_is_not_slurms_is_rejected(monkeypatch: pytest.MonkeyPatch) 
 
 @given(st.binary(max_size=300), st.integers(0, 2_000), st.binary(max_size=20))
 def test_any_bytes_are_read_or_rejected(content: bytes, at: int, patch: bytes) -> None:
-    """Nothing but a MirrorError, of garbage and of a good file with other bytes in it."""
+    """Garbage, and a good file with changed bytes, raise only MirrorError."""
     good = render([node("a"), node("b", "UNHEALTHY")], computed_seconds=NOW, valid_until_seconds=NOW + 1)  # fmt: skip
-    for each in (content, good[:at] + patch + good[at + len(patch) :]):
+    for damaged in (content, good[:at] + patch + good[at + len(patch) :]):
         try:
-            parse(each)
+            parse(damaged)
         except MirrorError as error:
             assert str(error)

@@ -73,7 +73,7 @@ def test_licenses_are_read_as_slurm_shows_them(requested: str, licenses: dict[st
 
 
 def test_a_node_is_read_as_slurm_shows_it() -> None:
-    """Its reason is somebody's text, which looks like fields."""
+    """A node's reason is free text that looks like fields."""
     assert parse_nodes(NODE) == [
         SlurmNode(
             "gpu2", frozenset(["MIXED", "DRAIN", "NOT_RESPONDING"]), "burn in State=IDLE", frozenset(["main", "large"]),
@@ -114,7 +114,7 @@ def job(**changes: Any) -> PendingJob:
 
 
 def test_each_node_falls_out_by_one_thing() -> None:
-    """What the job wishes comes first, then what the cluster lacks; why is counted."""
+    """The job's wishes are checked before the cluster's limits; each reason is counted."""
     nodes = [
         node("other", partitions=frozenset(["large"])), node("plain", features=frozenset("b")), node("small", gpus=2), node("x"),
         node("gone", flags=frozenset(["IDLE", "DRAIN"]), reason="gangline:v1;act=drain"), node("down", flags=frozenset(["DOWN"])),
@@ -144,8 +144,8 @@ def test_each_node_falls_out_by_one_thing() -> None:
 )  # fmt: skip
 def test_no_job_starts_on_a_node_in_such_a_state(state: str) -> None:
     """A node in maintenance counted as available, because scontrol writes MAINTENANCE and sinfo MAINT."""
-    (one,) = parse_nodes(NODE.replace("State=MIXED+DRAIN*", f"State={state}"))
-    steps, left = steps_of(job(gpus_per_node=1, memory_mb_per_node=10), [one], {})
+    (parsed_node,) = parse_nodes(NODE.replace("State=MIXED+DRAIN*", f"State={state}"))
+    steps, left = steps_of(job(gpus_per_node=1, memory_mb_per_node=10), [parsed_node], {})
     assert left == [] and steps[-1].name == "state"
 
 
@@ -173,13 +173,15 @@ def test_what_keeps_a_job_from_running_elsewhere(
     changes: dict[str, Any], nodes: str, reason: str
 ) -> None:
     """A job that was pinned to the bad node was requeued, and never ran again."""
-    asked = job(**{"features": frozenset(), "left_out": frozenset(), **changes})
+    tested_job = job(**{"features": frozenset(), "left_out": frozenset(), **changes})
     gres = {"gpu": 4, "gpu:a100": 4}
-    there = [node(name, features=frozenset("f" if name < "c" else ""), gres=gres) for name in nodes]
+    available = [
+        node(name, features=frozenset("f" if name < "c" else ""), gres=gres) for name in nodes
+    ]
     licenses = {"tool": 2, "ansys@db": 5}
-    assert obstacle(asked, there, {"r": ["a", "b"]}, "a", licenses) == reason
+    assert obstacle(tested_job, available, {"r": ["a", "b"]}, "a", licenses) == reason
     # Nodes in use or in maintenance become free, a node that is down may not.
-    busy = [*there, node("d", gpus_used=4, flags=frozenset(["MIXED", "MAINTENANCE"]))]
+    busy = [*available, node("d", gpus_used=4, flags=frozenset(["MIXED", "MAINTENANCE"]))]
     assert not obstacle(job(features=frozenset()), busy, {}, "a")
     down = [node("a"), node("b"), node("c", flags=frozenset(["DOWN", "NOT_RESPONDING"]))]
     assert obstacle(job(), down, {}, "a").endswith("(state)")
@@ -206,5 +208,5 @@ def test_its_own_reservation_is_open_to_it() -> None:
     ],
 )
 def test_what_no_node_can_cure_is_said(changes: dict[str, Any], words: str) -> None:
-    one = job(**changes)
-    assert words in verdict(one, steps_of(one, [node("a")], {})[0])
+    parsed_node = job(**changes)
+    assert words in verdict(parsed_node, steps_of(parsed_node, [node("a")], {})[0])

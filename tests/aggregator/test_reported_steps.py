@@ -35,7 +35,8 @@ SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND
 UPTIME = 3600 * SECOND
 BOOT, RUN = b"B" * 16, b"R" * 16
-#: A rank of a synchronous gang: a step begins when rank 0 says so, through a pipe, and ends when all have done it.
+#: A rank of a synchronous gang: a step begins at rank 0's signal through a pipe, and ends when all
+#: ranks have done it.
 TRAIN = """
 import sys, gangline.steps, torch
 optimizer = torch.optim.SGD()
@@ -88,8 +89,6 @@ def gang(tmp_path: Path) -> Iterator[Gang]:
 
 
 class Clock(StoppedClock):
-    """A clock that a test moves."""
-
     now_ns = UPTIME
 
     def boottime_ns(self) -> int:
@@ -97,7 +96,9 @@ class Clock(StoppedClock):
 
 
 def test_from_the_processes_of_a_gang_to_sql(gang: Gang, tmp_path: Path) -> None:
-    """Real ranks step, two agents' collectors read them, and SQL has the time of each rank; so has the judge, by host."""
+    """Real ranks step, two agents' collectors read them, SQL has the time of each rank, and the
+    judge that of each host.
+    """
     clock = Clock()
     collectors = {host: JobSteps(roots, clock) for host, roots in gang.roots.items()}
     framers = {host: FrameBuilder(RUN, BOOT) for host in collectors}
@@ -178,7 +179,7 @@ def test_a_rank_speaks_for_its_own_job_only() -> None:
 
 
 def test_old_reports_count_no_more() -> None:
-    """An agent that is gone left the step time of an hour ago."""
+    """An agent that had ended left a step time of an hour before."""
     steps = ReportedSteps()
     steps.update(reporting({"a": {"77/0": 1.0}}), START + 60 * SECOND)
     assert steps.current.host.size == 0
@@ -192,7 +193,7 @@ def test_a_gang_needs_most_of_its_hosts_to_report() -> None:
 
 
 def test_ten_seconds_name_nobody_in_a_gang_of_longer_steps() -> None:
-    """Of a step of 20 s a window of 10 s shows a part: who computes first looked slow, and then who computes last."""
+    """A window of 10 s shows only part of a 20 s step: the first rank to compute looked slow, and later the last."""
     named = np.ones(3, dtype=bool)
     nothing = np.zeros(3)
     change = Change(

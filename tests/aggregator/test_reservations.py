@@ -29,12 +29,12 @@ from gangline.contract.wire.reservation_pb2_grpc import ReservationServiceStub
 from tests.aggregator.process import Process
 from tests.processes import GUARD_SECONDS
 
-HOSTS = [f"gpu-{at}" for at in range(12)]
+HOSTS = [f"gpu-{index}" for index in range(12)]
 TTL_NS = 60 * SECOND_NS
 
 
 class Clocks:
-    """A wall clock that is set now and then, and a steady one that is not."""
+    """A wall clock that steps now and then, and a steady clock."""
 
     def __init__(self) -> None:
         self.wall = 1_700_000_000 * SECOND_NS
@@ -50,10 +50,12 @@ class Clocks:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_node_is_promised_twice(tmp_path: Path, seed: int) -> None:
-    """Among callers, expiries, renewals, crashes and a clock that is set: at most one promise that holds, tokens only grow."""
+    """With many callers, expiries, renewals, crashes and clock steps: at most one valid promise per
+    node, and tokens only grow.
+    """
     chance, clocks = random.Random(seed), Clocks()
     current = clocks.load(tmp_path)
-    #: What callers were told: the reservation, and until when of the steady clock they may act.
+    #: Answers to callers: the reservation, and the steady time until which they may act.
     promised: dict[int, tuple[HostReservation, int]] = {}
     tokens: list[int] = []
 
@@ -62,22 +64,26 @@ def test_no_node_is_promised_twice(tmp_path: Path, seed: int) -> None:
 
     for _ in range(150):
         turn = chance.random()
-        standing = [one for one, until in promised.values() if until > clocks.steady]
+        standing = [
+            reservation for reservation, until in promised.values() if until > clocks.steady
+        ]
         if turn < 0.45:
             hosts = chance.sample(HOSTS, chance.randint(1, 4))
             if all(current.of_host(host) is None for host in hosts):
-                one = current.reserve(chance.choice("ab"), hosts, chance.randint(5, 60) * SECOND_NS)
+                reservation = current.reserve(
+                    chance.choice("ab"), hosts, chance.randint(5, 60) * SECOND_NS
+                )
                 if chance.random() < 0.8:
                     asyncio.run(current.persisted())
-                    hold(one)
-                    tokens.append(one.token)
-                else:  # killed before anybody was told
+                    hold(reservation)
+                    tokens.append(reservation.token)
+                else:  # killed before the answer
                     current = clocks.load(tmp_path)
         elif turn < 0.6 and standing:
             before = chance.choice(standing)
-            one = current.renew(before.name, before.owner, before.token, TTL_NS)
+            reservation = current.renew(before.name, before.owner, before.token, TTL_NS)
             asyncio.run(current.persisted())
-            hold(one)
+            hold(reservation)
         elif turn < 0.7 and standing:
             before = chance.choice(standing)
             assert current.release(before.name, before.owner, before.token)
@@ -88,20 +94,20 @@ def test_no_node_is_promised_twice(tmp_path: Path, seed: int) -> None:
         elif turn < 0.93:
             current = clocks.load(tmp_path)  # kill -9, and started again at once
         else:
-            # While it runs the wall clock is set: what stands is written with the next change.
+            # The wall clock is set during the run: reservations are written with the next change.
             clocks.wall += chance.randint(-1000, 1000) * SECOND_NS
-            one = current.reserve("clock", [f"other-{len(tokens)}"], TTL_NS)
+            reservation = current.reserve("clock", [f"other-{len(tokens)}"], TTL_NS)
             asyncio.run(current.persisted())
-            hold(one)
-            tokens.append(one.token)
+            hold(reservation)
+            tokens.append(reservation.token)
         held: dict[str, int] = {}
-        for one, until in promised.values():
+        for reservation, until in promised.values():
             if until > clocks.steady:
-                for host in one.hosts:
+                for host in reservation.hosts:
                     assert host not in held
-                    held[host] = one.token
-                    found = current.of_host(host)
-                    assert found is not None and found.token == one.token
+                    held[host] = reservation.token
+                    holder = current.of_host(host)
+                    assert holder is not None and holder.token == reservation.token
     assert tokens == sorted(set(tokens))
 
 
@@ -109,29 +115,37 @@ def test_who_may_renew_and_release(tmp_path: Path) -> None:
     """Another owner, a wrong token and a name that has expired are refused, each in its own way."""
     clocks = Clocks()
     current = clocks.load(tmp_path)
-    one = current.reserve("slurm", ["a", "b"], TTL_NS, request_id="r")
-    assert current.of_request("slurm", "r") == one and current.of_request("other", "r") is None
+    reservation = current.reserve("slurm", ["a", "b"], TTL_NS, request_id="r")
+    assert (
+        current.of_request("slurm", "r") == reservation and current.of_request("other", "r") is None
+    )
     with pytest.raises(PermissionDenied, match="is of 'slurm'"):
-        current.renew(one.name, "other", one.token, TTL_NS)
+        current.renew(reservation.name, "other", reservation.token, TTL_NS)
     with pytest.raises(EtagMismatch, match="send the token that Reserve returned"):
-        current.release(one.name, "slurm", one.token + 1)
+        current.release(reservation.name, "slurm", reservation.token + 1)
     clocks.run(61)
     with pytest.raises(NotFound, match="Reserve again"):
-        current.renew(one.name, "slurm", one.token, TTL_NS)
-    assert not current.release(one.name, "slurm", one.token) and not current.active()
+        current.renew(reservation.name, "slurm", reservation.token, TTL_NS)
+    assert (
+        not current.release(reservation.name, "slurm", reservation.token) and not current.active()
+    )
 
 
 def test_a_restart_keeps_what_stands_and_its_request(tmp_path: Path) -> None:
-    """A caller that lost the answer in a crash sends the request again, and has what it had."""
+    """A caller that lost the answer in a crash repeats the request, and gets the same reservation."""
     clocks = Clocks()
     first = clocks.load(tmp_path)
-    one = first.reserve("slurm", ["a"], TTL_NS, workload="train", decision="d1", request_id="r1")
+    reservation = first.reserve(
+        "slurm", ["a"], TTL_NS, workload="train", decision="d1", request_id="r1"
+    )
     asyncio.run(first.persisted())
     clocks.run(10)
     again = clocks.load(tmp_path)
-    found = again.of_request("slurm", "r1")
-    assert found is not None and found._replace(expire_ns=0) == one._replace(expire_ns=0)
-    assert again.expire_wall_ns(found) == clocks.wall + 50 * SECOND_NS
+    restored = again.of_request("slurm", "r1")
+    assert restored is not None and restored._replace(expire_ns=0) == reservation._replace(
+        expire_ns=0
+    )
+    assert again.expire_wall_ns(restored) == clocks.wall + 50 * SECOND_NS
     clocks.run(51)
     assert not clocks.load(tmp_path).active()
 
@@ -145,7 +159,7 @@ def test_a_restart_keeps_what_stands_and_its_request(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_read_is_set_aside(tmp_path: Path, text: str) -> None:
-    """The aggregator starts; tokens are still higher than any that it gave before."""
+    """The aggregator starts; new tokens are still higher than all earlier ones."""
     clocks = Clocks()
     before = clocks.load(tmp_path).reserve("a", ["h"], TTL_NS)
     clocks.run(1)
@@ -156,10 +170,10 @@ def test_a_file_that_cannot_be_read_is_set_aside(tmp_path: Path, text: str) -> N
 
 
 def test_reservations_are_bounded(tmp_path: Path) -> None:
-    """A scheduler that never releases is told to, and fills neither memory nor the file."""
+    """A scheduler that never releases gets an error, and fills neither memory nor the file."""
     current = Clocks().load(tmp_path)
-    for at in range(RESERVATIONS_MAX):
-        current.reserve("a", [f"h{at}"], TTL_NS)
+    for index in range(RESERVATIONS_MAX):
+        current.reserve("a", [f"h{index}"], TTL_NS)
     with pytest.raises(ResourceExhausted, match="Release some"):
         current.reserve("a", ["one more"], TTL_NS)
 
@@ -209,7 +223,9 @@ def test_reservations_outlive_kill_9(
     assert again.fencing_token == promised.fencing_token
     other = asyncio.run(live("kueue", signal.SIGTERM))
     assert not other.HasField("reservation")
-    assert [(one.node_index, one.change) for one in other.changes] == [(0, wire.NODE_RESERVED)]
+    assert [(change.node_index, change.change) for change in other.changes] == [
+        (0, wire.NODE_RESERVED)
+    ]
     assert f"{promised.name} of slurm" in other.changes[0].message
     assert promised.name in capsys.readouterr().out
     stored = json.loads((lab.folder / FILE_NAME).read_text())
@@ -232,43 +248,47 @@ def test_a_revoked_login_holds_nothing(tmp_path: Path) -> None:
     asyncio.run(current.persisted())
     logins.remove("scheduler a")
     for reservations in (current, load()):
-        assert [one.owner for one in reservations.active()] == ["b", "c"]
+        assert [reservation.owner for reservation in reservations.active()] == ["b", "c"]
         assert reservations.of_host("a") is None
     asyncio.run(current.persisted())
     logins.add("scheduler a")
-    assert [one.owner for one in load().active()] == ["b", "c"], "what was released is not back"
+    assert [reservation.owner for reservation in load().active()] == ["b", "c"], (
+        "what was released is not back"
+    )
 
 
 def test_a_reservation_ends_a_day_after_it_began(tmp_path: Path) -> None:
     """One scheduler renewed the reservation of the whole fleet endlessly."""
     clocks = Clocks()
     current = clocks.load(tmp_path)
-    one = current.reserve("a", ["h"], TTL_NS)
+    reservation = current.reserve("a", ["h"], TTL_NS)
     for _ in range(24 * 60 - 1):
         clocks.run(59)
-        one = current.renew(one.name, "a", one.token, TTL_SECONDS_MAX * SECOND_NS)
-        assert one.expire_ns <= TTL_SECONDS_MAX * SECOND_NS
+        reservation = current.renew(
+            reservation.name, "a", reservation.token, TTL_SECONDS_MAX * SECOND_NS
+        )
+        assert reservation.expire_ns <= TTL_SECONDS_MAX * SECOND_NS
     asyncio.run(current.persisted())
     current = clocks.load(tmp_path)
     clocks.run(24 * 60 + 58)
-    current.renew(one.name, "a", one.token, TTL_SECONDS_MAX * SECOND_NS)
+    current.renew(reservation.name, "a", reservation.token, TTL_SECONDS_MAX * SECOND_NS)
     clocks.run(3)
     with pytest.raises(NotFound, match="Reserve again"):
-        current.renew(one.name, "a", one.token, TTL_NS)
+        current.renew(reservation.name, "a", reservation.token, TTL_NS)
 
 
 def test_an_operator_releases_what_others_reserved(tmp_path: Path) -> None:
-    """Nobody could undo a scheduler that had the fleet."""
+    """A scheduler's reservation of the whole fleet could not be undone."""
     current = Clocks().load(tmp_path)
-    one = current.reserve("a", ["h"], TTL_NS, login="scheduler a")
+    reservation = current.reserve("a", ["h"], TTL_NS, login="scheduler a")
     with pytest.raises(PermissionDenied, match="operator"):
-        current.release(one.name, "b", 0)
-    assert current.release(one.name, "b", 0, by_operator=True) and not current.active()
+        current.release(reservation.name, "b", 0)
+    assert current.release(reservation.name, "b", 0, by_operator=True) and not current.active()
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_login_holds_half_of_its_share_within_any_day(tmp_path: Path, seed: int) -> None:
-    """A login reserved its nodes again as soon as their day ended: nobody else ever got them."""
+    """A login reserved its nodes again as soon as their day ended: no other login ever got them."""
     source, clocks, minutes = random.Random(seed), Clocks(), 5
     current = clocks.load(tmp_path)
     held: list[int] = []
@@ -284,19 +304,21 @@ def test_a_login_holds_half_of_its_share_within_any_day(tmp_path: Path, seed: in
                     login="scheduler a",
                     login_nodes_max=4,
                 )
-        for one in current.active():
+        for reservation in current.active():
             if source.random() < 0.3:
-                current.renew(one.name, "a", one.token, ttl_ns, 4)
+                current.renew(reservation.name, "a", reservation.token, ttl_ns, 4)
             elif source.random() < 0.01:
-                current.release(one.name, "a", one.token)
+                current.release(reservation.name, "a", reservation.token)
         if source.random() < 0.02:
             asyncio.run(current.persisted())
             clocks.steady = source.randrange(10**15)
             current = clocks.load(tmp_path)
-        held.append(sum(len(one.hosts) for one in current.active()))
+        held.append(sum(len(reservation.hosts) for reservation in current.active()))
         clocks.run(60 * minutes)
     per_day = 24 * 60 // minutes
-    days = [sum(held[at : at + per_day]) / 60 * minutes for at in range(len(held) - per_day)]
+    days = [
+        sum(held[index : index + per_day]) / 60 * minutes for index in range(len(held) - per_day)
+    ]
     assert 30 < max(days) <= 4 * LOGIN_HOURS_MAX + 4 * minutes / 60
 
 
@@ -307,9 +329,11 @@ def test_the_refusal_names_what_would_be_granted(tmp_path: Path) -> None:
     day_ns = TTL_SECONDS_MAX * SECOND_NS
     current.reserve("b", ["b"], day_ns)
     for _ in range(3):
-        one = current.reserve("a", ["h", "i"], day_ns // 4, login="scheduler a", login_nodes_max=2)
+        reservation = current.reserve(
+            "a", ["h", "i"], day_ns // 4, login="scheduler a", login_nodes_max=2
+        )
         clocks.run(60)
-        assert current.release(one.name, "a", one.token)
+        assert current.release(reservation.name, "a", reservation.token)
     with pytest.raises(ResourceExhausted) as refused:
         current.reserve("a", ["h", "i"], day_ns, login="scheduler a", login_nodes_max=2)
     assert (

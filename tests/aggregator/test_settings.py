@@ -22,13 +22,12 @@ from gangline.contract.settings import SettingsError
     ],
 )
 def test_loopback_is_fine(text: str, expected: tuple[str, int]) -> None:
-    """Every way to write it."""
     assert parse_listen(text, beyond_loopback=False) == expected
 
 
 @pytest.mark.parametrize("text", ["0.0.0.0:7600", "[::]:7600", "10.0.0.1:7600", ":7600", "host:1"])
 def test_what_others_reach_must_be_asked_for(text: str) -> None:
-    """Plain text without login on a network nobody thought of."""
+    """Plain text without login on a network by accident."""
     with pytest.raises(SettingsError, match="listen_beyond_loopback=true"):
         parse_listen(text, beyond_loopback=False)
     assert parse_listen(text, beyond_loopback=True)[1] == int(text.rpartition(":")[2])
@@ -36,7 +35,7 @@ def test_what_others_reach_must_be_asked_for(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["7600", "127.0.0.1", "127.0.0.1:http", "127.0.0.1:70000", "a:-1"])
 def test_what_is_no_address(text: str) -> None:
-    """Named, with an example of what is right."""
+    """The error names the setting, with a valid example."""
     with pytest.raises(SettingsError, match=r"expected address:port, such as 127\.0\.0\.1:7600"):
         parse_listen(text, beyond_loopback=True)
 
@@ -60,7 +59,7 @@ def test_a_wrong_setting_is_exit_2_and_words(
 
 
 def test_a_place_that_cannot_be_is_said_by_the_setting_that_names_it() -> None:
-    """Of listen_tokens it was said that `listen` was wrong, and that another --listen would do."""
+    """An invalid listen_tokens was reported as a wrong `listen`, with the hint to use another --listen."""
     with pytest.raises(SettingsError, match=r"^listen_tokens = '7601': expected address:port"):
         listen_endpoints(AggregatorConfig(listen_tokens="7601"))
     with socket.create_server(("127.0.0.1", 0)) as other:

@@ -1,4 +1,4 @@
-"""The aggregator as a real process that is killed: what was acknowledged is there, exactly once."""
+"""The aggregator as a real process that is killed: acknowledged data is stored exactly once."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def test_kill_9_under_load(lab: Any, connect: Any, make_agent: Any) -> None:
                 lab.folder, "--set", "commit_seconds=0.05", "--set", "ops_seconds=0.5"
             )
             connections = [connect(process.port, agent) for agent in agents]
-            for one in connections:
-                one.durable = durable[one.agent.host]
-                await one.register()
+            for entry in connections:
+                entry.durable = durable[entry.agent.host]
+                await entry.register()
             first = 1 + max(len(connections[0].durable) - 20, 0)  # overlaps what is durable
             await _send_until_dead(connections[0], first, 200 * (life + 1), process)
-            for one in connections:
-                await one.close()
+            for entry in connections:
+                await entry.close()
         process = Process(lab.folder)
         for agent in agents:
             connection = connect(process.port, agent)
@@ -119,12 +119,12 @@ def test_two_aggregators_on_one_folder(lab: Any) -> None:
 
 @pytest.mark.slow
 def test_a_port_in_use(lab: Any, tmp_path: Path) -> None:
-    """Something else listens on our port: who to look for and what to do, not a traceback."""
+    """Another process listens on the port: the error names it and the remedy, without a traceback."""
     first = Process(lab.folder)
     try:
-        words = _fails(tmp_path / "other", "--listen", f"127.0.0.1:{first.port}")
+        message = _fails(tmp_path / "other", "--listen", f"127.0.0.1:{first.port}")
         assert not (tmp_path / "other").exists()
-        assert f"ss -tanp 'sport = :{first.port}'" in words and "--listen" in words
+        assert f"ss -tanp 'sport = :{first.port}'" in message and "--listen" in message
     finally:
         assert first.end(signal.SIGTERM) == 0
 

@@ -28,14 +28,14 @@ def _asked(folder: Path, query: str) -> list[tuple[object, ...]]:
 def test_a_gpu_that_is_held_down_in_some_samples_of_the_minute_is_shown(
     tmp_path: Path, held: int, *, shown: bool
 ) -> None:
-    """A GPU was held down by heat throughout, and 3 of 4 looks said "good": each saw one sample."""
+    """A GPU was throttled by heat throughout, and 3 of 4 queries showed "good": each saw a single sample."""
     world = StoredWorld(2, tmp_path)
     assert world.store
     host, gpu = world.hosts[0], gpu_of(world.hosts[0], 0)
     host.set("gpu_1s", gpu, clock_event_reasons_flags=HEAT)
     world.run(10)
     host.set("gpu_1s", gpu, clock_event_reasons_flags=0)
-    world.run(61)  # what was before the minute counts no more
+    world.run(61)  # times before the minute do not count
     for flags in 15 * ([HEAT] * held + [0] * (4 - held)):
         host.set("gpu_1s", gpu, clock_event_reasons_flags=flags)
         world.run(1)
@@ -47,12 +47,12 @@ def test_a_gpu_that_is_held_down_in_some_samples_of_the_minute_is_shown(
 
 @pytest.mark.slow
 def test_a_gpu_whose_driver_counts_time_that_no_sample_met_is_shown(tmp_path: Path) -> None:
-    """The flag is of a moment, the counter of nanoseconds of all of it."""
+    """The flag is a momentary value, the counter of nanoseconds covers the whole time."""
     world = StoredWorld(2, tmp_path)
     assert world.store
     gpu = gpu_of(world.hosts[1], 1)
     world.run(10)
-    world.hosts[0].silent = True  # of it there is one reading, which is no span of time
+    world.hosts[0].silent = True  # a single reading of it, which is not a time span
     world.hosts[1].grow("gpu_1s", gpu, violation_thermal_nanoseconds=2e8)
     world.run(65)
     world.store.close(60.0)
@@ -64,8 +64,8 @@ def test_a_gpu_whose_driver_counts_time_that_no_sample_met_is_shown(tmp_path: Pa
 
 @pytest.mark.slow
 def test_the_oldest_score_of_the_hour_is_no_change(tmp_path: Path) -> None:
-    """29 healthy hosts were "first judged" an hour ago, at each look anew, and so was one that had long been ill."""
-    world, made = World(hosts=3), Fleet(tmp_path)
+    """29 healthy hosts were "first judged" an hour ago at each query, and so was a host that had long been ill."""
+    world, fleet = World(hosts=3), Fleet(tmp_path)
     long_ill, new, changed = world.run(20).hosts
     states = {
         long_ill.host: [(minute, HealthState.UNHEALTHY) for minute in range(-117, 0, 5)],
@@ -75,13 +75,13 @@ def test_the_oldest_score_of_the_hour_is_no_change(tmp_path: Path) -> None:
         ],
         new.host: [(minute, HealthState.HEALTHY) for minute in range(-20, 0, 5)],
     }
-    for one in (long_ill, new, changed):
-        for minute, state in states[one.host]:
-            at = replace(world.run(1), computed_ns=NOW_NS + minute * MINUTE_NS)
-            made.store.submit_scores(at, [replace(one, state=state)])
-    made.store.run_on_writer_thread(lambda _: None)
-    made.store.write_ops()
-    made.store.close()
+    for host in (long_ill, new, changed):
+        for minute, state in states[host.host]:
+            snapshot = replace(world.run(1), computed_ns=NOW_NS + minute * MINUTE_NS)
+            fleet.store.submit_scores(snapshot, [replace(host, state=state)])
+    fleet.store.run_on_writer_thread(lambda _: None)
+    fleet.store.write_ops()
+    fleet.store.close()
     assert _asked(
         tmp_path,
         "SELECT host, split_part(words, ':', 1) FROM ops.changes WHERE what = 'state' ORDER BY time",

@@ -1,4 +1,4 @@
-"""What comes next of a job: windows that hold what comes, abstention with too little seen, and clocks that step."""
+"""Forecasts of a job: windows that contain the event, abstention with few observations, and clocks that step."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def test_nothing_is_predicted_of_what_was_not_seen() -> None:
         seen(*((s, JobSecond(RUN, confidence=0.0)) for s in range(500))),
         seen(*((s, JobSecond(())) for s in range(500))),
     ):
-        for found in forecaster.forecast(500):
-            assert not any(map(isfinite, found.probabilities)) and found.reason
+        for forecast in forecaster.forecast(500):
+            assert not any(map(isfinite, forecast.probabilities)) and forecast.reason
     two = seen(*job(290, interval=120)).forecast(289)[0]
     assert (
         not isfinite(two.checkpoint.onset.seconds) and two.checkpoint.reason == "2 of 3 onsets seen"
@@ -81,7 +81,7 @@ def test_nothing_is_predicted_of_what_was_not_seen() -> None:
 
 
 def test_a_regular_checkpoint_is_predicted_within_its_window() -> None:
-    """A scheduler that drains a host right after the next checkpoint needs to know when that is."""
+    """A scheduler that drains a host right after the next checkpoint needs its time."""
     forecaster = seen(*job(1400, interval=120))
     ten, _, sixty, _ = forecaster.forecast(1399)
     due = 1440 - 1399
@@ -122,10 +122,10 @@ def test_windows_hold_as_often_as_stated(jitter: float) -> None:
 
 def test_a_burst_of_data_loading_is_predicted_and_is_no_checkpoint() -> None:
     """Each epoch begins with a burst of reads: the storage team wants to know when, and no checkpoint is due."""
-    found = seen(*job(1000, interval=150, pause=LOADS)).forecast(999)[0]
-    low, high = found.host_stall.onset.window_90
-    assert low <= 1050 - 999 <= high and not isfinite(found.checkpoint.onset.seconds)
-    assert found.probabilities[HOST_STALL] < 0.1 and found.probabilities[COMPUTE] > 0.6
+    forecast = seen(*job(1000, interval=150, pause=LOADS)).forecast(999)[0]
+    low, high = forecast.host_stall.onset.window_90
+    assert low <= 1050 - 999 <= high and not isfinite(forecast.checkpoint.onset.seconds)
+    assert forecast.probabilities[HOST_STALL] < 0.1 and forecast.probabilities[COMPUTE] > 0.6
 
 
 def test_an_earlier_run_or_the_hosts_make_it_known_sooner() -> None:
@@ -164,7 +164,7 @@ def test_gaps_duplicates_and_steps_of_the_clock_cost_no_more_than_what_they_hide
 
 
 def test_odd_numbers_raise_nothing_and_memory_is_bounded() -> None:
-    """A driver said 1e300 W, and a month of seconds came after it."""
+    """A driver reported 1e300 W, and a month of seconds followed."""
     draw = random.Random(3)
     odd = (nan, float("inf"), -1.0, 1e300, 0.0, 0.5, 1.0)
     forecaster = JobForecaster(prior_checkpoint_interval_seconds=nan)
@@ -180,8 +180,8 @@ def test_odd_numbers_raise_nothing_and_memory_is_bounded() -> None:
             second, JobSecond(shares, tuple(draw.choice(odd) for _ in DEMANDS), draw.choice(odd))
         )
         if draw.random() < 0.02:
-            for found in forecaster.forecast(second, (*HORIZONS_SECONDS, 0, 1e9)):
-                assert all(0 <= p <= 1 for p in found.probabilities if isfinite(p))
+            for forecast in forecaster.forecast(second, (*HORIZONS_SECONDS, 0, 1e9)):
+                assert all(0 <= p <= 1 for p in forecast.probabilities if isfinite(p))
     sizes = [len(v) for v in vars(forecaster).values() if hasattr(v, "__len__")]
     assert max(sizes) <= max(HORIZONS_SECONDS) + 1
 
@@ -195,10 +195,10 @@ def test_intervals_are_regular_also_with_one_left_out_or_counted_by_work() -> No
         missed.skipped,
         missed.irregular,
     ) == (5, 1, 0)
-    spans, at = [], 0.0
+    spans, seconds = [], 0.0
     for length in (5.0, 40.0, 8.0, 35.0, 6.0, 30.0):
-        spans.append(Span(at, at + length))
-        at += length + 100
+        spans.append(Span(seconds, seconds + length))
+        seconds += length + 100
     by_work = cadence_of(spans)
     assert by_work.is_from_end and by_work.interval == pytest.approx(100)
     assert not cadence_of([]).is_known and cadence_of([], 90.0).interval == 90.0
@@ -217,10 +217,10 @@ def test_power_is_predicted_at_least_as_well_as_by_as_now(name: str) -> None:
             continue
         median, lower, upper = forecaster.forecast(second)[0].demands[0]
         if second >= 300:
-            came = power[second + 10]
-            own.append(abs(median / 1e4 - came))
-            naive.append(abs(now - came))
-            held.append(lower / 1e4 <= came <= upper / 1e4)
+            watts = power[second + 10]
+            own.append(abs(median / 1e4 - watts))
+            naive.append(abs(now - watts))
+            held.append(lower / 1e4 <= watts <= upper / 1e4)
     assert sum(own) <= 1.2 * sum(naive)
     assert sum(held) >= 0.75 * len(held)
 
@@ -243,10 +243,12 @@ def test_a_checkpoint_is_predicted_at_least_as_well_as_by_the_last_interval(long
         saved = sum(max(0.0, min(second + 1, onset + 4.4) - max(second, onset)) for onset in onsets)
         seconds = JobSecond((0.9 * (1 - saved), 0.1 * (1 - saved), 0.0, saved, 0.0))
         forecaster.observe(second, seconds)
-        at = next(place for place, onset in enumerate(onsets) if onset > second)
-        if second == int(onsets[at]) - 10 and at > 6:
+        next_onset = next(place for place, onset in enumerate(onsets) if onset > second)
+        if second == int(onsets[next_onset]) - 10 and next_onset > 6:
             due = second + forecaster.forecast(second)[0].checkpoint.onset.seconds
-            own.append(abs(due - onsets[at]))
-            naive.append(abs(2 * onsets[at - 1] - onsets[at - 2] - onsets[at]))
+            own.append(abs(due - onsets[next_onset]))
+            naive.append(
+                abs(2 * onsets[next_onset - 1] - onsets[next_onset - 2] - onsets[next_onset])
+            )
     assert len(own) > 8
     assert sum(own) / len(own) <= max(0.3, 1.1 * sum(naive) / len(naive))

@@ -1,4 +1,4 @@
-"""Gangs that nobody tells of: who is taken for one, and who must not be."""
+"""Gangs without a scheduler's report: hosts that form a gang, and hosts that must not."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def test_gangs_of_three_and_more_are_found_whole_and_smaller_ones_never(
     wanted = [
         set(range(end - size, end)) for size, end in zip(gangs, ends, strict=True) if size >= 3
     ]
-    found = agreeing_groups(rates, np.ones(rates.shape[1], dtype=bool))
-    assert sorted(map(sorted, wanted)) == sorted(group.tolist() for group in found)
+    groups = agreeing_groups(rates, np.ones(rates.shape[1], dtype=bool))
+    assert sorted(map(sorted, wanted)) == sorted(group.tolist() for group in groups)
 
 
 def test_hosts_that_agree_by_chance_for_half_a_minute_are_no_gang() -> None:
-    """Inference servers under one load balancer do alike for a while: none of them makes another wait."""
+    """Inference servers behind a load balancer have similar loads for a while: none makes another wait."""
     random, inference = np.random.default_rng(3), GangInference()
     for _ in range(200):
         rates = np.array([[0.2, 4e9]]).T * (1 + 0.05 * random.standard_normal((2, 12)))
@@ -43,7 +43,7 @@ def test_hosts_that_agree_by_chance_for_half_a_minute_are_no_gang() -> None:
 
 
 def test_a_gang_outlives_a_checkpoint_and_ends_with_its_work() -> None:
-    """A gang that is forgotten at each checkpoint has no past by which a slow host could be told."""
+    """A gang that is forgotten at each checkpoint has no past that would show a slow host."""
     random, inference = np.random.default_rng(3), GangInference()
     everyone = np.ones(8, dtype=bool)
     for _ in range(AGREE_WINDOWS_MIN - 1):

@@ -1,4 +1,4 @@
-"""A run against its own history: what is slower, what is not, and whether a host or the workload changed."""
+"""A run against its own history: slower or not, and whether a host or the workload changed."""
 
 from __future__ import annotations
 
@@ -21,53 +21,59 @@ from gangline.fingerprints.history import compare_pace, student_quantile
 
 @pytest.mark.parametrize("earlier", [1, 3, 8, 32])
 def test_of_runs_that_are_as_before_one_in_a_hundred_is_slower(earlier: int) -> None:
-    """Each false one costs somebody a day of search. Of 2,000, a hundredth and three deviations."""
+    """Each false finding costs a day of search. Of 2,000, a hundredth and three deviations."""
     random = np.random.default_rng(1)
     slower = 0
     for _ in range(2000):
         paces = np.exp(random.normal(0, 0.02, earlier + 1))
-        found = compare_pace(float(paces[0]), paces[1:].tolist())
-        assert found is not None and found.runs == earlier
-        slower += found.is_slower
+        comparison = compare_pace(float(paces[0]), paces[1:].tolist())
+        assert comparison is not None and comparison.runs == earlier
+        slower += comparison.is_slower
     assert slower <= 33
 
 
 @pytest.mark.parametrize("earlier", [1, 3, 20])
 def test_a_run_that_is_slow_from_its_first_step_is_found(earlier: int) -> None:
     """Within itself it shows no change at all."""
-    found = compare_pace(0.88, [1.0] * earlier)
-    assert found is not None and found.is_slower and found.ratio == pytest.approx(0.88)
-    assert found.lower < 0.88 < found.upper < 1
+    comparison = compare_pace(0.88, [1.0] * earlier)
+    assert (
+        comparison is not None and comparison.is_slower and comparison.ratio == pytest.approx(0.88)
+    )
+    assert comparison.lower < 0.88 < comparison.upper < 1
 
 
 @pytest.mark.parametrize("pace, earlier", [(nan, [1.0]), (1.0, []), (1.0, [nan]), (0.0, [1.0]), (-1.0, [1.0])])  # fmt: skip
 def test_without_a_pace_nothing_is_compared(pace: float, earlier: list[float]) -> None:
-    """A step that the signals do not agree on is no pace of zero."""
+    """A step on which the signals disagree is not a pace of zero."""
     assert compare_pace(pace, earlier) is None
 
 
 def test_the_quantile_is_that_of_the_tables() -> None:
     """Student's t at 95 %: 2.132, 1.812, 1.697."""
-    found = [student_quantile(freedom) for freedom in (4, 10, 30)]
-    assert found == pytest.approx([2.132, 1.812, 1.697], rel=0.01)
+    quantiles = [student_quantile(freedom) for freedom in (4, 10, 30)]
+    assert quantiles == pytest.approx([2.132, 1.812, 1.697], rel=0.01)
 
 
 def runs(slow_host: str = "") -> list[RunPace]:
     """Twelve runs of three workloads on random four of ten hosts."""
     random = np.random.default_rng(4)
-    made = []
-    for at in range(24):
-        hosts = tuple(f"h{one}" for one in random.choice(10, 4, replace=False))
+    runs_made = []
+    for index in range(24):
+        hosts = tuple(f"h{number}" for number in random.choice(10, 4, replace=False))
         pace = float(np.exp(random.normal(0, 0.01))) * (0.85 if slow_host in hosts else 1.0)
-        made.append(RunPace(f"w{at % 3}", pace, hosts))
-    return made
+        runs_made.append(RunPace(f"w{index % 3}", pace, hosts))
+    return runs_made
 
 
 def test_a_host_that_is_slow_over_several_workloads_is_named_alone() -> None:
-    """It moves from job to job, and each job's owner looks for the fault in his own code."""
-    assert [one.host for one in drifting_hosts(runs("h3"))] == ["h3"]
-    (found,) = drifting_hosts(runs("h3"))
-    assert found.workloads >= 2 and found.lower < 0.87 < found.upper + 0.05 and found.upper < 1
+    """The host moves from job to job, and each job's owner searches the fault in their own code."""
+    assert [host.host for host in drifting_hosts(runs("h3"))] == ["h3"]
+    (drifting,) = drifting_hosts(runs("h3"))
+    assert (
+        drifting.workloads >= 2
+        and drifting.lower < 0.87 < drifting.upper + 0.05
+        and drifting.upper < 1
+    )
 
 
 def test_a_host_that_was_repaired_is_named_no_more() -> None:
@@ -77,11 +83,11 @@ def test_a_host_that_was_repaired_is_named_no_more() -> None:
 
 
 def test_no_host_is_named_where_none_is_slow_or_a_workload_is() -> None:
-    """A workload that became slow on all of its hosts is no host's fault."""
+    """A workload that became slow on all of its hosts is not a host's fault."""
     assert drifting_hosts(runs()) == []
-    slow = [one._replace(ratio=one.ratio * (0.8 if one.workload == "w1" else 1)) for one in runs()]
+    slow = [run._replace(ratio=run.ratio * (0.8 if run.workload == "w1" else 1)) for run in runs()]
     assert drifting_hosts(slow) == []
-    together = [RunPace(f"w{at % 2}", 0.8 if at % 4 < 2 else 1.0, ("a", "b") if at % 4 < 2 else ("c", "d")) for at in range(12)]  # fmt: skip
+    together = [RunPace(f"w{index % 2}", 0.8 if index % 4 < 2 else 1.0, ("a", "b") if index % 4 < 2 else ("c", "d")) for index in range(12)]  # fmt: skip
     assert drifting_hosts(together) == []  # "a" and "b" cannot be told apart
 
 

@@ -1,4 +1,4 @@
-"""What a workload needs of a host, and how much slower it runs where a part of it is slow."""
+"""A workload's needs of a host, and its slowdown where a part of the host is slow."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ NETWORK_BOUND = fingerprint(
 
 
 def test_work_minds_only_what_it_is_bound_by() -> None:
-    """Memory-bound work was kept from a host with a low clock, and a job that all but never communicates from one without a port."""
+    """Memory-bound work was kept from a host with a low clock, and a job with almost no
+    communication from a host without a port.
+    """
     slow_clock = {"compute": 0.8}
     assert slowdown(COMPUTE_BOUND, **slow_clock) == pytest.approx(0.25, abs=0.04)
     assert slowdown(MEMORY_BOUND, **slow_clock) < 0.02
@@ -61,7 +63,7 @@ def test_work_minds_only_what_it_is_bound_by() -> None:
 
 
 def test_a_link_costs_nothing_until_it_is_all_in_use() -> None:
-    """What overlaps with computing is hidden as long as it ends before the step does."""
+    """A transfer that overlaps with computing is hidden as long as it ends before the step does."""
     overlapped = fingerprint(
         compute_ratio=1.0, wait_ratio=0.0, tensor_ratio=0.5, nic_bytes_per_second=4e10
     )
@@ -71,12 +73,12 @@ def test_a_link_costs_nothing_until_it_is_all_in_use() -> None:
 
 def test_what_waits_without_counted_bytes_waits_for_other_hosts_only_where_there_are_some() -> None:
     """A100s count no NVLink bytes: a job of one host was kept from hosts without ports."""
-    several, alone = (
+    loaded, alone = (
         needs_of(fingerprint(hosts=hosts, compute_ratio=0.7, wait_ratio=0.3)) for hosts in (4, 1)
     )
-    assert several and alone
-    assert several.bound[NETWORK] == pytest.approx(0.3) and alone.bound[NETWORK] == 0.0
-    assert several.bound[NVLINK] == alone.bound[NVLINK] == 0.0
+    assert loaded and alone
+    assert loaded.bound[NETWORK] == pytest.approx(0.3) and alone.bound[NETWORK] == 0.0
+    assert loaded.bound[NVLINK] == alone.bound[NVLINK] == 0.0
 
 
 @pytest.mark.parametrize("odd", [nan, inf, -inf, -1.0, 1e300])
@@ -86,12 +88,16 @@ def test_odd_numbers_are_no_slowdown_out_of_range(odd: float) -> None:
     needs = needs_of(every)
     if needs is None:
         return
-    found = expected_slowdowns(needs, np.full((2, len(COMPONENTS)), 0.5, dtype=np.float32))
-    assert np.isfinite(found).all() and (found >= 0.0).all() and (found <= SLOWDOWN_MAX).all()
+    slowdowns = expected_slowdowns(needs, np.full((2, len(COMPONENTS)), 0.5, dtype=np.float32))
+    assert (
+        np.isfinite(slowdowns).all()
+        and (slowdowns >= 0.0).all()
+        and (slowdowns <= SLOWDOWN_MAX).all()
+    )
 
 
 def test_nothing_known_is_said() -> None:
-    """A host that never spoke is neither fast nor slow, and a run without readings needs nothing that is known."""
+    """A host without frames is neither fast nor slow, and a run without readings has no known needs."""
     assert needs_of(fingerprint()) is None
     needs = needs_of(COMPUTE_BOUND)
     assert needs

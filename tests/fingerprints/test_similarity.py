@@ -37,7 +37,6 @@ def fingerprint(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Fingerp
 
 
 def training(runs: GeneratedRuns) -> Fingerprint:
-    """Return a run of a training job of which everything is known."""
     known = np.isfinite(runs.values).all(axis=1)
     return fingerprint(runs.values[np.flatnonzero(known)[0]])
 
@@ -48,20 +47,22 @@ def test_the_product_of_matrices_finds_what_a_plain_pass_finds() -> None:
     for values in RUNS.values:
         index.add(fingerprint(values))
     features, model = workload_features(RUNS.values), load_similarity()
-    for at in range(0, len(RUNS.values), 7):
-        found = index.nearest(fingerprint(RUNS.values[at]), 3)
-        difference = features - features[at]
+    for position in range(0, len(RUNS.values), 7):
+        neighbors = index.nearest(fingerprint(RUNS.values[position]), 3)
+        difference = features - features[position]
         both = np.isfinite(difference).sum(axis=1)
         with np.errstate(all="ignore"):
             squares = np.nansum(difference**2 / model.variance, axis=1)
             plain = np.sqrt(squares / model.limits[both])
-        plain[both < max(4, np.isfinite(features[at]).sum() / 2)] = inf
-        assert found[0].run == at
-        assert [one.distance for one in found] == pytest.approx(np.sort(plain)[:3], abs=0.02)
+        plain[both < max(4, np.isfinite(features[position]).sum() / 2)] = inf
+        assert neighbors[0].run == position
+        assert [neighbor.distance for neighbor in neighbors] == pytest.approx(
+            np.sort(plain)[:3], abs=0.02
+        )
 
 
 def test_the_oldest_run_makes_room() -> None:
-    """A million jobs: memory stays as it is, and numbers of runs are not given twice."""
+    """A million jobs: memory stays bounded, and numbers of runs are not reused."""
     index = RunIndex(runs_max=50)
     numbers = [index.add(fingerprint(values)) for values in RUNS.values]
     assert len(index) == 50 and numbers == list(range(len(RUNS.values)))
@@ -70,7 +71,9 @@ def test_the_oldest_run_makes_room() -> None:
 
 
 def test_a_run_that_waits_for_a_slow_host_is_of_the_same_workload() -> None:
-    """Three tenths slower: by its step and its shares alone it was a workload never seen, and nobody looked for the host."""
+    """Three tenths slower: by its step and its shares alone it looked like an unknown workload, and
+    the slow host was not searched.
+    """
     before = training(RUNS)
     values: dict[str, float] = dict(zip(NUMBERS, before.values, strict=True))
     pace = 0.7
@@ -79,18 +82,18 @@ def test_a_run_that_waits_for_a_slow_host_is_of_the_same_workload() -> None:
     slow |= {"step_seconds": values["step_seconds"] / pace, "wait_ratio": values["wait_ratio"] + (1 - pace) * (1 - values["wait_ratio"])}  # fmt: skip
     index = RunIndex()
     index.add(before)
-    (found,) = index.nearest(Fingerprint(tuple(slow[name] for name in NUMBERS)), 1)
-    assert found.distance < 0.2
+    (nearest,) = index.nearest(Fingerprint(tuple(slow[name] for name in NUMBERS)), 1)
+    assert nearest.distance < 0.2
 
 
 def test_a_run_of_another_user_must_be_more_alike_and_none_on_other_gpus_is() -> None:
     """Two users' jobs of one framework look alike; on another model of GPU every share is another."""
-    one = training(RUNS)
-    values = list(one.values)
+    tested = training(RUNS)
+    values = list(tested.values)
     values[NUMBERS.index("step_seconds")] *= 1.1
-    other = replace(one, values=tuple(values))
+    other = replace(tested, values=tuple(values))
     index = RunIndex()
-    index.add(one, "ann")
+    index.add(tested, "ann")
     (own,), (unknown,), (foreign,) = (
         index.nearest(other, 1, user=user) for user in ("ann", "", "bo")
     )
@@ -119,12 +122,12 @@ def test_without_its_model_runs_are_compared_all_the_same(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_a_million_runs_take_the_memory_of_those_that_are_searched() -> None:
     """A test suite submits jobs all day; the oldest make room, and nothing grows."""
-    index, values = RunIndex(runs_max=2_000), [fingerprint(one) for one in RUNS.values]
-    for at in range(10_000):
-        index.add(values[at % len(values)], f"user-{at}")
+    index, values = RunIndex(runs_max=2_000), [fingerprint(value) for value in RUNS.values]
+    for position in range(10_000):
+        index.add(values[position % len(values)], f"user-{position}")
     before = index.memory_bytes
-    for at in range(10_000, 1_000_000):
-        index.add(values[at % len(values)], f"user-{at}")
+    for position in range(10_000, 1_000_000):
+        index.add(values[position % len(values)], f"user-{position}")
     assert len(index) == 2_000 and index.memory_bytes == before
     assert index.nearest(values[5], 1)[0].run >= 998_000
 
@@ -132,19 +135,19 @@ def test_a_million_runs_take_the_memory_of_those_that_are_searched() -> None:
 @pytest.mark.parametrize("odd", [nan, inf, -1.0, 1e300, 0.0])
 def test_numbers_that_cannot_be_are_unknown(odd: float) -> None:
     """A driver that reports 4 billion watts: no match, no class, and no exception."""
-    one = Fingerprint((odd,) * len(NUMBERS))
+    tested = Fingerprint((odd,) * len(NUMBERS))
     index = RunIndex()
     index.add(fingerprint(RUNS.values[0]))
-    index.add(one)
-    assert all(np.isfinite(found.distance) for found in index.nearest(one))
-    assert odd == 0.0 or index.nearest(one) == []
-    assert odd == 0.0 or classify(one).name == "unknown"
+    index.add(tested)
+    assert all(np.isfinite(neighbor.distance) for neighbor in index.nearest(tested))
+    assert odd == 0.0 or index.nearest(tested) == []
+    assert odd == 0.0 or classify(tested).name == "unknown"
 
 
 def test_a_fingerprint_of_another_version_is_rejected_and_ours_comes_back() -> None:
-    """Columns whose meaning changed would be compared as if they had not."""
-    one = fingerprint(RUNS.values[0])
-    columns = one.columns()
+    """Columns with a changed meaning would be compared with the old ones."""
+    tested = fingerprint(RUNS.values[0])
+    columns = tested.columns()
     assert decode(columns).columns() == pytest.approx(columns, nan_ok=True)
     with pytest.raises(FingerprintVersionError, match=f"version {FINGERPRINT_VERSION + 1}"):
         decode({**columns, "fingerprint_version": FINGERPRINT_VERSION + 1})

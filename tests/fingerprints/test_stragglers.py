@@ -1,4 +1,4 @@
-"""Changes of members of gangs: what is found and how soon, and what must not be. Windows are drawn, not measured."""
+"""Changes of members of gangs: findings and their delay, and false findings. Windows are drawn, not measured."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Gangs:
     def windows(
         self, count: int, more: np.ndarray | float = 0.0, work: np.ndarray | float = 0.0
     ) -> Change:
-        """Take in *count* windows alike, and return what shows at their end."""
+        """Process *count* equal windows, and return the findings at their end."""
         for _ in range(count - 1):
             self.window(more, work)
         return self.window(more, work)
@@ -54,7 +54,7 @@ class Gangs:
 
 @pytest.mark.parametrize("size", [3, 8, 64])
 def test_roles_and_noise_name_nobody(size: int) -> None:
-    """The last stage of a pipeline was drained each night: it was always longer than the others."""
+    """The last stage of a pipeline, always longer than the others, was drained each night."""
     gangs = Gangs(512 // size, size, roles=0.004)
     assert sum(int(gangs.window().is_named.sum()) for _ in range(200)) == 0
 
@@ -66,7 +66,7 @@ def test_roles_and_noise_name_nobody(size: int) -> None:
 def test_a_change_is_named_after_as_many_windows_as_rule_chance_out(
     size: int, excess: float
 ) -> None:
-    """A culprit that is found only after it has healed is of no use to anybody."""
+    """A culprit that is named only after its recovery is useless."""
     gangs, needed = Gangs(4, size, roles=0.01), int(streak_needed(np.array([size]))[0])
     gangs.windows(PAST)
     for _ in range(needed - 1):
@@ -99,7 +99,7 @@ def test_another_member_each_window_is_nobodys_fault() -> None:
 
 
 def test_what_befalls_half_a_gang_is_its_own_affair() -> None:
-    """Half of a job's ranks got longer sequences: nobody is to blame."""
+    """Half of a job's ranks got longer sequences: no host is to blame."""
     gangs = Gangs(2, 16)
     for number in range(PAST + 30):
         half = np.where(np.arange(32) % 2 == 0, 0.1, 0.0) * (number >= PAST)
@@ -107,7 +107,7 @@ def test_what_befalls_half_a_gang_is_its_own_affair() -> None:
 
 
 def test_companions_say_what_changed_with_it() -> None:
-    """More time at more work is the workload's: only the work's change tells."""
+    """More time at more work is the workload's: only the change of work distinguishes this."""
     gangs = Gangs(2, 8)
     gangs.windows(PAST, work=0.5)
     change = gangs.windows(STREAK_MIN + 4, gangs.slow(3, 0.1), 0.5 + gangs.slow(3, 0.08))
@@ -137,7 +137,7 @@ def test_no_reading_breaks_it(windows: list[list[float]], groups: list[int]) -> 
 
 
 def test_a_member_of_another_gang_begins_anew() -> None:
-    """What a host was in one job says nothing of it in the next."""
+    """A host's past in a job has no meaning in the next job."""
     gangs = Gangs(2, 8)
     for _ in range(PAST):
         gangs.window()

@@ -81,7 +81,7 @@ def test_confidences_are_correct_on_generated_jobs() -> None:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_jobs_of_another_generator_get_no_wrong_class(name: str) -> None:
-    """A kind of job that the model was not fitted to is rather unknown than of a wrong class."""
+    """A kind of job outside the model's fit should be unknown, not wrongly classified."""
     assert MODEL is not None
     truth, draw = JOBS[name]
     random = np.random.default_rng(8)

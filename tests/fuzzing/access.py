@@ -1,4 +1,4 @@
-"""What decides who may do what: certificates' names, patterns, tokens, the file of tokens, gRPC's names of peers."""
+"""Fuzz targets of access control: certificates' names, patterns, tokens, the token file, gRPC's names of peers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEPT = make_token(Role.AGENT, "gpu-001", 1.0, 1_760_000_000)[1]
 
 
 def fuzz_certificate_names(source: random.Random) -> str:
-    """A certificate's names, damaged: a role of ours with a host's name, or nobody."""
+    """A certificate's names, damaged: a known role with a host's name, or no principal."""
     texts = (
         b"spiffe://cluster.example/gangline/agent/gpu-001",
         b"gpu-001.gpu.example",
@@ -39,7 +39,7 @@ def fuzz_certificate_names(source: random.Random) -> str:
 
 
 def fuzz_patterns(source: random.Random) -> str:
-    """A pattern that an operator types: one that matches what it should, or words."""
+    """An operator's pattern: it matches as documented, or an error."""
     text = damaged(b"agent={name}.gpu.example", source).decode(errors="replace")
     try:
         pattern = parse_name_pattern(text)
@@ -52,17 +52,17 @@ def fuzz_patterns(source: random.Random) -> str:
 
 
 def fuzz_tokens(source: random.Random) -> str:
-    """The file of tokens after a bad disk: tokens of the form that we write, or words."""
+    """The token file after a bad disk: valid tokens, or an error."""
     text = json.dumps({"tokens": [asdict(KEPT)] * 3})
     data = source.choice((damaged, flipped))(text.encode(), source).decode(errors="replace")
     try:
-        found = parse_tokens(data)
+        tokens = parse_tokens(data)
     except TokensError as error:
         assert len(str(error)) < 400
         return REFUSED
     assert all(
-        isinstance(each, Token) and each.role in GRANTABLE_ROLES and is_name(each.name)
-        for each in found
+        isinstance(token, Token) and token.role in GRANTABLE_ROLES and is_name(token.name)
+        for token in tokens
     )
     return ACCEPTED
 
@@ -70,9 +70,9 @@ def fuzz_tokens(source: random.Random) -> str:
 def fuzz_peers(source: random.Random) -> str:
     """gRPC's name of a peer, damaged: an address and a port, or none."""
     text = damaged(source.choice((b"ipv4:10.0.0.1:4711", b"ipv6:%5Bfe80::1%25eth0%5D:80")), source)
-    at = peer_address(text.decode(errors="replace"))
-    assert at is None or (isinstance(at[0], str) and at[1] >= 0)
-    return ACCEPTED if at else REFUSED
+    address = peer_address(text.decode(errors="replace"))
+    assert address is None or (isinstance(address[0], str) and address[1] >= 0)
+    return ACCEPTED if address else REFUSED
 
 
 TARGETS: dict[str, Callable[[random.Random], str]] = {

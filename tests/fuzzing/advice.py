@@ -1,4 +1,4 @@
-"""What schedulers and people tell of advice, damaged: gangs, hosts that are out, outcomes, answers, rules."""
+"""Input of schedulers and people about advice, damaged: gangs, hosts out of service, outcomes, answers, rules."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ M = TypeVar("M", bound=Message)
 
 
 def member(host: str) -> Member | None:
-    """Return the one host that there is."""
     return Member(host, FailureDomains(rack="r1"), "job") if host == "h1" else None
 
 
@@ -71,7 +70,7 @@ def received(request: M, source: random.Random) -> M:
 
 
 def refused(work: Callable[[], object]) -> bool:
-    """Say whether *work* was refused; its words are short, and name a field."""
+    """Return whether *work* was refused; the error must be short, and name a field."""
     try:
         work()
     except (InvalidArgument, DecodeError) as error:
@@ -103,25 +102,32 @@ def fuzz_gangs(source: random.Random) -> str:
                 gang.checkpoint_interval.seconds = source.choice(SECONDS)
             case _:
                 request.ended_workloads.extend([text] * source.choice((1, 10_001)))
-    found: list[Any] = []
+    records: list[Any] = []
 
     def work() -> None:
-        one = received(request, source)
-        found.append(advisory.gangs_of(one, advisory.actor_of(one.actor), member, NOW_NS))
+        decoded = received(request, source)
+        records.append(advisory.gangs_of(decoded, advisory.actor_of(decoded.actor), member, NOW_NS))
 
     if refused(work):
         return REFUSED
-    gangs, unknown = found[0]
+    gangs, unknown = records[0]
     assert len(unknown) <= advisory.UNKNOWN_MAX
-    for one in gangs:
-        assert 0 < len(one.workload) <= 256 and one.workload.isprintable() and one.hosts
-        assert NOW_NS < one.until_ns <= NOW_NS + WEEK_NS
-        assert one.checkpoint_seconds == 0 or 1 <= one.checkpoint_seconds <= advisory.SECONDS_MAX
+    for parsed_gang in gangs:
+        assert (
+            0 < len(parsed_gang.workload) <= 256
+            and parsed_gang.workload.isprintable()
+            and parsed_gang.hosts
+        )
+        assert NOW_NS < parsed_gang.until_ns <= NOW_NS + WEEK_NS
+        assert (
+            parsed_gang.checkpoint_seconds == 0
+            or 1 <= parsed_gang.checkpoint_seconds <= advisory.SECONDS_MAX
+        )
     return ACCEPTED
 
 
 def fuzz_unavailable(source: random.Random) -> str:
-    """ReportUnavailableNodes: hosts that there are, for a week at most and with a reason, or Invalid."""
+    """ReportUnavailableNodes: known hosts, for a week at most and with a reason, or Invalid."""
     request = wire.ReportUnavailableNodesRequest(actor="slurm", returned_nodes=["nodes/h3"])
     node = request.nodes.add(node="nodes/h1", reason="burn-in")
     for _ in range(source.randrange(3)):
@@ -140,113 +146,124 @@ def fuzz_unavailable(source: random.Random) -> str:
                 request.returned_nodes.append(source.choice((text, "nodes/h1")))
             case _:
                 request.actor = text
-    found: list[advisory.UnavailabilityReport] = []
+    records: list[advisory.UnavailabilityReport] = []
 
     def work() -> None:
-        one = received(request, source)
-        found.append(advisory.unavailability_of(one, advisory.actor_of(one.actor), member, NOW_NS))
+        decoded = received(request, source)
+        records.append(
+            advisory.unavailability_of(decoded, advisory.actor_of(decoded.actor), member, NOW_NS)
+        )
 
     if refused(work):
         return REFUSED
-    for event in found[0].taken:
+    for event in records[0].taken:
         assert event.words.strip() and NOW_NS < event.until_ns <= NOW_NS + WEEK_NS
-        assert {one.host for one in event.members} == {"h1"} and "h1" not in found[0].back.hosts
+        assert {member.host for member in event.members} == {"h1"} and "h1" not in records[
+            0
+        ].back.hosts
     return ACCEPTED
 
 
 def fuzz_outcomes(source: random.Random) -> str:
-    """ReportOutcomes: what has ended, on hosts with names, at a finite loss, or Invalid."""
-    one = outcome_pb2.Outcome(
+    """ReportOutcomes: ended jobs, on hosts with names, at a finite loss, or Invalid."""
+    damaged_outcome = outcome_pb2.Outcome(
         outcome_id="job-7", advisory="advisories/a1", workload="w", nodes=["nodes/h1"], blamed_node="nodes/h1",
         lost_gpu_hours=5.0,
     )  # fmt: skip
-    one.start_time.seconds, one.end_time.seconds = NOW_NS // SECOND_NS - 3600, NOW_NS // SECOND_NS
+    damaged_outcome.start_time.seconds, damaged_outcome.end_time.seconds = (
+        NOW_NS // SECOND_NS - 3600,
+        NOW_NS // SECOND_NS,
+    )
     for _ in range(source.randrange(3)):
         text = source.choice(TEXTS)
         match source.randrange(7):
             case 0:
-                one.outcome_id, one.end_reason = text, source.choice(TEXTS)
+                damaged_outcome.outcome_id, damaged_outcome.end_reason = text, source.choice(TEXTS)
             case 1:
-                one.nodes.extend([text] * source.choice((1, 4096)))
+                damaged_outcome.nodes.extend([text] * source.choice((1, 4096)))
             case 2:
-                one.lost_gpu_hours = source.choice((float("nan"), float("inf"), -1.0, 1e9, 1e10))
+                damaged_outcome.lost_gpu_hours = source.choice(
+                    (float("nan"), float("inf"), -1.0, 1e9, 1e10)
+                )
             case 6:
-                one.throughput = source.choice(
+                damaged_outcome.throughput = source.choice(
                     (float("nan"), float("inf"), -1.0, 1e-300, 1e15, 1e16)
                 )
-                one.queue_time.seconds = source.choice((-1, 0, 1 << 40))
+                damaged_outcome.queue_time.seconds = source.choice((-1, 0, 1 << 40))
             case 3:
-                one.end_time.seconds = NOW_NS // SECOND_NS + source.choice(SECONDS)
+                damaged_outcome.end_time.seconds = NOW_NS // SECOND_NS + source.choice(SECONDS)
             case 4:
-                one.start_time.seconds, one.start_time.nanos = (
+                damaged_outcome.start_time.seconds, damaged_outcome.start_time.nanos = (
                     source.choice(SECONDS),
                     source.choice((0, -1)),
                 )
             case _:
-                one.advisory = source.choice(
+                damaged_outcome.advisory = source.choice(
                     (text, "advisories/", "advisories/b1", "advisories/a" + "9" * 40)
                 )
-    found: list[outcome_pb2.Outcome] = []
+    records: list[outcome_pb2.Outcome] = []
 
     def work() -> None:
-        told = received(one, source)
-        outcome.check_outcome(0, told, NOW_NS)
-        found.append(told)
+        decoded = received(damaged_outcome, source)
+        outcome.check_outcome(0, decoded, NOW_NS)
+        records.append(decoded)
 
     if refused(work):
         return REFUSED
-    (told,) = found
+    (accepted,) = records
     assert (
-        told.nodes
-        and isfinite(told.lost_gpu_hours)
-        and told.end_time.seconds > told.start_time.seconds
+        accepted.nodes
+        and isfinite(accepted.lost_gpu_hours)
+        and accepted.end_time.seconds > accepted.start_time.seconds
     )
-    assert told.end_time.seconds * SECOND_NS <= NOW_NS + HOUR_NS
-    assert 0.0 <= told.throughput <= 1e15 and told.queue_time.seconds >= 0
+    assert accepted.end_time.seconds * SECOND_NS <= NOW_NS + HOUR_NS
+    assert 0.0 <= accepted.throughput <= 1e15 and accepted.queue_time.seconds >= 0
     return ACCEPTED
 
 
 def fuzz_recoveries(source: random.Random) -> str:
     """ReportRecovery: times that ascend, and factors that are finite and within their intervals, or Invalid."""
-    one = recovery_pb2.ReportRecoveryRequest(
+    request = recovery_pb2.ReportRecoveryRequest(
         incident="i1", kind=recovery_pb2.RECOVERY_FREE_NODE, success=True
     )
-    for at, name in enumerate(recovery_report.TIMES):
-        getattr(one, name).seconds = NOW_NS // SECOND_NS - 3600 + at
+    for index, name in enumerate(recovery_report.TIMES):
+        getattr(request, name).seconds = NOW_NS // SECOND_NS - 3600 + index
     for _ in range(source.randrange(4)):
         match source.randrange(5):
             case 0:
-                one.incident, one.note = source.choice(TEXTS), source.choice(TEXTS)
+                request.incident, request.note = source.choice(TEXTS), source.choice(TEXTS)
             case 1:
-                one.kind = source.choice((0, 1, 7, 8, -1, 1 << 30))  # type: ignore[assignment]
+                request.kind = source.choice((0, 1, 7, 8, -1, 1 << 30))  # type: ignore[assignment]
             case 2:
-                one.lost_gpu_hours = source.choice((float("nan"), float("inf"), -1.0, 1e9, 1e10))
+                request.lost_gpu_hours = source.choice(
+                    (float("nan"), float("inf"), -1.0, 1e9, 1e10)
+                )
             case 3:
-                one.ClearField(source.choice(recovery_report.TIMES))
+                request.ClearField(source.choice(recovery_report.TIMES))
             case _:
-                time = getattr(one, source.choice(recovery_report.TIMES))
+                time = getattr(request, source.choice(recovery_report.TIMES))
                 time.seconds, time.nanos = (
                     NOW_NS // SECOND_NS + source.choice((*SECONDS, 0)),
                     source.choice((0, -1, 999_999_999, 1 << 30)),
                 )
-    found: list[RecoveryRecord] = []
+    records: list[RecoveryRecord] = []
 
     def work() -> None:
-        told = received(one, source)
-        found.append(recovery_report.record_of(told, "slurm", NOW_NS))
+        decoded = received(request, source)
+        records.append(recovery_report.record_of(decoded, "slurm", NOW_NS))
 
     if refused(work):
         return REFUSED
-    report = found[0].report
-    times = [each for each in report[4:9] if each]
-    assert times == sorted(times) and all(each >= 0.0 for each in report.hours().values())
+    report = records[0].report
+    times = [moment for moment in report[4:9] if moment]
+    assert times == sorted(times) and all(hour >= 0.0 for hour in report.hours().values())
     for factor in reported_factors([report], [], NOW_NS, 90.0).factors.values():
         assert 0.0 < factor.lower <= factor.value <= factor.upper < 1e6
     return ACCEPTED
 
 
 def fuzz_answers(source: random.Random) -> str:
-    """AckAdvisory, against a machine with one proposal: a change with words, or a refusal, and never both."""
+    """AckAdvisory on a state machine with a single proposal: a change with a message, or a refusal, never both."""
     machine = AdvisoryStateMachine(AdvisoryLimits(gather_seconds=0.0))
     machine.step(FleetSize(NOW_NS, 100))
     case = Case(
@@ -279,22 +296,26 @@ def fuzz_answers(source: random.Random) -> str:
                 request.lease.seconds = source.choice(SECONDS)
             case _:
                 request.defer_until_time.seconds = source.choice(SECONDS)
-    found: list[Acked] = []
+    records: list[Acked] = []
 
     def work() -> None:
-        one = received(request, source)
-        found.append(ack_of(one, one.actor, NOW_NS))
+        decoded = received(request, source)
+        records.append(ack_of(decoded, decoded.actor, NOW_NS))
 
     if refused(work):
         return REFUSED
-    told = list(machine.step(found[0]))
-    no = [one for one in told if isinstance(one, Refused)]
-    assert told and all(one.words for one in told) and len(no) in (0, len(told))
-    if no:
+    changes = list(machine.step(records[0]))
+    refusals = [change for change in changes if isinstance(change, Refused)]
+    assert (
+        changes and all(change.words for change in changes) and len(refusals) in (0, len(changes))
+    )
+    if refusals:
         return REFUSED
-    (after,) = (one.advisory for one in told if isinstance(one, Publish))
-    assert after.state is found[0].to and after.revision == proposed.revision + 1
-    assert (after.state is AdvisoryState.ACCEPTED) is any(isinstance(one, Act) for one in told)
+    (after,) = (change.advisory for change in changes if isinstance(change, Publish))
+    assert after.state is records[0].to and after.revision == proposed.revision + 1
+    assert (after.state is AdvisoryState.ACCEPTED) is any(
+        isinstance(change, Act) for change in changes
+    )
     assert max(after.deferred_until_ns, after.lease_until_ns) <= NOW_NS + WEEK_NS
     return ACCEPTED
 

@@ -1,4 +1,4 @@
-"""What the host's own answers read: the policy file, the status file, and what was kept over a restart."""
+"""Files behind the host's own answers: the policy file, the status file, and the state kept over a restart."""
 
 from __future__ import annotations
 
@@ -76,23 +76,23 @@ KEPT = format_state(
 
 
 def fuzz_policy(source: random.Random) -> str:
-    """A policy file: a policy whose rows can be asked, or PolicyError in a line of words."""
+    """A policy file: a policy whose rows can be read, or PolicyError in a single line."""
     try:
-        made = overlay(
-            host_policy_file.parse(damaged(POLICY, source).decode(errors="replace")), builtin()
+        result = overlay(
+            host_policy.parse(damaged(POLICY, source).decode(errors="replace")), builtin()
         )
     except PolicyError as error:
         assert str(error).isprintable() and len(str(error)) < 700, error
         return REFUSED
-    for row in made.rows:
+    for row in result.rows:
         for condition in row.when:
             condition.holds(float(source.choice((0, 1, 2**53))), None)
-    assert len(made.rows) <= 2 * host_policy_file.ROWS_MAX
+    assert len(result.rows) <= 2 * host_policy.ROWS_MAX
     return ACCEPTED
 
 
 def fuzz_status(source: random.Random) -> str:
-    """A status file: a document that can be told in a line, or StatusError."""
+    """A status file: a document with a summary line, or StatusError."""
     damage = source.choice((damaged, flipped))
     try:
         shown = check.parse(damage(STATUS, source))
@@ -100,13 +100,13 @@ def fuzz_status(source: random.Random) -> str:
         assert str(error).isprintable(), error
         return REFUSED
     assert check.summary(shown, NOW_NS).isprintable(), shown
-    for one in check.enforced_findings(shown, NOW_NS):
-        assert one["name"] in shown["enforcing"] and shown["permit"], one
+    for finding in check.enforced_findings(shown, NOW_NS):
+        assert finding["name"] in shown["enforcing"] and shown["permit"], finding
     return ACCEPTED
 
 
 def fuzz_kept(source: random.Random) -> str:
-    """What was kept of this boot: the same kind of thing, or ValueError."""
+    """The kept state of this boot: a value of the same type, or ValueError."""
     damage = source.choice((damaged, flipped))
     try:
         kept = parse_state(damage(KEPT, source))
@@ -118,30 +118,34 @@ def fuzz_kept(source: random.Random) -> str:
 
 
 def fuzz_released(source: random.Random) -> str:
-    """What was let go of: GPUs and times in their limits, or ValueError."""
+    """Released GPUs: GPUs and times within their limits, or ValueError."""
     damage = source.choice((damaged, flipped))
     try:
-        found = parse_released(damage(RELEASED, source), b"b" * 16, NOW_NS)
+        released = parse_released(damage(RELEASED, source), b"b" * 16, NOW_NS)
     except ValueError as error:
         assert len(str(error)) < 300, error
         return REFUSED
-    assert all(0 < each.until_ns - NOW_NS <= RELEASE_SECONDS_MAX * 1e9 for each in found)
+    assert all(0 < release.until_ns - NOW_NS <= RELEASE_SECONDS_MAX * 1e9 for release in released)
     assert all(
-        len(each.reason) <= REASON_CHARACTERS_MAX and each.reason.isprintable() for each in found
+        len(release.reason) <= REASON_CHARACTERS_MAX and release.reason.isprintable()
+        for release in released
     )
     return ACCEPTED
 
 
 def fuzz_gpu_list(source: random.Random) -> str:
-    """The GPUs that a host ever had: names in their limits, or ValueError."""
+    """The list of a host's known GPUs: names within their limits, or ValueError."""
     damage = source.choice((damaged, flipped))
     try:
-        found = parse_gpus(damage(GPUS, source))
+        addresses = parse_gpus(damage(GPUS, source))
     except ValueError as error:
         assert len(str(error)) < 300, error
         return REFUSED
-    assert len(found) <= GPUS_MAX
-    assert all(key.startswith("GPU-") and len(key) + len(at) <= 256 for key, at in found.items())
+    assert len(addresses) <= GPUS_MAX
+    assert all(
+        key.startswith("GPU-") and len(key) + len(address) <= 256
+        for key, address in addresses.items()
+    )
     return ACCEPTED
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 ACCEPTED, REFUSED = "accepted", "refused"
 
-#: What stands in place of a number when firmware, drivers and tools have none, or too much of one.
+#: Replacements of a number, as firmware, drivers and tools print a missing or an excessive one.
 ODD_WORDS: tuple[bytes, ...] = (
     b"", b"0", b"-1", b"-9223372036854775808", b"N/A", b"N/A (no PMA)", b"[Not Supported]", b"Unknown", b"none",
     b"4294967295", b"18446744073709551615", b"18446744073709551616", b"9223372036854775807", b"9" * 39,
@@ -22,7 +22,7 @@ U64_MAX = 2**64 - 1
 
 
 def damaged(data: bytes, source: random.Random) -> bytes:
-    """Return *data* damaged in one to four ways, as text or as bytes; now and then not at all."""
+    """Return *data* with up to four damages, as text or as bytes; sometimes undamaged."""
     work = data
     for _ in range(source.choice((0, 1, 1, 1, 2, 2, 3, 4))):
         work = source.choice(_WAYS)(work, source)
@@ -30,46 +30,46 @@ def damaged(data: bytes, source: random.Random) -> bytes:
 
 
 def flipped(data: bytes, source: random.Random) -> bytes:
-    """Return *data* with a bit turned, a piece cut out, put in or doubled, or a length made absurd."""
+    """Return *data* with a bit flipped, a piece removed, inserted or doubled, or an absurd length."""
     work = bytearray(data)
-    at = source.randrange(len(work) + 1)
+    position = source.randrange(len(work) + 1)
     match source.randrange(5):
         case 0 if work:
-            work[at % len(work)] ^= 1 << source.randrange(8)
+            work[position % len(work)] ^= 1 << source.randrange(8)
         case 1:
-            del work[at : at + source.randrange(1, 64)]
+            del work[position : position + source.randrange(1, 64)]
         case 2:
-            work[at:at] = source.randbytes(source.randrange(1, 64))
+            work[position:position] = source.randbytes(source.randrange(1, 64))
         case 3:
-            work[at : at + 4] = struct.pack("<I", source.choice((0, 1, 255, 65535, 2**32 - 1)))
+            work[position : position + 4] = struct.pack(
+                "<I", source.choice((0, 1, 255, 65535, 2**32 - 1))
+            )
         case _:
-            work[at:at] = work[: source.randrange(64)]
+            work[position:position] = work[: source.randrange(64)]
     return bytes(work)
 
 
 def _odd_word(data: bytes, source: random.Random) -> bytes:
-    """Put an odd word in the place of one of *data*, its line ends kept."""
     lines = data.split(b"\n")
-    at = source.randrange(len(lines))
-    words = lines[at].split(b" ")
-    words[source.randrange(len(words))] = source.choice(ODD_WORDS)
-    lines[at] = b" ".join(words)
+    position = source.randrange(len(lines))
+    fields = lines[position].split(b" ")
+    fields[source.randrange(len(fields))] = source.choice(ODD_WORDS)
+    lines[position] = b" ".join(fields)
     return b"\n".join(lines)
 
 
 def _lines(data: bytes, source: random.Random) -> bytes:
-    """Lose, double, exchange or empty a line."""
     lines = data.split(b"\n")
-    at, other = source.randrange(len(lines)), source.randrange(len(lines))
+    position, other = source.randrange(len(lines)), source.randrange(len(lines))
     match source.randrange(4):
         case 0:
-            del lines[at]
+            del lines[position]
         case 1:
-            lines[at:at] = [lines[at]] * source.randrange(1, 4)
+            lines[position:position] = [lines[position]] * source.randrange(1, 4)
         case 2:
-            lines[at], lines[other] = lines[other], lines[at]
+            lines[position], lines[other] = lines[other], lines[position]
         case _:
-            lines[at] = b""
+            lines[position] = b""
     return b"\n".join(lines)
 
 
@@ -78,14 +78,12 @@ def _cut(data: bytes, source: random.Random) -> bytes:
 
 
 def _long(data: bytes, source: random.Random) -> bytes:
-    """Make one line as long as no kernel writes it."""
-    at = source.randrange(len(data) + 1)
+    position = source.randrange(len(data) + 1)
     piece = source.choice((b"\0", b"7", b" ", b"A", b"\xff", b"(", b"\\x", b"9,"))
-    return data[:at] + piece * (LONG_LINE_BYTES // len(piece)) + data[at:]
+    return data[:position] + piece * (LONG_LINE_BYTES // len(piece)) + data[position:]
 
 
 def _whole(data: bytes, source: random.Random) -> bytes:
-    """Replace all of it."""
     return source.choice((b"", b"\n", b"\0" * 64, b"\xff" * 512, source.randbytes(200)))
 
 
@@ -96,32 +94,31 @@ _WAYS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
 
 
 def text(data: bytes) -> str:
-    """Return bytes as `read_text` gives them to a parser."""
+    """Return bytes in the form in which `read_text` gives them to a parser."""
     return data.decode(errors="replace").strip()
 
 
 def outcome(value: object) -> str:
-    """Check *value* by `check`, and say whether there is anything in it."""
+    """Check *value* by `check`, and return whether it has any content."""
     check(value)
     return ACCEPTED if holds_something(value) else REFUSED
 
 
 def holds_something(value: object) -> bool:
-    """Say whether anything at all was read."""
     if dataclasses.is_dataclass(value):
         return any(holds_something(getattr(value, f.name)) for f in dataclasses.fields(value))
     if isinstance(value, Mapping):
         return bool(value)
     if isinstance(value, list | tuple | set | frozenset):
-        return any(holds_something(one) for one in value)
+        return any(holds_something(item) for item in value)
     return value is not None and value != "" and value != b""
 
 
 def check(value: object, name: str = "") -> None:
-    """Raise AssertionError unless every number in *value* is one that a cell may hold.
+    """Raise AssertionError unless every number in *value* is valid for a cell.
 
-    Whole numbers are of 64 unsigned bits, doubles finite and not negative; a `*_ratio` is 0 to 1 but for wear,
-    which may pass it; a text can be spoken in UTF-8 or is a name of the kernel's.
+    Integers have 64 unsigned bits, doubles are finite and not negative; a `*_ratio` is 0 to 1,
+    except wear, which may exceed 1; a text is valid UTF-8 or a kernel name.
     """
     if isinstance(value, bool) or value is None:
         return
@@ -136,11 +133,11 @@ def check(value: object, name: str = "") -> None:
     elif isinstance(value, str):
         value.encode(errors="surrogateescape")
     elif isinstance(value, Mapping):
-        for key, one in value.items():
-            check(one, str(key))
+        for key, item in value.items():
+            check(item, str(key))
     elif isinstance(value, list | tuple | set | frozenset):
-        for one in value:
-            check(one, name)
+        for item in value:
+            check(item, name)
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
             check(getattr(value, field.name), field.name)

@@ -1,4 +1,4 @@
-"""What a decision was computed from, as a damaged store or a hostile server would send it."""
+"""The input of a recorded decision, as a damaged store or a hostile server would send it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from gangline.aggregator.decisions.inputs import InputsError
 from tests.aggregator.decisions.fleets import Node, snapshot_of
 from tests.fuzzing.damage import REFUSED, damaged, flipped, outcome
 
-_NODES = [Node(f"h{at}", places=("", "", "l0", f"r{at // 2}", "", "", "")) for at in range(4)]
+_NODES = [
+    Node(f"h{index}", places=("", "", "l0", f"r{index // 2}", "", "", "")) for index in range(4)
+]
 PARTS = [part for _, part in inputs.input_parts(snapshot_of(_NODES), np.zeros(4, dtype=bool))]
 
 
@@ -19,13 +21,15 @@ def fuzz_inputs(source: random.Random) -> str:
     """Columns of one length for all nodes, or InputsError."""
     parts = list(PARTS)
     for _ in range(source.randrange(1, 3)):
-        at = source.randrange(len(parts))
-        parts[at] = source.choice((damaged, flipped))(parts[at], source)
+        index = source.randrange(len(parts))
+        parts[index] = source.choice((damaged, flipped))(parts[index], source)
     try:
-        found = inputs.restored_inputs(parts)
+        restored = inputs.restored_inputs(parts)
     except InputsError:
         return REFUSED
-    assert found.excluded.size == len(found.snapshot.names) == found.snapshot.facts.gpus.size
+    assert (
+        restored.excluded.size == len(restored.snapshot.names) == restored.snapshot.facts.gpus.size
+    )
     return outcome(True)
 
 
@@ -33,10 +37,10 @@ def fuzz_compressed(source: random.Random) -> str:
     """The part of its digest, or InputsError."""
     part = source.choice(PARTS)
     try:
-        found = inputs.decompressed(flipped(inputs.compressed(part), source))
+        restored = inputs.decompressed(flipped(inputs.compressed(part), source))
     except InputsError:
         return REFUSED
-    return outcome(found == part)
+    return outcome(restored == part)
 
 
 TARGETS = {"decision-inputs": fuzz_inputs, "decision-compressed": fuzz_compressed}

@@ -1,4 +1,6 @@
-"""What people declare, damaged: files of all three forms, and patterns of hosts. Taken as it is meant, or refused with words."""
+"""Declarations of people, damaged: files of all three forms, and patterns of hosts. Each is read as
+meant, or refused with an error.
+"""
 
 from __future__ import annotations
 
@@ -63,18 +65,18 @@ GRAPH = json.dumps(
 
 
 def checked(name: str, data: bytes) -> str:
-    """Parse a file, and look at whatever came of it."""
+    """Parse a file, and check the result."""
     try:
-        found = parse_files([DeclaredFile(name, data)], NOW_NS)
+        parsed = parse_files([DeclaredFile(name, data)], NOW_NS)
     except DeclaredError as error:
-        assert error.problems and all(len(one) < 1200 for one in error.problems)
+        assert error.problems and all(len(problem) < 1200 for problem in error.problems)
         return REFUSED
-    sound(found)
-    return ACCEPTED if found.file_places or found.windows or found.overrides else REFUSED
+    sound(parsed)
+    return ACCEPTED if parsed.file_places or parsed.windows or parsed.overrides else REFUSED
 
 
 def sound(found: Declared) -> None:
-    """Raise AssertionError if something is in force that nobody may declare."""
+    """Raise AssertionError if an invalid declaration is in force."""
     for host, place in found.places.items():
         assert parse_host_pattern(host).is_name
         for field in PLACE_FIELDS:
@@ -98,22 +100,22 @@ def sound(found: Declared) -> None:
 
 
 def fuzz_toml(source: random.Random) -> str:
-    """A file of people's own after an editor's slip."""
+    """A handwritten file with a typing error."""
     return checked("a.toml", source.choice((damaged, flipped))(TOML, source))
 
 
 def fuzz_csv(source: random.Random) -> str:
-    """An export of another inventory."""
+    """An export of another inventory, damaged."""
     return checked("a.csv", source.choice((damaged, flipped))(CSV, source))
 
 
 def fuzz_topograph(source: random.Random) -> str:
-    """A graph that was cut off, or is of another engine."""
+    """A truncated graph, or a graph of another engine."""
     return checked("a.json", source.choice((damaged, flipped))(GRAPH, source))
 
 
 def fuzz_patterns(source: random.Random) -> str:
-    """A pattern of hosts: matches, or words."""
+    """A pattern of hosts: matches, or an error."""
     text = damaged(b"gpu-[001-016,020]-*", source).decode(errors="replace")
     try:
         pattern = parse_host_pattern(text)

@@ -1,4 +1,4 @@
-"""What a scheduler sends to its extender, as it is after accidents."""
+"""Damaged requests of a scheduler to its extender."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GOOD = {
 
 
 def fuzz_extender(source: random.Random) -> str:
-    """Whatever is sent: an answer that is JSON, or an error with words."""
+    """Any request: an answer in JSON, or an error message."""
     body = damaged(json.dumps(GOOD[source.choice(list(GOOD))]).encode(), source)
     outcome = REFUSED
     for answer in ANSWERS.values():

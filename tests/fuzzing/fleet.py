@@ -1,4 +1,4 @@
-"""The aggregator's fleet and judge, told anything by one host of three."""
+"""The aggregator's fleet and judge, with any reports from one of three hosts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ _EVENT_NAMES = sorted(
 
 @cache
 def _calm() -> dict[str, HealthState]:
-    """Return the states of a fleet that nobody disturbs."""
     world = _world()
     world.run(SECONDS)
     return {host.name: world.score(host).state for host in world.hosts}
@@ -45,7 +44,7 @@ def _world() -> World:
 
 
 def fuzz_fleet(source: random.Random) -> str:
-    """One host reports odd values and events: it is judged within 0 and 1, and its neighbours as without it."""
+    """A host reports odd values and events: its score is within 0 and 1, and its neighbors' scores do not change."""
     world = _world()
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # numpy's, of NaN and of overflow
@@ -53,16 +52,21 @@ def fuzz_fleet(source: random.Random) -> str:
             _tell(world, source)
             world.run(1)
     for host in world.hosts:
-        one = world.score(host)
-        assert 0 <= one.score_lower <= one.score <= one.score_upper <= 1, one
-        assert math.isfinite(one.hazard_per_hour) and one.hazard_per_hour >= 0, one
-        assert len(f"{one.reason_message}{one.clears_when}".encode()) < WORDS_BYTES_MAX, one
-        assert host is world.hosts[0] or one.state is _calm()[host.name], one
+        host_score = world.score(host)
+        assert 0 <= host_score.score_lower <= host_score.score <= host_score.score_upper <= 1, (
+            host_score
+        )
+        assert math.isfinite(host_score.hazard_per_hour) and host_score.hazard_per_hour >= 0, (
+            host_score
+        )
+        assert (
+            len(f"{host_score.reason_message}{host_score.clears_when}".encode()) < WORDS_BYTES_MAX
+        ), host_score
+        assert host is world.hosts[0] or host_score.state is _calm()[host.name], host_score
     return REFUSED if world.score(world.hosts[0]).state is _calm()["h0"] else ACCEPTED
 
 
 def _tell(world: World, source: random.Random) -> None:
-    """Let the first host report odd readings, or odd events."""
     host = world.hosts[0]
     if source.random() < 0.5:
         for _ in range(source.randrange(1, 5)):
@@ -77,7 +81,7 @@ def _tell(world: World, source: random.Random) -> None:
 
 
 def _block(readings: dict[tuple[str, str], dict[str, float]], source: random.Random) -> Block:
-    """Return a table of a host that is known, or of none, with odd cells."""
+    """Return a table of a known or unknown host, with odd cells."""
     table, device = source.choice(sorted(readings))
     if source.random() < 0.3:
         table, device = (

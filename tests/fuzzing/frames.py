@@ -1,4 +1,4 @@
-"""Frames: what an agent sends, and what anybody may send."""
+"""Frames of an agent, and of any other client."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def some_blocks(source: random.Random) -> list[Block]:
 
 
 def some_frame(source: random.Random, blocks: list[Block]) -> bytes:
-    """Return a valid frame of *blocks*, some of whose cells it draws anew."""
+    """Return a valid frame of *blocks*, with some cells drawn at random."""
     stamp = Stamp(source.randbytes(16), source.randbytes(16), source.getrandbits(64), 1, 2)
     for block in blocks:
         for cell in range(len(block.valid)):
@@ -48,7 +48,7 @@ def resealed(data: bytes) -> bytes:
 
 
 def fuzz_frames(source: random.Random) -> str:
-    """A damaged frame is refused with FrameError, or (sealed anew) decodes within the limits."""
+    """A damaged frame is refused with FrameError, or (with a valid checksum again) decodes within the limits."""
     data = some_frame(source, some_blocks(source))
     for _ in range(source.randrange(1, 5)):
         data = flipped(data, source)
@@ -59,12 +59,12 @@ def fuzz_frames(source: random.Random) -> str:
     except FrameError as error:
         assert str(error), "a refusal without words"
         return REFUSED
-    frames.encode(frame.stamp, frame.blocks)  # what was let in can be spoken again
+    frames.encode(frame.stamp, frame.blocks)  # an accepted frame can be encoded again
     return ACCEPTED
 
 
 def fuzz_intake(source: random.Random) -> str:
-    """A damaged frame, to a reader that knows the tables of the one before: as `frames.decode` takes it."""
+    """A damaged frame, to a reader that knows the previous frame's tables: the result equals that of `frames.decode`."""
     reader = Reader(CATALOGUE, frames.decode)
     data = some_frame(source, some_blocks(source))
     reader.read(data)
@@ -81,25 +81,26 @@ def fuzz_intake(source: random.Random) -> str:
             assert str(refused) == str(error), "other words"
             return REFUSED
         raise AssertionError("taken by one of two readers") from error
-    found = reader.read(data)
+    decoded = reader.read(data)
     tables = [
-        (shape.columns.signal_ids, found.devices(at)) for at, shape in enumerate(found.shapes)
+        (shape.columns.signal_ids, decoded.devices(index))
+        for index, shape in enumerate(decoded.shapes)
     ]
     assert tables == [(block.signal_ids, block.devices) for block in expected.blocks]
-    for at, block in enumerate(expected.blocks):
+    for index, block in enumerate(expected.blocks):
         cells, valid = bytearray(len(block.cells)), bytearray(len(block.valid))
-        unpack(found.packed_cells(at), cells, valid, len(block.signal_ids), block.rows)
+        unpack(decoded.packed_cells(index), cells, valid, len(block.signal_ids), block.rows)
         assert (cells, valid) == (block.cells, block.valid)
-    one = HostFrame("a", found, source.choice((0, 2**70, -(2**70), 10**18)))
-    assert sum(table.num_rows for _, table in batch([one]).known) <= found.rows
+    host_frame = HostFrame("a", decoded, source.choice((0, 2**70, -(2**70), 10**18)))
+    assert sum(table.num_rows for _, table in batch([host_frame]).known) <= decoded.rows
     fleet = Fleet()
-    fleet.register("a", simulated=True, boot_id=found.boot_id, devices=[])
-    fleet.observe("a", found, 10**18)
+    fleet.register("a", simulated=True, boot_id=decoded.boot_id, devices=[])
+    fleet.observe("a", decoded, 10**18)
     return ACCEPTED
 
 
 def fuzz_streams(source: random.Random) -> str:
-    """A stream with a damaged frame in it ends with an error there, or what comes out has a wrong checksum."""
+    """A stream with a damaged frame ends with an error there, or the result has a wrong checksum."""
     sender, receiver = Sender(1 << 14), Receiver(1 << 14)
     blocks, frame = some_blocks(source), b""
     for _ in range(source.randrange(1, 5)):  # a table is remembered from its second coming on
@@ -107,31 +108,33 @@ def fuzz_streams(source: random.Random) -> str:
         assert receiver.decode(sender.encode(frame)) == frame
     if source.random() < 0.5:
         data = flipped(sender.encode(frame), source)
-    else:  # what is deflated is seldom found again in what was damaged
+    else:  # deflated bytes are seldom recognized in damaged data
         data = b"\0" + flipped(sender._encoder.encode(frame), source)
     try:
-        found = receiver.decode(data)
+        decoded = receiver.decode(data)
     except StreamError as error:
         assert str(error), "a refusal without words"
         return REFUSED
     try:
-        frames.decode(found)
+        frames.decode(decoded)
     except FrameError:
         return REFUSED
-    assert found == frame, "damage that no checksum saw"
+    assert decoded == frame, "damage that no checksum saw"
     return ACCEPTED
 
 
 def fuzz_late(source: random.Random) -> str:
-    """A damaged message of late frames: each frame comes out as it went in, is refused by words, or ends the stream."""
+    """A damaged message of late frames: each frame is unchanged, refused with an error, or ends the stream."""
     blocks = some_blocks(source)
-    made = [frames.inflate_frame(some_frame(source, blocks)) for _ in range(source.randrange(1, 5))]
+    inflated = [
+        frames.inflate_frame(some_frame(source, blocks)) for _ in range(source.randrange(1, 5))
+    ]
     sender, message = Sender(CONTEXT_BYTES_MAX), TelemetryBatch(sequence=1, backlog=True)
-    stamps = [frames.read_stamp(frame) for frame in made]
-    message.late.extend(b"\0" + sender._encoder.encode(frame) for frame in made)
-    at = source.randrange(len(made))
+    stamps = [frames.read_stamp(frame) for frame in inflated]
+    message.late.extend(b"\0" + sender._encoder.encode(frame) for frame in inflated)
+    index = source.randrange(len(inflated))
     if source.random() < 0.5:
-        message.late[at] = b"\0" + flipped(message.late[at][1:], source)
+        message.late[index] = b"\0" + flipped(message.late[index][1:], source)
     else:  # as a whole: a frame more, a field more
         try:
             message = TelemetryBatch.FromString(flipped(message.SerializeToString(), source))
@@ -141,9 +144,15 @@ def fuzz_late(source: random.Random) -> str:
         check_backlog(message)
         incoming = FrameStreamReader()
         for _ in range(len(message.late)):
-            found = incoming.frame(message)
-            stamp = found.run_id, found.boot_id, found.sequence, found.boottime_ns, found.wall_ns
-            assert stamp in stamps and incoming.sequence == found.sequence, (
+            decoded = incoming.frame(message)
+            stamp = (
+                decoded.run_id,
+                decoded.boot_id,
+                decoded.sequence,
+                decoded.boottime_ns,
+                decoded.wall_ns,
+            )
+            assert stamp in stamps and incoming.sequence == decoded.sequence, (
                 "damage that was not seen"
             )
     except (StreamRefused, StreamDesync, FrameError) as error:

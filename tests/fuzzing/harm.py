@@ -1,4 +1,4 @@
-"""What happens to the files of a host: damaged in one of many ways, taken out, and mended again."""
+"""Damage to the files of a host: one of many kinds, a removal, and the repair."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ def damaged_files(paths: Sequence[Path], seed: str, ways: Sequence[str] = ()) ->
 
 @contextmanager
 def taken_out(folder: Path, aside: Path) -> Iterator[None]:
-    """Let a device's folder be gone; links that lead there dangle."""
     folder.rename(aside)
     try:
         yield
@@ -52,8 +51,15 @@ def taken_out(folder: Path, aside: Path) -> Iterator[None]:
         aside.rename(folder)
 
 
+#: Replacements of a file, or of its contents.
+WAYS = (
+    "word", "word", "word", "word", "unit", "binary", "megabyte", "nothing", "folder", "dangling", "loop", "closed",
+    "vanished", "twice", "blank",
+)  # fmt: skip
+
+
 def _strike(path: Path, way: str, source: random.Random) -> tuple[Path, bytes, int]:
-    """Damage *path*; return what `_mend` needs. What a file holds is changed in place, as a driver does."""
+    """Damage *path*; return the input of `_mend`. Contents are changed in place, as a driver does."""
     mode, data = path.stat().st_mode & 0o777, path.read_bytes()
     if way == "closed":
         path.chmod(0)
@@ -63,6 +69,16 @@ def _strike(path: Path, way: str, source: random.Random) -> tuple[Path, bytes, i
         path.unlink()
         _OTHER_THINGS[way](path)
     return path, data, mode
+
+
+#: Replacements that are not regular files.
+_OTHER_THINGS: dict[str, Callable[[Path], object]] = {
+    "vanished": lambda path: None,
+    "folder": lambda path: path.mkdir(),
+    "dangling": lambda path: path.symlink_to("/nowhere/at/all"),
+    "loop": lambda path: path.symlink_to(path.name),
+    "fifo": os.mkfifo,
+}
 
 
 def _content(way: str, data: bytes, source: random.Random) -> bytes:

@@ -19,7 +19,7 @@ MODEL = prior().to_text().encode()
 
 
 def fuzz_events(source: random.Random) -> str:
-    """A file of faults: faults that end after they start, units of nodes that are up, or words."""
+    """A file of faults: faults that end after they start, units of active nodes, or an error."""
     try:
         faults = parse_events(damaged(EVENTS, source))
         units = units_of(faults)
@@ -33,7 +33,7 @@ def fuzz_events(source: random.Random) -> str:
 
 
 def fuzz_hazard_model(source: random.Random) -> str:
-    """A model's text: one whose hazards are finite, or words."""
+    """A model's text: a model with finite hazards, or an error."""
     try:
         model = HazardModel.from_text(text(damaged(MODEL, source)))
     except ModelError as error:

@@ -28,16 +28,16 @@ from gangline.contract.signals import TABLES
 from tests import hosts
 from tests.hosts.reading import StoppedClock, collectors_of
 
-#: Where a cell is: table, device, column.
+#: The address of a cell: table, device, column.
 Cell = tuple[str, str, str]
 
 #: Gauges that may be negative: a heat, a voltage, an offset, a frequency's error, a margin.
 _SIGNED = re.compile(
     r"_(celsius|volts)$|^clock\.(offset_seconds|frequency_offset_ratio|tai_offset_seconds)$"
 )
-#: Ratios that may pass 1, by the words of their row: load by core, wear of a drive.
+#: Ratios that may exceed 1, by their description: load per core, wear of a drive.
 _ABOVE_ONE = {"host.load_1m_ratio", "nvme.used_ratio"}
-#: What may be an error and is said in words of its own: the log is there and cannot be read.
+#: Collector errors with their own message: the log exists and cannot be read.
 _ERRORS_IN_WORDS = {"kernel_log_10s": re.compile(r"RuntimeError: .*/dev/kmsg: ")}
 
 _SIGNALS = {(table, s.column): s for table, signals in TABLES.items() for s in signals}
@@ -51,7 +51,7 @@ VICTIMS = (
 
 @dataclass
 class Reading:
-    """What all collectors said in a turn, and the inventory."""
+    """The output of all collectors in a turn, and the inventory."""
 
     cells: dict[Cell, float | int | None] = field(default_factory=dict[Cell, float | int | None])
     #: Collector, outcome, words, of both turns.
@@ -83,7 +83,6 @@ class Host:
         self.files = sorted(first)
 
     def begin(self) -> None:
-        """Let the files show the first moment."""
         for path in self._later.keys() - self._first.keys():
             path.unlink(missing_ok=True)
         self._show(self._first)
@@ -130,7 +129,7 @@ def cells_of(blocks: Sequence[Block]) -> dict[Cell, float | int | None]:
     cells: dict[Cell, float | int | None] = {}
     for block in blocks:
         decoded = frame.decode(frame.encode(Stamp(b"r" * 16, b"b" * 16, 1, 1, 1), [block]))
-        assert [one.devices for one in decoded.blocks] == [block.devices]
+        assert [block.devices for block in decoded.blocks] == [block.devices]
         columns = [signal.column for signal in TABLES[block.table]]
         for row, device in enumerate(block.devices):
             values = zip(columns, block.values(row), strict=True)
@@ -139,11 +138,11 @@ def cells_of(blocks: Sequence[Block]) -> dict[Cell, float | int | None]:
 
 
 def look_around(roots: Roots, reading: Reading) -> None:
-    """Take the inventory as the daemon does: by the child's line. The aggregator must take it."""
+    """Take the inventory by the child's line, as the daemon does. The aggregator must accept it."""
     sections = {name: section for name, section in SECTIONS.items() if name != "GPUs"}
     devices, reading.problems = run_sections(sections, roots, 20.0)
-    said = [{"kind": d.kind, "key": d.key, "attributes": dict(d.attributes)} for d in devices]
-    answer = {"devices": said, "labels": labels(roots)}
+    documents = [{"kind": d.kind, "key": d.key, "attributes": dict(d.attributes)} for d in devices]
+    answer = {"devices": documents, "labels": labels(roots)}
     inventory = parse_inventory(json.dumps(answer, sort_keys=True).encode())
     assert inventory.reason == ""
     registration = Registration("host-1", b"r" * 16, b"b" * 16, StoppedClock())
@@ -154,13 +153,13 @@ def look_around(roots: Roots, reading: Reading) -> None:
 
 def assert_sane(reading: Reading) -> None:
     """Raise AssertionError for an error, or a value that no such signal can have."""
-    for collector, outcome, words in reading.outcomes:
+    for collector, outcome, message in reading.outcomes:
         in_words = _ERRORS_IN_WORDS.get(collector)
-        assert outcome is not CollectOutcome.ERROR or (in_words and in_words.match(words)), (
+        assert outcome is not CollectOutcome.ERROR or (in_words and in_words.match(message)), (
             collector,
-            words,
+            message,
         )
-        assert bool(words) == (outcome is not CollectOutcome.OK), (collector, words)
+        assert bool(message) == (outcome is not CollectOutcome.OK), (collector, message)
     assert not reading.problems, reading.problems
     for (table, device, column), value in reading.cells.items():
         assert len(device.encode()) <= KEY_BYTES_MAX
@@ -180,7 +179,7 @@ def _assert_value(signal: Signal, value: float) -> None:
     assert value >= 0 or _SIGNED.search(signal.name), (signal.name, value)
     assert signal.unit != "ratio" or signal.name in _ABOVE_ONE or value <= 1, (signal.name, value)
     raw = [value / scale for scale in (1, 1e3, 1e6, 1e-3, 1e-6, 1024, 1 / 60, 125_000)]
-    assert not any(abs(one / blank - 1) < 1e-12 for one in raw for blank in (BLANK_32, BLANK_64)), (
+    assert not any(abs(value / blank - 1) < 1e-12 for value in raw for blank in (BLANK_32, BLANK_64)), (
         signal.name, value,
     )  # fmt: skip
 
@@ -197,14 +196,17 @@ def files_below(folder: Path) -> list[Path]:
 
 def victims(host: Host) -> list[Path]:
     """Return the folder of each device of the host, real and once."""
-    found = {
-        path.resolve() for each in VICTIMS for path in host.roots.sys.glob(each) if path.is_dir()
+    changed = {
+        path.resolve()
+        for victim in VICTIMS
+        for path in host.roots.sys.glob(victim)
+        if path.is_dir()
     }
-    return sorted(path for path in found if files_below(path))
+    return sorted(path for path in changed if files_below(path))
 
 
 def names_of(host: Host, folder: Path) -> set[str]:
-    """Return every name that *folder*, what it stands in and what stands in it goes by."""
+    """Return every name of *folder*, of its parents and of its contents."""
     names = set(folder.relative_to(host.root.resolve()).parts)
     for place in host.roots.sys.rglob("*"):
         if place.is_symlink() and (place.resolve() == folder or folder in place.resolve().parents):
@@ -229,9 +231,9 @@ def names_of(host: Host, folder: Path) -> set[str]:
 
 
 def differences(whole: Reading, hurt: Reading, names: Collection[str]) -> list[object]:
-    """Return what of *whole* is another in *hurt*, though its device goes by none of *names*.
+    """Return the cells of *whole* that differ in *hurt*, except those of devices with a name in *names*.
 
-    What a GPU's inventory says of the NICs near it stands on those NICs, and a bond on its slaves.
+    A GPU's inventory of nearby NICs belongs to those NICs, and a bond to its slaves.
     """
     cells = [
         (cell, value, hurt.cells.get(cell, "absent"))
@@ -251,7 +253,6 @@ def _own(attributes: dict[str, str]) -> dict[str, str]:
 
 
 def is_of(device: str, names: Collection[str]) -> bool:
-    """Say whether a row's device goes by one of *names*."""
     return device.partition("/")[0] in names or any(
         part in names for part in re.split(r"[/@#]", device)
     )

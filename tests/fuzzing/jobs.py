@@ -1,4 +1,4 @@
-"""Who runs on a GPU: control groups, what /proc says of a process, kubelet's answers, the helper's."""
+"""Owners of GPU processes: control groups, a process's files in /proc, kubelet's answers, the helper's answers."""
 
 from __future__ import annotations
 
@@ -58,17 +58,19 @@ ANSWER = _answer().SerializeToString()
 
 
 def fuzz_cgroup(source: random.Random) -> str:
-    """Whose a process is: short printable words, or nothing; a job only from a group that says so."""
+    """The owner of a process: short printable text, or nothing; a job only from a group that names it."""
     data = source.choice((damaged, flipped))(source.choice(CGROUPS), source)
-    said = process_owner.parse_cgroup(data).attributes()
-    assert all(value.isprintable() and len(value) <= 255 for value in said.values()), said
-    if "job_id" in said:
-        assert b"job_" + said["job_id"].encode() in data
-    if "pod_uid" in said:
-        assert said["pod_uid"].replace("-", "").encode() in data.replace(b"-", b"").replace(
+    attributes = process_owner.parse_cgroup(data).attributes()
+    assert all(value.isprintable() and len(value) <= 255 for value in attributes.values()), (
+        attributes
+    )
+    if "job_id" in attributes:
+        assert b"job_" + attributes["job_id"].encode() in data
+    if "pod_uid" in attributes:
+        assert attributes["pod_uid"].replace("-", "").encode() in data.replace(b"-", b"").replace(
             b"_", b""
         )
-    return outcome(said)
+    return outcome(attributes)
 
 
 def fuzz_process(source: random.Random) -> str:
@@ -77,23 +79,23 @@ def fuzz_process(source: random.Random) -> str:
     inner = process_state.parse_namespace_pid(damaged(STATUS, source))
     assert all(number is None or 0 <= number < 2**34 for number in (user, inner))
     assert process_state.parse_ended(damaged(STAT, source)) in (True, False)
-    found = kubelet.parse_pod_log_folder(text(damaged(FOLDER, source)))
-    assert found is None or (found[1].name and "_" not in found[1].name + found[1].namespace)
-    return outcome(found)
+    pod = kubelet.parse_pod_log_folder(text(damaged(FOLDER, source)))
+    assert pod is None or (pod[1].name and "_" not in pod[1].name + pod[1].namespace)
+    return outcome(pod)
 
 
 def fuzz_pod_resources(source: random.Random) -> str:
     """kubelet's answer: allocations within their limits, or KubeletError."""
     try:
-        found = kubelet.parse_allocations(flipped(ANSWER, source))
+        parsed = kubelet.parse_allocations(flipped(ANSWER, source))
     except kubelet.KubeletError:
         return REFUSED
-    assert all(len(one.device) <= 90 and len(one.pod) <= 253 for one in found)
-    return outcome(found)
+    assert all(len(allocation.device) <= 90 and len(allocation.pod) <= 253 for allocation in parsed)
+    return outcome(parsed)
 
 
 def fuzz_kubelet_bytes(source: random.Random) -> str:
-    """What stands behind kubelet's socket: the answer, CallFailed, or nothing yet."""
+    """The peer at kubelet's socket: an answer, CallFailed, or nothing yet."""
     server = H2Connection(H2Configuration(client_side=False, header_encoding=None))
     call = UnaryCall(kubelet.LIST_METHOD, b"", 1.0)
     server.initiate_connection()
@@ -113,24 +115,24 @@ def fuzz_kubelet_bytes(source: random.Random) -> str:
 
 
 def fuzz_environment(source: random.Random) -> str:
-    """An environment: only variables of the list, in their form, and never a word of another."""
+    """An environment: only listed variables, in their form, and never part of another variable."""
     data = damaged(ENVIRON, source)[:60_000]
     reading, writing = os.pipe()
     os.write(writing, data)
     os.close(writing)
     try:
-        found = job_ranks_child.variables_of(reading)
+        parsed = job_ranks_child.variables_of(reading)
     finally:
         os.close(reading)
-    assert all(job_ranks_child.NAMES[k.encode()].fullmatch(v.encode()) for k, v in found.items())
-    return outcome(found)
+    assert all(job_ranks_child.NAMES[k.encode()].fullmatch(v.encode()) for k, v in parsed.items())
+    return outcome(parsed)
 
 
 def fuzz_rank_answers(source: random.Random) -> str:
     """The helper's lines, torn: answers about processes, or nothing."""
-    found = job_ranks.parse_answers(damaged(OUTPUT, source))
-    assert all(isinstance(answer.identity[0], int) for answer in found)
-    return outcome(found)
+    parsed = job_ranks.parse_answers(damaged(OUTPUT, source))
+    assert all(isinstance(answer.identity[0], int) for answer in parsed)
+    return outcome(parsed)
 
 
 TARGETS = {

@@ -31,7 +31,7 @@ from gangline.contract.xid import policy
 from gangline.contract.xid.decode import decode, parse_line
 from tests.fuzzing.damage import ACCEPTED, REFUSED, check, damaged, flipped
 
-#: One line of each kind that becomes an event, and one that does not.
+#: A line of each kind that becomes an event, and a line that does not.
 LINES = (
     (
         b"NVRM: Xid (PCI:0000:9B:00): 119, pid=2024380, name=nvidia-smi, Timeout after 6s of waiting for RPC response "
@@ -128,16 +128,16 @@ def _check_notice(notice: ParsedLine) -> None:
     assert len(notice.attributes) <= ATTRIBUTES_MAX
     assert notice.device and len(notice.device) <= NAME_CHARACTERS_MAX
     assert len(notice.process_name) <= NAME_CHARACTERS_MAX
-    words = [notice.device, notice.process_name, *notice.attributes.values()]
-    assert all(word.isprintable() and len(word) <= VALUE_CHARACTERS_MAX for word in words), words
+    texts = [notice.device, notice.process_name, *notice.attributes.values()]
+    assert all(word.isprintable() and len(word) <= VALUE_CHARACTERS_MAX for word in texts), texts
 
 
 def fuzz_follower(source: random.Random) -> str:
     """A whole log of damaged records: nothing raised, few events, each of which the aggregator takes."""
-    told: list[HealthEvent] = []
+    events: list[HealthEvent] = []
 
     def tell(event: HealthEvent) -> bool:
-        told.append(event)
+        events.append(event)
         return True
 
     follower = LogReader(
@@ -165,26 +165,26 @@ def fuzz_follower(source: random.Random) -> str:
     follower.flush_due()
     follower.finish()
     assert follower.read_count <= 20 and len(follower.incidents) <= OPEN_MAX
-    for event in told:
+    for event in events:
         check_events(ReportEventsRequest(events=[event]))
         assert event.name in BY_NAME
-    return ACCEPTED if told else REFUSED
+    return ACCEPTED if events else REFUSED
 
 
 def fuzz_xid(source: random.Random) -> str:
-    """What a line says of its code: within the limits, with words of ours, and the same twice."""
+    """The event of a line's code: within the limits, with a fixed message, and the same twice."""
     line = parse_line(damaged(source.choice(LINES), source).decode(errors="replace"))
     if line is None:
         return REFUSED
     version = source.choice(("575.57.08", "570.1", "", "N/A", "9" * 200))
-    found = decode(line.code, line.message, version, line.table)
-    assert found == decode(line.code, line.message, version, line.table)
-    assert len(found.attributes) <= ATTRIBUTES_MAX and len(found.process_name) <= 100
-    assert all(value.isprintable() and len(value) <= 120 for value in found.attributes.values()), (
-        found
-    )
-    assert found.words.isprintable() and len(found.words) < 1 << 16
-    assert found.action and 0 <= found.process_id <= 4_194_304
+    decoded = decode(line.code, line.message, version, line.table)
+    assert decoded == decode(line.code, line.message, version, line.table)
+    assert len(decoded.attributes) <= ATTRIBUTES_MAX and len(decoded.process_name) <= 100
+    assert all(
+        value.isprintable() and len(value) <= 120 for value in decoded.attributes.values()
+    ), decoded
+    assert decoded.words.isprintable() and len(decoded.words) < 1 << 16
+    assert decoded.action and 0 <= decoded.process_id <= 4_194_304
     return ACCEPTED
 
 
@@ -203,25 +203,27 @@ def fuzz_xid_table(source: random.Random) -> str:
 
 
 def fuzz_position(source: random.Random) -> str:
-    """How far the log was read, after a bad disk: what was written, or ValueError."""
+    """The read position of the log, after a bad disk: the written position, or ValueError."""
     event = HealthEvent(event_id="kmsg-1", name="gpu.xid", code=94, message="x")
     data = format_position(
         LogPosition("ab" * 16, 12345, 1, ((("gpu.xid", "0000:9b:00.0", 94, ""), event),))
     )
     try:
-        found = parse_position(source.choice((damaged, flipped))(data, source))
+        position = parse_position(source.choice((damaged, flipped))(data, source))
     except ValueError as error:
         assert str(error)
         return REFUSED
-    assert 0 <= found.sequence < 1 << 64 and isinstance(found.boot_id, str)
+    assert 0 <= position.sequence < 1 << 64 and isinstance(position.boot_id, str)
     return ACCEPTED
 
 
 def fuzz_driver_version(source: random.Random) -> str:
-    """The driver's version decides the field ids: one that cannot be read is the newest, never a guess between."""
-    words = damaged(b"575.57.08", source).decode(errors="replace")
-    version = parse_driver_version(words)
-    fields = fields_of(words)
+    """The driver's version decides the field ids: an unreadable version counts as the newest, never
+    as one in between.
+    """
+    version_text = damaged(b"575.57.08", source).decode(errors="replace")
+    version = parse_driver_version(version_text)
+    fields = fields_of(version_text)
     assert all(0 < field < 1 << 16 for field, _ in fields.values())
     return REFUSED if version is None else ACCEPTED
 

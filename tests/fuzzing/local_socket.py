@@ -1,4 +1,4 @@
-"""What anybody on the host may send to the agent's socket, and what an operator types of GPUs."""
+"""Input at the agent's socket from any process of the host, and GPU names of an operator."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHECK = health_check_method(healthy_result)
 
 
 def _asked(source: random.Random) -> bytes:
-    """Return a few calls as a client sends them, some with headers or lengths that nobody should send."""
+    """Return a few calls as a client sends them, some with invalid headers or lengths."""
     client = H2Connection()
     client.initiate_connection()
     for number in range(1, 2 * source.randrange(1, 5), 2):
@@ -63,8 +63,8 @@ def fuzz_local_session(source: random.Random) -> str:
     session = ServerSession()
     answered = 0
     try:
-        for at in range(0, len(data), step := source.choice((1, 7, 100, 1 << 16))):
-            for call in session.receive(data[at : at + step]):
+        for index in range(0, len(data), step := source.choice((1, 7, 100, 1 << 16))):
+            for call in session.receive(data[index : index + step]):
                 assert len(call.message) <= MESSAGE_BYTES_MAX
                 answered += _answer(session, call.stream, call.message)
             assert session.waiting <= STREAMS_MAX
@@ -87,7 +87,7 @@ def _answer(session: ServerSession, stream: int, message: bytes) -> int:
 
 
 def fuzz_gpu_words(source: random.Random) -> str:
-    """Names of GPUs, the driver's file on one, links of descriptors, timeouts: read, or words."""
+    """Names of GPUs, the driver's file of a GPU, links of descriptors, timeouts: parsed, or an error."""
     word = damaged(
         source.choice((b"0000:9b:00.0", b"GPU-8f6d2a1c-0b3e-4d5f-9a7b-1c2d3e4f5a6b", b"0")), source
     )

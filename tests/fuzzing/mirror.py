@@ -1,4 +1,4 @@
-"""The file of `gangline mirror`, and what scontrol says of nodes, jobs and reservations, as they are after accidents."""
+"""The file of `gangline mirror`, and scontrol's output of nodes, jobs and reservations, damaged."""
 
 from __future__ import annotations
 
@@ -30,13 +30,20 @@ CYCLE = (
 NOW = 1_800_000_000
 NODES = [
     MirrorNode(
-        f"gpu{at}", at % 4, at != 3, 0.9, 1e-4, 1.0, "UNHEALTHY" if at == 3 else "HEALTHY", ""
+        f"gpu{index}",
+        index % 4,
+        index != 3,
+        0.9,
+        1e-4,
+        1.0,
+        "UNHEALTHY" if index == 3 else "HEALTHY",
+        "",
     )
-    for at in range(6)
+    for index in range(6)
 ]
 SHOWN = "\n".join(
-    f"NodeName=gpu{at} CPUTot=8 AvailableFeatures=(null) ActiveFeatures=a,b Gres=gpu:8 State=IDLE Partitions=main"
-    for at in range(6)
+    f"NodeName=gpu{index} CPUTot=8 AvailableFeatures=(null) ActiveFeatures=a,b Gres=gpu:8 State=IDLE Partitions=main"
+    for index in range(6)
 ).encode()
 CONFIG = "TopologyPlugin          = topology/none\n"
 
@@ -66,7 +73,7 @@ def fuzz_slurm_nodes(source: random.Random) -> str:
 
 
 def fuzz_pending_job(source: random.Random) -> str:
-    """Each step leaves fewer nodes, and all that fell out are nodes that were there."""
+    """Each step leaves fewer nodes, and all excluded nodes are existing nodes."""
     texts = [
         damaged(text.encode(), source).decode(errors="replace")
         for text in (JOB, NODE, RESERVATIONS)
@@ -78,7 +85,7 @@ def fuzz_pending_job(source: random.Random) -> str:
         return REFUSED
     counts = [step.left for step in steps]
     assert counts == sorted(counts, reverse=True) and counts[-1] == len(left)
-    assert {*left, *(name for step in steps for name in step.lost)} == {one.name for one in nodes}
+    assert {*left, *(name for step in steps for name in step.lost)} == {node.name for node in nodes}
     assert verdict(job, steps)
     return ACCEPTED
 

@@ -42,7 +42,7 @@ def _link(index: int, name: bytes, downs: int) -> bytes:
 
 
 def fuzz_links(source: random.Random) -> str:
-    """Datagrams about links, damaged: no count that is none, and few events however they flap."""
+    """Datagrams about links, damaged: no false count, and few events at any rate of flaps."""
     watch = LinkFlapFilter(lambda link: True)
     watch.resync((), 0)
     seen, events = 0, 0
@@ -56,17 +56,17 @@ def fuzz_links(source: random.Random) -> str:
             )
             for i in range(1, 4)
         )
-        for told in netlink.parse_link_messages(flipped(data, source) if step else data, 7):
-            seen += not isinstance(told.content, MalformedMessage)
+        for message in netlink.parse_link_messages(flipped(data, source) if step else data, 7):
+            seen += not isinstance(message.content, MalformedMessage)
             check(
-                told.content
-                if isinstance(told.content, LinkInfo) and told.content.index >= 0
+                message.content
+                if isinstance(message.content, LinkInfo) and message.content.index >= 0
                 else None
             )
-            if isinstance(told.content, LinkInfo | LinkRemoved):
-                found = watch.observe(told.content, step)
-                events += len(found)
-                assert all(0 < event.count < 1 << 32 for event in found)
+            if isinstance(message.content, LinkInfo | LinkRemoved):
+                parsed = watch.observe(message.content, step)
+                events += len(parsed)
+                assert all(0 < event.count < 1 << 32 for event in parsed)
     assert events < 200
     return ACCEPTED if seen > 12 else REFUSED
 
@@ -74,30 +74,30 @@ def fuzz_links(source: random.Random) -> str:
 def _bitset(names: tuple[bytes, ...]) -> bytes:
     bits = b"".join(
         make_attribute(
-            1, make_attribute(1, U32.pack(at)) + make_attribute(2, name + b"\0"), nested=True
+            1, make_attribute(1, U32.pack(index)) + make_attribute(2, name + b"\0"), nested=True
         )
-        for at, name in enumerate(names)
+        for index, name in enumerate(names)
     )
     return make_attribute(3, make_attribute(3, bits, nested=True), nested=True)
 
 
 def fuzz_modes(source: random.Random) -> str:
-    """Names of link modes, damaged: no speed beyond belief, each once, and none that is no name."""
+    """Names of link modes, damaged: no excessive speed, each once, and only valid names."""
     names = tuple(source.choice((*MODES, *ODD_WORDS)) for _ in range(source.randrange(1, 40)))
     reply = _bitset(names)
-    found = ethtool_netlink.parse_supported_modes(flipped(reply, source))
-    for mode in found:
+    parsed = ethtool_netlink.parse_supported_modes(flipped(reply, source))
+    for mode in parsed:
         check(mode)
         assert (
             0 < mode.speed_megabits <= ethtool_netlink.SPEED_MEGABITS_MAX and 0 < mode.lanes < 100
         )
         assert len(mode.name) < 64 and mode.name.isascii() and " " not in mode.name
-    assert len({mode.name for mode in found}) == len(found)
-    return outcome(found)
+    assert len({mode.name for mode in parsed}) == len(parsed)
+    return outcome(parsed)
 
 
 def fuzz_ethtool(source: random.Random) -> str:
-    """Replies of generic netlink in pieces: numbers of at most 64 bits, errno's that there are."""
+    """Replies of generic netlink in pieces: numbers of at most 64 bits, existing errno values."""
     body = REPLY + make_attribute(5, _NESTED_COUNTS, nested=True)
     reply = flipped(body, source)
     for parse in (
@@ -128,9 +128,9 @@ def fuzz_statistics(source: random.Random) -> str:
     names = [
         source.choice((*known, *ODD_WORDS[:4], b"rx_packets")) for _ in range(source.randrange(60))
     ]
-    found = select_statistics(driver, names)
-    assert all(names.count(names[place]) == 1 for place in found.values())
-    return outcome(found)
+    parsed = select_statistics(driver, names)
+    assert all(names.count(names[place]) == 1 for place in parsed.values())
+    return outcome(parsed)
 
 
 TARGETS = {

@@ -47,14 +47,14 @@ REQUEST = wire.PlanPlacementRequest(
 def _fleet(source: random.Random) -> list[Node]:
     nodes = []
     prices = source.choice(((nan,), (1.0, 2.0, 2.1)))
-    for at in range(source.randrange(2, 10)):
+    for index in range(source.randrange(2, 10)):
         rack = source.randrange(4)
         leaf = source.randrange(3) if source.random() < 0.5 else rack // 2
         places = ("", f"s{leaf // 2}", f"l{leaf}" if source.random() < 0.9 else "", f"r{rack}", f"n{rack}",
                   f"p{source.randrange(3)}", "")  # fmt: skip
         nodes.append(
             Node(
-                f"h{at}", 10.0 ** source.uniform(-6, -1), source.choice((1.0, 1.0, source.uniform(0.5, 1.1))),
+                f"h{index}", 10.0 ** source.uniform(-6, -1), source.choice((1.0, 1.0, source.uniform(0.5, 1.1))),
                 source.choice(STATES), source.choice((8, 8, 8, 4)), places, f"rails{leaf}", source.random() < 0.85,
                 price=source.choice(prices), preemption=source.choice((0.0, 0.0, 0.02)),
             )
@@ -84,7 +84,7 @@ def _gang(source: random.Random) -> GangRequirements:
 
 
 def fuzz_plans(source: random.Random) -> str:
-    """All or nothing, every invariant, and what trying all subsets finds is found at its price."""
+    """All or nothing, every invariant, and the planner finds the best of all subsets at its price."""
     nodes, needs = _fleet(source), _gang(source)
     table, candidates = table_of(nodes)
     options = planner.plan(
@@ -108,45 +108,52 @@ def fuzz_more_room(source: random.Random) -> str:
     before = planner.plan(*table_of(nodes), needs, effort=SearchEffort(subsets_max=subsets_max))
     if not before:
         return REFUSED
-    out = [at for at, node in enumerate(nodes) if not node.free]
+    out = [index for index, node in enumerate(nodes) if not node.free]
     order = list(range(len(nodes)))
     source.shuffle(order)
-    shuffled = [replace(nodes[at], name=f"x{at}") for at in order]
+    shuffled = [replace(nodes[index], name=f"x{index}") for index in order]
     wider = [(shuffled, needs), (nodes, replace(needs, within=None)), (nodes, replace(needs, same_rails=False)),
              (nodes, replace(needs, spread_over=None, spread_nodes_max=0)), (nodes, replace(needs, score_min=0.0))]  # fmt: skip
     for more in out[:1]:
         wider.append(
-            ([replace(one, free=one.free or at == more) for at, one in enumerate(nodes)], needs)
+            (
+                [
+                    replace(node, free=node.free or index == more)
+                    for index, node in enumerate(nodes)
+                ],
+                needs,
+            )
         )
     cost = before[0].price.total.value
     slack = 1e-6 * abs(cost) + 1e-9
     for number, (fleet, wanted) in enumerate(wider):
-        found = planner.plan(*table_of(fleet), wanted, effort=SearchEffort(subsets_max=subsets_max))
-        if not found:  # a survival, or segments that meet a spread: the search itself is no proof
+        result = planner.plan(*table_of(fleet), wanted, subsets_max=subsets_max)
+        # a survival, or segments that meet a spread: the search itself does not prove it
+        if not result:
             is_crosscut = needs.survival_min > 0.0 or (
                 needs.segment_nodes > 1 and needs.spread_over is not None
             )
             assert subsets_max == 0.0 and is_crosscut, (nodes, needs, number)
             continue
-        gap = found[0].gap_gpu_hours if subsets_max == 0.0 and number else 0.0
-        assert found[0].price.total.value <= cost + gap + slack, (nodes, needs, number)
-        assert number or found[0].price.total.value >= cost - slack, (nodes, needs)
+        gap = result[0].gap_gpu_hours if subsets_max == 0.0 and number else 0.0
+        assert result[0].price.total.value <= cost + gap + slack, (nodes, needs, number)
+        assert number or result[0].price.total.value >= cost - slack, (nodes, needs)
     return ACCEPTED
 
 
 def fuzz_blockers(source: random.Random) -> str:
-    """The set in conflict is one, none of it can be left out, and each change that is offered fits."""
+    """A single set is in conflict, each part of it is needed, and each offered change fits."""
     nodes, needs = _fleet(source), _gang(source)
     if cheapest(nodes, needs) is not None:
         return REFUSED
     table, candidates = table_of(nodes)
-    found = find_blockers(table, candidates, needs)
-    conflict = [one.constraint for one in found.blockers]
-    others = [one for one in blockers.CONSTRAINTS if one not in conflict]
+    result = find_blockers(table, candidates, needs)
+    conflict = [blocker.constraint for blocker in result.blockers]
+    others = [constraint for constraint in blockers.CONSTRAINTS if constraint not in conflict]
     assert conflict and cheapest(*without(nodes, needs, others)) is None, (nodes, needs)
-    for one in conflict:
-        assert cheapest(*without(nodes, needs, [*others, one])) is not None, (nodes, needs, one)
-    for blocker in found.blockers:
+    for entry in conflict:
+        assert cheapest(*without(nodes, needs, [*others, entry])) is not None, (nodes, needs, entry)
+    for blocker in result.blockers:
         for change in blocker.relaxations:
             if change.start_hours is None:
                 _, free = table_of(nodes)
@@ -167,34 +174,34 @@ def fuzz_recoveries(source: random.Random) -> str:
                          needs, Incident(current, failed))  # fmt: skip
     # A replacement may leave its segment or rails, at a price that it names; it breaks nothing else.
     held = replace(needs, segment_nodes=1, segment_tier=None, same_rails=False, score_min=0.0)
-    replaced = [one for one in plan.options if one.kind == RecoveryKind.FREE_NODE]
-    for one in replaced:
-        assert violations(nodes, one.nodes.tolist(), held) == [], (nodes, needs, failed)
+    replaced = [option for option in plan.options if option.kind == RecoveryKind.FREE_NODE]
+    for entry in replaced:
+        assert violations(nodes, entry.nodes.tolist(), held) == [], (nodes, needs, failed)
     if failed.size == 1:
         places = np.flatnonzero(current == failed[0])
         fits = []
-        for at in np.flatnonzero(np.isin(np.arange(len(nodes)), current, invert=True)).tolist():
+        for index in np.flatnonzero(np.isin(np.arange(len(nodes)), current, invert=True)).tolist():
             members = current.copy()
-            members[places] = at
+            members[places] = index
             bare = replace(needs, segment_nodes=1, segment_tier=None, same_rails=False)
             if not violations(nodes, members.tolist(), bare):
-                fits.append(at)
+                fits.append(index)
         assert bool(replaced) or not fits, (nodes, needs, failed, fits)
     return ACCEPTED
 
 
 class _Source:
-    """Where the service finds its snapshot."""
+    """Source of the service's snapshot."""
 
     snapshot = snapshot_of(
         [
             Node(
-                f"h{at}",
-                price=at % 3,
-                preemption=at % 2 / 100,
-                places=("", "s0", f"l{at // 4}", f"r{at // 2}", "", "", ""),
+                f"h{index}",
+                price=index % 3,
+                preemption=index % 2 / 100,
+                places=("", "s0", f"l{index // 4}", f"r{index // 2}", "", "", ""),
             )
-            for at in range(8)
+            for index in range(8)
         ]
     )
 
@@ -203,7 +210,7 @@ REQUEST.gang.length.FromSeconds(3600)
 
 
 def fuzz_requests(source: random.Random) -> str:
-    """A request off the wire: an answer with options or blockers, or an error with words."""
+    """A request off the wire: an answer with options or blockers, or an error message."""
     data = REQUEST.SerializeToString()
     for _ in range(source.randrange(1, 4)):
         data = flipped(data, source)

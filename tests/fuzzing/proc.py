@@ -83,7 +83,10 @@ def fuzz_stat(source: random.Random) -> str:
     times = CoreTimes(0.05)
     times.take(damaged(STAT, source))
     now = times.take(damaged(STAT, source))
-    for share in (*now[:7], *(each for core in times.shares().values() for each in core)):
+    for share in (
+        *now[:7],
+        *(core_share for core in times.shares().values() for core_share in core),
+    ):
         assert share is None or 0 <= share <= 1, share
     assert len(times.cores) == times.count
     return ACCEPTED if now.user is not None and times.count else REFUSED
@@ -91,19 +94,19 @@ def fuzz_stat(source: random.Random) -> str:
 
 def fuzz_cpu_list(source: random.Random) -> str:
     """`0-3,8`: a list of cores, or ValueError in short words."""
-    words = text(damaged(b"0-3,8,10-11,64-127\n", source))
+    cpus = text(damaged(b"0-3,8,10-11,64-127\n", source))
     try:
-        cores = cpu_cores.parse_cpu_list(words)
+        cores = cpu_cores.parse_cpu_list(cpus)
     except ValueError as error:
         assert str(error), "no words"
         return REFUSED
     assert all(core < cpu_cores.CORES_MAX for core in cores)
-    assert len(cores) <= cpu_cores.CORES_MAX * max(1, words.count(","))
+    assert len(cores) <= cpu_cores.CORES_MAX * max(1, cpus.count(","))
     return outcome(cores)
 
 
 def fuzz_meminfo(source: random.Random) -> str:
-    """Bytes where the unit is kB, pages where there is none, else nothing."""
+    """Bytes where the unit is kB, pages where there is no unit, else nothing."""
     return outcome(
         line_numbers(damaged(MEMINFO, source), (b"MemTotal:", b"HugePages_Free:", b"Dirty:"))
     )
@@ -130,14 +133,14 @@ def fuzz_decimals(source: random.Random) -> str:
 def fuzz_diskstats(source: random.Random) -> str:
     """One damaged line costs one disk: the others read as before."""
     lines = DISKSTATS.split(b"\n")
-    at = source.randrange(len(DISKS))
-    lines[at] = damaged(lines[at], source).replace(b"\n", b" ")
+    index = source.randrange(len(DISKS))
+    lines[index] = damaged(lines[index], source).replace(b"\n", b" ")
     names = {name.encode(): name for name in DISKS}
-    found = diskstats(b"\n".join(lines), names)
+    parsed = diskstats(b"\n".join(lines), names)
     whole = diskstats(DISKSTATS, names)
-    rest = [name for name in DISKS if name != DISKS[at] and name.encode() not in lines[at]]
-    assert all(found[name] == whole[name] for name in rest)
-    return outcome(found.get(DISKS[at]))
+    rest = [name for name in DISKS if name != DISKS[index] and name.encode() not in lines[index]]
+    assert all(parsed[name] == whole[name] for name in rest)
+    return outcome(parsed.get(DISKS[index]))
 
 
 def fuzz_mountinfo(source: random.Random) -> str:
@@ -156,10 +159,10 @@ def fuzz_mountinfo(source: random.Random) -> str:
 
 def fuzz_mountstats(source: random.Random) -> str:
     """NFS mounts; a sum is of all calls or not at all."""
-    found = nfs.parse_mountstats(damaged(MOUNTSTATS, source))
-    for mount in found:
+    parsed = nfs.parse_mountstats(damaged(MOUNTSTATS, source))
+    for mount in parsed:
         check(mount.values)
-    return outcome(found)
+    return outcome(parsed)
 
 
 def fuzz_lustre(source: random.Random) -> str:
@@ -174,7 +177,7 @@ def fuzz_tasks(source: random.Random) -> str:
 
 
 def fuzz_proc_settings(source: random.Random) -> str:
-    """File handles, the words in brackets, the kernel's command line."""
+    """File handles, the bracketed option, the kernel's command line."""
     flags = settings.kernel_flags(
         text(damaged(b"BOOT_IMAGE=/v root=UUID=1 pci=realloc iommu=pt secret=1", source))
     )
@@ -186,7 +189,7 @@ def fuzz_proc_settings(source: random.Random) -> str:
 
 
 def fuzz_nvidia_files(source: random.Random) -> str:
-    """What the NVIDIA driver writes below /proc/driver/nvidia, and a process's capabilities."""
+    """The NVIDIA driver's files below /proc/driver/nvidia, and a process's capabilities."""
     assert parse_is_administrator(text(damaged(STATUS, source))) in (True, False)
     check(parse_capability_minor(text(damaged(CAPABILITY, source))))
     uuid = nvidia.parse_uuid(text(damaged(GPU, source)))
@@ -196,11 +199,11 @@ def fuzz_nvidia_files(source: random.Random) -> str:
 
 def fuzz_vlans(source: random.Random) -> str:
     """/proc/net/vlan/config: keys of valid UTF-8, numbers of at most four digits."""
-    found = parse_vlans(damaged(VLANS, source))
-    for name, number, below in found:
+    parsed = parse_vlans(damaged(VLANS, source))
+    for name, number, below in parsed:
         assert max(len(name.encode()), len(below.encode())) <= KEY_BYTES_MAX
         assert 0 <= number < 10_000
-    return outcome(found)
+    return outcome(parsed)
 
 
 def fuzz_unsigned(source: random.Random) -> str:

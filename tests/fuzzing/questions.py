@@ -1,4 +1,4 @@
-"""What anybody may send to Query: the check before a statement runs."""
+"""Statements that any client may send to Query: the check before a statement runs."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def _connection() -> duckdb.DuckDBPyConnection:
 
 
 def fuzz_question(source: random.Random) -> str:
-    """It passes as one statement that reads, or is refused in words that a terminal can show."""
+    """A statement passes as a single reading statement, or is refused with a printable message."""
     damage = source.choice((damaged, flipped))
     sql = damage(source.choice(STATEMENTS), source).decode(errors="replace")
     try:
         sandbox.check(_connection(), sql)
     except StatementRefused as refused:
-        words = str(refused)
+        message = str(refused)
     except duckdb.Error as error:
-        words = explain_error(error, sql, list)
+        message = explain_error(error, sql, list)
     else:
         (statement,) = _connection().extract_statements(sql)
         assert statement.type.name in ("SELECT", "EXPLAIN"), sql
         return ACCEPTED
-    assert words and all(one.isprintable() or one == "\n" for one in words), words
+    assert message and all(word.isprintable() or word == "\n" for word in message), message
     return REFUSED
 
 

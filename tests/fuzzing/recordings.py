@@ -30,10 +30,10 @@ def fuzz_recording(source: random.Random) -> str:
     if source.random() < 0.5 and len(data) > 22 and data.startswith(recording.MAGIC):
         data = data[:18] + zlib.crc32(data[22:]).to_bytes(4, "little") + data[22:]
     try:
-        found = recording.decode_recording(data)
+        decoded = recording.decode_recording(data)
     except RecordingError:
         return REFUSED
-    assert len(found.values) == len(found.devices) * len(found.signals) * found.samples
+    assert len(decoded.values) == len(decoded.devices) * len(decoded.signals) * decoded.samples
     return outcome(True)
 
 

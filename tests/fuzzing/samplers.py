@@ -1,4 +1,4 @@
-"""What a sampler says to the daemon after its memory was trodden on: messages, or CodecError."""
+"""Messages of a sampler with overwritten memory to the daemon: valid messages, or CodecError."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TASK = messages.encode_command(
 
 
 def _stream() -> bytes:
-    """Rounds whose shapes are known, new and others again, between them an event and a wish."""
+    """Return rounds with known, new and changed shapes, and between them an event and a request."""
     encoder = messages.SampleBatchEncoder(COLLECTORS)
     block, other = Block("gpu_1s", ["GPU-1", "GPU-2"]), Block("gpu_1s", ["GPU-3"], [1, 2])
     block.put_float(0, 1, 1.5)
@@ -55,7 +55,6 @@ _STREAM = _stream()
 
 
 def fuzz_rounds(source: random.Random) -> str:
-    """A sampler's stream, damaged and in pieces."""
     data = source.choice((damaged, flipped))(_STREAM, source)
     decoder = messages.SampleBatchDecoder(COLLECTORS)
     while data:
@@ -63,13 +62,13 @@ def fuzz_rounds(source: random.Random) -> str:
         feed(decoder, data[:piece])
         data = data[piece:]
         try:
-            while (said := decoder.next()) is not None:
-                if isinstance(said, messages.SampleBatch):
-                    assert all(timed.result.collector in COLLECTORS for timed in said.results)
-                    assert all(type(device) is str for device in said.slow_devices)
+            while (message := decoder.next()) is not None:
+                if isinstance(message, messages.SampleBatch):
+                    assert all(timed.result.collector in COLLECTORS for timed in message.results)
+                    assert all(type(device) is str for device in message.slow_devices)
                     assert all(
                         len(b.cells) == 8 * len(b.valid)
-                        for t in said.results
+                        for t in message.results
                         for b in t.result.blocks
                     )
         except messages.CodecError:
@@ -78,7 +77,6 @@ def fuzz_rounds(source: random.Random) -> str:
 
 
 def fuzz_orders(source: random.Random) -> str:
-    """The daemon's orders, damaged."""
     inbox = messages.MessageBuffer()
     inbox.feed(source.choice((damaged, flipped))(_TASK, source))
     try:
@@ -86,18 +84,20 @@ def fuzz_orders(source: random.Random) -> str:
     except messages.CodecError:
         return REFUSED
     assert all(
-        isinstance(each, messages.SamplerTask | messages.WarmUp | messages.End) for each in orders
+        isinstance(order, messages.SamplerTask | messages.WarmUp | messages.End) for order in orders
     )
     return ACCEPTED
 
 
 def fuzz_left_behind(source: random.Random) -> str:
-    """What an agent before this one noted of who hangs."""
+    """Notes of an earlier agent about hanging processes."""
     try:
-        found = parse_abandoned(source.choice((damaged, flipped))(_LEFT, source), _BOOT)
+        abandoned = parse_abandoned(source.choice((damaged, flipped))(_LEFT, source), _BOOT)
     except ValueError:
         return REFUSED
-    assert all(each.pid > 0 and all(type(word) is str for word in each.unit) for each in found)
+    assert all(
+        entry.pid > 0 and all(type(word) is str for word in entry.unit) for entry in abandoned
+    )
     return ACCEPTED
 
 

@@ -1,4 +1,4 @@
-"""Requests for `/metrics`, as scrapers send them, and as anybody else may."""
+"""Requests for `/metrics`, as scrapers and any other clients send them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STATUSES = (b"200", b"400", b"404", b"405", b"431", b"505")
 
 
 def fuzz_http_request(source: random.Random) -> str:
-    """One answer, whole, with the length it says, and a status that says whose fault it was."""
+    """A single complete response with the stated length, and a status that tells client errors from server errors."""
     answer = metrics_http.respond(
         damaged(REQUEST, source), lambda accept: (b"# EOF\n", "text/plain")
     )

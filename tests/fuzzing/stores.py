@@ -1,4 +1,4 @@
-"""What an aggregator reads of files that others had in hand: manifests of backups, heads and marks of stores, journals."""
+"""Files from other hands that an aggregator reads: manifests of backups, heads and marks of stores, journals."""
 
 from __future__ import annotations
 
@@ -35,50 +35,50 @@ RECORDS = [encode_record(event) for event in EVENTS]
 
 
 def fuzz_manifest(source: random.Random) -> str:
-    """Files within the backup's folder, or words."""
+    """Files within the backup's folder, or an error."""
     try:
-        found = backup_files.parse(source.choice((damaged, flipped))(MANIFEST, source))
+        parsed = backup_files.parse(source.choice((damaged, flipped))(MANIFEST, source))
     except backup_files.NoManifestError as error:
         assert str(error).isprintable() and len(str(error)) < 400, error
         return REFUSED
     inside = Path("/backup").resolve()
-    for name in found.files:
+    for name in parsed.files:
         assert (inside / name).resolve().is_relative_to(inside) and str(inside / name).encode()
-    assert found.as_of and found.size_bytes >= 0
+    assert parsed.as_of and parsed.size_bytes >= 0
     return ACCEPTED
 
 
 def fuzz_mark(source: random.Random) -> str:
-    """The mark as it was written, or none; its words are printable whatever the file is like."""
-    found = duckdb_file.parse_mark(source.choice((damaged, flipped))(MARK, source))
-    if found is None:
+    """The mark as written, or none; its text is printable with any file."""
+    parsed = duckdb_file.parse_mark(source.choice((damaged, flipped))(MARK, source))
+    if parsed is None:
         return REFUSED
-    assert found == duckdb_file.parse_mark(MARK)
+    assert parsed == duckdb_file.parse_mark(MARK)
     other = duckdb_file.Header(source.randrange(10), source.randrange(1 << 40))
-    assert found.loss_message(other, source.randrange(9999), b"x", Path("/s")).isprintable()
+    assert parsed.loss_message(other, source.randrange(9999), b"x", Path("/s")).isprintable()
     return ACCEPTED
 
 
 def fuzz_head(source: random.Random) -> str:
-    """What the head says, or None for what is no DuckDB file."""
-    found = duckdb_file.parse_header(flipped(HEAD, source))
-    if found is None:
+    """The fields of the head, or None for a file of another kind."""
+    parsed = duckdb_file.parse_header(flipped(HEAD, source))
+    if parsed is None:
         return REFUSED
-    assert found.size_bytes >= duckdb_file.HEAD_BYTES and found.iteration >= 0
+    assert parsed.size_bytes >= duckdb_file.HEAD_BYTES and parsed.iteration >= 0
     return ACCEPTED
 
 
 def fuzz_journal(source: random.Random) -> str:
-    """Every record that is whole is read, before and after the damage; nothing that nobody wrote."""
-    at = source.randrange(len(RECORDS))
-    pieces = [*RECORDS[:at], flipped(RECORDS[at], source), *RECORDS[at + 1 :]]
+    """Every intact record is read, before and after the damage, and no other record."""
+    index = source.randrange(len(RECORDS))
+    pieces = [*RECORDS[:index], flipped(RECORDS[index], source), *RECORDS[index + 1 :]]
     data = b"".join(pieces)
     read = list(parse_records(data))
     end = read[-1][1] if read else 0
-    found = [event for event, _ in read] + list(salvage_events(data, end))
-    names = [event.event.event_id for event in found]
+    parsed = [event for event, _ in read] + list(salvage_events(data, end))
+    names = [event.event.event_id for event in parsed]
     assert set(names) <= {event.event.event_id for event in EVENTS}
-    assert {f"e{n}" for n in range(len(EVENTS)) if n != at} <= set(names)
+    assert {f"e{n}" for n in range(len(EVENTS)) if n != index} <= set(names)
     return ACCEPTED if len(names) == len(EVENTS) else REFUSED
 
 

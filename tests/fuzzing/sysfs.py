@@ -71,16 +71,16 @@ PROPERTIES = (
 
 
 def fuzz_counter_files(source: random.Random) -> str:
-    """A cell of any shape holds the number that stands in the file times its scale, or nothing."""
-    shape, key, scale, gauge, most, data = source.choice(SHAPES)
+    """A cell of any shape is the file's number times its scale, or empty."""
+    shape, key, scale, gauge, limit, data = source.choice(SHAPES)
     data = damaged(data, source)
-    value = counterfiles.parse(data, shape, key=key, scale=scale, gauge=gauge, most=most)
+    value = counterfiles.parse(data, shape, key=key, scale=scale, gauge=gauge, most=limit)
     if value is None:
         return REFUSED
     assert shape == counterfiles.SIGNED or value >= 0, (data[:64], value)
     assert isinstance(value, float) is gauge
     if gauge:
-        assert abs(value) <= most * scale
+        assert abs(value) <= limit * scale
     else:
         assert value <= U64_MAX
         assert scale == 1 or value not in (4 * (2**32 - 1), U64_MAX), (
@@ -93,12 +93,11 @@ def fuzz_counter_files(source: random.Random) -> str:
 
 
 def fuzz_pci(source: random.Random) -> str:
-    """Class, link speed and address of a PCI function."""
     code = pci.parse_class(text(damaged(b"0x030200\n", source)))
     assert code is None or 0 <= code < 1 << 24
-    words = text(damaged(b"32.0 GT/s PCIe\n", source))
-    speed = pci.parse_link_speed(words)
-    assert speed is None or words.partition(" ")[0].isascii(), words[:64]
+    raw_speed = text(damaged(b"32.0 GT/s PCIe\n", source))
+    speed = pci.parse_link_speed(raw_speed)
+    assert speed is None or raw_speed.partition(" ")[0].isascii(), raw_speed[:64]
     parents, root = pci.chain_to_root(
         text(
             damaged(b"/sys/devices/pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:00.0", source)
@@ -110,7 +109,7 @@ def fuzz_pci(source: random.Random) -> str:
 
 
 def fuzz_config_space(source: random.Random) -> str:
-    """A configuration space whose chains go anywhere, and in circles: it ends, within few reads."""
+    """A configuration space with arbitrary and circular chains: parsing ends after few reads."""
     space = bytearray(_config())
     for _ in range(source.randrange(8)):
         space[source.choice((0, 6, 0x34, 0x41, 0x44, 0x48, 0x50, 0x100, 0x101, 0x103, 0x106))] = (
@@ -130,17 +129,17 @@ def fuzz_config_space(source: random.Random) -> str:
         return bytes(space[:shown][offset : offset + count])
 
     try:
-        found = parse_express(read)
+        parsed = parse_express(read)
     except ConfigHidden:
         return REFUSED
     assert reads < 1000
     sizes = (
-        found.max_payload_bytes,
-        found.max_payload_supported_bytes,
-        found.max_read_request_bytes,
+        parsed.max_payload_bytes,
+        parsed.max_payload_supported_bytes,
+        parsed.max_read_request_bytes,
     )
     assert all(size in (None, 128, 256, 512, 1024, 2048, 4096) for size in sizes)
-    return REFUSED if found == ExpressRegisters() else ACCEPTED
+    return REFUSED if parsed == ExpressRegisters() else ACCEPTED
 
 
 def _config() -> bytes:
@@ -154,7 +153,7 @@ def _config() -> bytes:
 
 
 def fuzz_gpu_metrics(source: random.Random) -> str:
-    """A table of any revision, cut or turned anywhere: places within it, or words."""
+    """A table of any revision, cut or flipped anywhere: offsets within it, or an error."""
     table = source.choice(METRICS)
     for _ in range(source.randrange(4)):
         table = flipped(table, source)
@@ -184,17 +183,17 @@ def fuzz_amd_files(source: random.Random) -> str:
 
 
 def fuzz_smart_page(source: random.Random) -> str:
-    """512 bytes of a drive that lies: shares, degrees and counts within what they can be."""
+    """512 bytes of a faulty drive: shares, degrees and counts within their possible ranges."""
     page = bytearray(512)
     struct.pack_into("<BHBBB", page, 0, 0, 310, 100, 10, 3)
     page[32:48] = (123_456).to_bytes(16, "little")
     data = bytes(page)
     for _ in range(source.randrange(4)):
-        at = source.choice(
+        position = source.choice(
             (0, 1, 3, 4, 5, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 196, 216, 220)
         )
         piece = source.choice((b"\xff" * 16, b"\xff" * 4, b"\0" * 16, source.randbytes(16)))
-        data = data[:at] + piece + data[at + len(piece) :]
+        data = data[:position] + piece + data[position + len(piece) :]
     data = source.choice((data, data, data, data[:511], data + b"\0", b"\xff" * 512))
     log = nvme.parse_smart_page(data)
     if log is not None and log.temperature_celsius is not None:
@@ -203,13 +202,13 @@ def fuzz_smart_page(source: random.Random) -> str:
 
 
 def _without_temperature(log: nvme.SmartLog | None) -> object:
-    """Degrees may be below zero, which `check` does not let pass."""
+    """Remove the temperature, because degrees may be below zero, which `check` refuses."""
     names = [] if log is None else [name for name in log.__slots__ if name != "temperature_celsius"]
     return {name: getattr(log, name) for name in names}
 
 
 def fuzz_timex(source: random.Random) -> str:
-    """What adjtimex(2) answers, of any 64 bits: offset, errors and frequency within the kernel's own limits."""
+    """Answers of adjtimex(2) with any 64 bits: offset, errors and frequency within the kernel's own limits."""
     edges = (0, -1, 1, 5, 0x2001, -(2**63), 2**63 - 1, 2**32 - 1, 819_200, 16_000_000, 16_000_001)
     answer = tuple(source.choice((*edges, source.getrandbits(20))) for _ in range(7))
     clock = parse_timex(answer)  # type: ignore[arg-type]
@@ -231,7 +230,7 @@ def fuzz_timex(source: random.Random) -> str:
 
 
 def fuzz_energy(source: random.Random) -> str:
-    """A RAPL counter that is damaged, stands, wraps: the sum never falls and never invents energy."""
+    """A RAPL counter that is damaged, stops or wraps: the sum never falls and never invents energy."""
     span = source.choice((None, 0, 262_143_328_850, 2**32, U64_MAX))
     meter, before, last = Meter(span or 0), 0, 0
     for _ in range(8):
@@ -247,8 +246,8 @@ def fuzz_energy(source: random.Random) -> str:
 
 def fuzz_network(source: random.Random) -> str:
     """A GID is eight groups of four hexadecimal digits; a bond's slave is up, down, or nothing is known."""
-    words = text(damaged(b"fe80:0000:0000:0000:506b:4b03:00c1:28dc\n", source))
-    gid = network.parse_gid(words)
+    raw_gid = text(damaged(b"fe80:0000:0000:0000:506b:4b03:00c1:28dc\n", source))
+    gid = network.parse_gid(raw_gid)
     if gid:
         assert all(letter in "0123456789abcdefABCDEF:" for letter in gid), gid
     assert network.parse_mii_status(text(damaged(b"going down\n", source))) in (True, False, None)
@@ -256,16 +255,15 @@ def fuzz_network(source: random.Random) -> str:
 
 
 def fuzz_services(source: random.Random) -> str:
-    """Processes and state of a cgroup."""
-    found = services.parse_processes(damaged(b"1234\n5678\n0\n", source))
-    assert 0 not in found and len(found) <= 64
+    parsed = services.parse_processes(damaged(b"1234\n5678\n0\n", source))
+    assert 0 not in parsed and len(parsed) <= 64
     assert services.parse_populated(damaged(b"populated 1\nfrozen 0\n", source)) in (
         True,
         False,
         None,
     )
     check(nvme.parse_nvme_state(text(damaged(b"live\n", source))))
-    return outcome(found)
+    return outcome(parsed)
 
 
 def fuzz_device_key(source: random.Random) -> str:
@@ -279,20 +277,20 @@ def fuzz_device_key(source: random.Random) -> str:
             source.randbytes(source.randrange(1, 255)),
         )
     )
-    one, other = (device_key(name.decode(errors="surrogateescape")) for name in (raw, raw + b"x"))
-    assert len(one.encode()) <= KEY_BYTES_MAX and one != other
-    return REFUSED if "~" in one else ACCEPTED
+    key, other = (device_key(name.decode(errors="surrogateescape")) for name in (raw, raw + b"x"))
+    assert len(key.encode()) <= KEY_BYTES_MAX and key != other
+    return REFUSED if "~" in key else ACCEPTED
 
 
 def fuzz_platform(source: random.Random) -> str:
     """Bytes that NVML gives of rack and fabric: texts that a protobuf takes, or nothing."""
     data = struct.pack("<I16s16s5B", 1, b"\x11" * 16, b"1821025190123", 3, 4, 0, 1, 2)
-    said = platform(flipped(data, source), source.choice((1, 2, 2, 3)))
-    said |= fabric(
+    result = platform(flipped(data, source), source.choice((1, 2, 2, 3)))
+    result |= fabric(
         flipped(b"\0" * 15 + b"\x01", source), source.getrandbits(32), source.choice((0, 3, 3, 255))
     )
-    assert all(value.isprintable() for value in said.values()), said
-    return ACCEPTED if "slot" in said else REFUSED
+    assert all(value.isprintable() for value in result.values()), result
+    return ACCEPTED if "slot" in result else REFUSED
 
 
 def fuzz_bit_error_ratio(source: random.Random) -> str:

@@ -1,4 +1,4 @@
-"""What is kept on disk or comes over a socket: events, journal, spool, settings, registration."""
+"""Data on disk or from a socket: events, journal, spool, settings, registration."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ EVENT = HealthEvent(
     event_id="e1", device_kind="gpu", device="0000:9b:00.0", name="gpu.xid", code=94, message="words", count=3,
     forms=["a #"], attributes={"unit": "L2"},
 )  # fmt: skip
-#: Longer than any text may be, and shorter than what a message may hold.
+#: Longer than any allowed text, and shorter than a message may be.
 _LONG = "x" * 5000
 
 
 def fuzz_event_lines(source: random.Random) -> str:
     """A line of the event queue after a bad disk: the event, or ValueError."""
     line = source.choice((damaged, flipped))(event_queue.format_line(EVENT), source)
-    if source.random() < 0.3:  # somebody else's text with a right checksum
+    if source.random() < 0.3:  # a foreign text with a correct checksum
         line = b"%08x %b\n" % (zlib.crc32(line), line)
     try:
         event = event_queue.parse_line(line)
@@ -58,34 +58,34 @@ def fuzz_event_lines(source: random.Random) -> str:
 
 
 def fuzz_journal(source: random.Random) -> str:
-    """The journal of events, torn and damaged: whole records from its beginning, never one that was not written."""
+    """The journal of events, torn and damaged: whole records from its beginning, and no others."""
     records = [journal.StoredEvent(f"host{i}", 1, 2, EVENT) for i in range(3)]
     data = b"".join(map(journal.encode_record, records))
-    found = list(
+    records_read = list(
         journal.parse_records(source.choice((damaged, flipped, lambda data, _: data))(data, source))
     )
-    assert all(after <= len(data) + (1 << 17) for _, after in found)
-    whole = [one for one, _ in found if one in records]
-    assert len(whole) == len(found) or len(found) <= len(records) + 3
-    return ACCEPTED if len(found) == len(records) else REFUSED
+    assert all(after <= len(data) + (1 << 17) for _, after in records_read)
+    whole = [record for record, _ in records_read if record in records]
+    assert len(whole) == len(records_read) or len(records_read) <= len(records) + 3
+    return ACCEPTED if len(records_read) == len(records) else REFUSED
 
 
 def fuzz_manifest(source: random.Random) -> str:
-    """A manifest, damaged: files that lie where files lie, with SQL over them that DuckDB can parse, or words."""
+    """A manifest, damaged: files at valid paths, with SQL over them that DuckDB can parse, or an error."""
     files = [
         ParquetSegment("raw", "gpu_1s", f"2026112010{m:02}", f"segments/gpu_1s/2026112010/2026112010{m:02}-0.parquet",
                 10**15, 10**15 + m, 5, 100, 7, "host VARCHAR,time TIMESTAMP")
         for m in (0, 5)
     ]  # fmt: skip
-    data = json.dumps([asdict(one) for one in files]).encode()
+    data = json.dumps([asdict(file) for file in files]).encode()
     try:
-        found = segment_files.parse_manifest(
+        parsed = segment_files.parse_manifest(
             source.choice((damaged, flipped, lambda data, _: data))(data, source)
         )
     except ValueError:
         return REFUSED
-    for one in found:
-        assert ".." not in one.path and not one.path.startswith("/")
+    for segment in parsed:
+        assert ".." not in segment.path and not segment.path.startswith("/")
     return ACCEPTED
 
 
@@ -111,33 +111,33 @@ def fuzz_segments(source: random.Random) -> str:
 
 
 def fuzz_run(source: random.Random) -> str:
-    """The spool's own note of its run: what was written, or ValueError."""
+    """The spool's own note of its run: the written note, or ValueError."""
     data = b'{"format": 1, "run_id": "%s", "boot_id": "%s", "owner": "host"}' % (
         b"ab" * 16,
         b"cd" * 16,
     )
     try:
-        found = spool.parse_run(source.choice((damaged, flipped))(data, source))
+        parsed = spool.parse_run(source.choice((damaged, flipped))(data, source))
     except ValueError:
         return REFUSED
-    assert len(found.run_id) == spool.RUN_ID_BYTES
+    assert len(parsed.run_id) == spool.RUN_ID_BYTES
     return ACCEPTED
 
 
 def fuzz_inventory(source: random.Random) -> str:
-    """The inventory child's line, cut off or mad: an inventory, or words. Nothing is raised."""
+    """The inventory child's line, cut off or damaged: an inventory, or an error message. Nothing is raised."""
     data = (
         b'{"devices": [{"kind": "gpu", "key": "GPU-1", "attributes": {"name": "H100"}}], "labels": {"os": "x"},'
         b' "problems": ["disks: none"]}\n'
     )
-    found = parse_inventory(source.choice((damaged, flipped))(data, source))
-    assert found.devices or found.reason or found.labels is not None
-    check({device.key: dict(device.attributes) for device in found.devices})
-    return ACCEPTED if found.devices else REFUSED
+    parsed = parse_inventory(source.choice((damaged, flipped))(data, source))
+    assert parsed.devices or parsed.reason or parsed.labels is not None
+    check({device.key: dict(device.attributes) for device in parsed.devices})
+    return ACCEPTED if parsed.devices else REFUSED
 
 
 def fuzz_settings(source: random.Random) -> str:
-    """A settings file and `--set`, damaged: settings within their ranges, or SettingsError in words."""
+    """A settings file and `--set`, damaged: settings within their ranges, or SettingsError."""
     kind, key = source.choice(((AgentConfig, b"aggregator"), (AggregatorConfig, b"listen")))
     good = key + b' = "127.0.0.1:7600"\n'
     with tempfile.TemporaryDirectory() as folder:
@@ -154,7 +154,7 @@ def fuzz_settings(source: random.Random) -> str:
 
 
 def fuzz_addresses(source: random.Random) -> str:
-    """Addresses that an operator types: host and port, or words."""
+    """An operator's addresses: host and port, or an error."""
     word = damaged(
         source.choice((b"127.0.0.1:7600", b"[::1]:7600", b"localhost:1")), source
     ).decode(errors="replace")
@@ -174,7 +174,7 @@ def fuzz_addresses(source: random.Random) -> str:
 
 
 def fuzz_events(source: random.Random) -> str:
-    """Events at the aggregator's door: what is let in is within every limit, what is not is told why."""
+    """Events at the aggregator's intake: accepted events are within every limit, refused events get a reason."""
     event = HealthEvent()
     event.CopyFrom(EVENT)
     for _ in range(source.randrange(4)):
@@ -193,32 +193,32 @@ def fuzz_events(source: random.Random) -> str:
     except (InvalidArgument, DecodeError) as error:
         assert str(error)
         return REFUSED
-    for one in request.events:
+    for entry in request.events:
         assert (
-            one.event_id
-            and len(one.message) <= 4096
-            and len(one.forms) <= 32
-            and len(one.attributes) <= 32
+            entry.event_id
+            and len(entry.message) <= 4096
+            and len(entry.forms) <= 32
+            and len(entry.attributes) <= 32
         )
-        assert len(one.device.encode()) <= 4 * 96 and one.count <= 10**15
+        assert len(entry.device.encode()) <= 4 * 96 and entry.count <= 10**15
     return ACCEPTED
 
 
 def _exaggerate(event: HealthEvent, source: random.Random) -> None:
-    words = source.choice(("", _LONG, "\0", "\U0001f525" * 90))
+    odd_text = source.choice(("", _LONG, "\0", "\U0001f525" * 90))
     match source.randrange(6):
         case 0:
             event.count = source.choice((0, 2**64 - 1, 10**15))
         case 1:
-            event.forms.extend([words] * source.choice((1, 40)))
+            event.forms.extend([odd_text] * source.choice((1, 40)))
         case 2:
-            event.attributes[words] = source.choice(("", _LONG))
+            event.attributes[odd_text] = source.choice(("", _LONG))
         case 3:
-            event.device, event.process_name = words, source.choice(("", _LONG))
+            event.device, event.process_name = odd_text, source.choice(("", _LONG))
         case 4:
-            event.event_id = words
+            event.event_id = odd_text
         case _:
-            event.message = words
+            event.message = odd_text
             event.boottime_ns, event.code = 2**64 - 1, 2**32 - 1
 
 
@@ -265,8 +265,8 @@ def fuzz_session(source: random.Random) -> str:
     data = _answer(session.data_to_send(), call)
     data = flipped(data, source) if source.random() < 0.8 else data
     try:
-        for at in range(0, len(data), step := source.randrange(1, 40)):
-            session.receive(data[at : at + step])
+        for index in range(0, len(data), step := source.randrange(1, 40)):
+            session.receive(data[index : index + step])
     except SessionError as error:
         assert str(error).isprintable() and len(str(error)) < 2048
         return REFUSED
@@ -274,7 +274,6 @@ def fuzz_session(source: random.Random) -> str:
 
 
 def _answer(asked: bytes, call: int) -> bytes:
-    """Return what an HTTP/2 server says to RegisterNode."""
     server = H2Connection(H2Configuration(client_side=False))
     server.initiate_connection()
     server.receive_data(asked)

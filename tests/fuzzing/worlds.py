@@ -1,4 +1,4 @@
-"""The world of `gangline simulate --world FILE`, as somebody edits it, or something spoils it."""
+"""The world of `gangline simulate --world FILE`, edited or damaged."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ WORLD = PATH.read_bytes()
 
 
 def fuzz_world(source: random.Random) -> str:
-    """A world within its bounds, or words: never another error."""
+    """A world within its bounds, or a ScenarioError."""
     try:
         settings = parse(damaged(WORLD, source).decode("utf-8", "replace"))
     except ScenarioError as error:
         assert str(error)
         return REFUSED
-    assert all(0 <= each.rate <= 1 for each in settings.classes.values())
+    assert all(0 <= class_.rate <= 1 for class_ in settings.classes.values())
     return ACCEPTED
 
 

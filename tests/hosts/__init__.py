@@ -47,16 +47,16 @@ class HostFolder:
         return Roots(root / "sys", root / "proc", NO_NVML, dev=root / "dev", run=root / "run")
 
     def pass_a_second(self) -> None:
-        """Let the files show what they show a second later."""
+        """Write the files of a second later."""
         _write(self.later_lines, self.root)
 
 
 def unpack(name: str, root: Path) -> HostFolder:
     """Make the folder of host *name* below *root*."""
     lines = (HERE / f"{name}.txt").read_text().splitlines()
-    at = lines.index(LATER) if LATER in lines else len(lines)
-    _write(tuple(lines[:at]), root)
-    return HostFolder(root, name, tuple(lines[at + 1 :]))
+    split = lines.index(LATER) if LATER in lines else len(lines)
+    _write(tuple(lines[:split]), root)
+    return HostFolder(root, name, tuple(lines[split + 1 :]))
 
 
 def _write(lines: tuple[str, ...], root: Path) -> None:
@@ -92,4 +92,4 @@ def _numbers(text: str) -> Value:
     number, _, times = text.partition("*")
     if times:
         return [int(number)] * int(times)
-    return [int(each) for each in text.split(",")] if "," in text else int(text)
+    return [int(number) for number in text.split(",")] if "," in text else int(text)

@@ -1,4 +1,4 @@
-"""`python -m tests.hosts` writes the golden readings anew. Read the difference before you commit it."""
+"""`python -m tests.hosts` rewrites the golden readings. Read the difference before you commit it."""
 
 from __future__ import annotations
 

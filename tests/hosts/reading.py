@@ -37,10 +37,11 @@ from tests.hosts import HostFolder
 #: PCI class of a 3D controller, which is what a datacentre GPU is.
 GPU_CLASS = "0x0302"
 
-#: What every filesystem of a host that is a folder answers: 1 GiB of 4 KiB blocks, a quarter of it free.
+#: The answer of every filesystem of a folder host: 1 GiB of 4 KiB blocks, a quarter of it free.
 STATVFS = os.statvfs_result((4096, 4096, 262144, 70000, 65536, 1000, 900, 900, 0, 255))
 
-#: What the clock of every host that is a folder answers: kept by chrony, 25 us wrong at most 1.5 ms, 12.5 ppm.
+#: The answer of the clock of every folder host: kept by chrony, 25 us wrong at most 1.5 ms, 12.5
+#: ppm.
 TIMEX = (0, 0x2001, -1250, 819200, 1500, 25, 37)
 
 #: The SMART log of every NVMe of such a host: 41 degrees, 97 % spare, 12 % used, two errors of the medium.
@@ -57,8 +58,6 @@ HISTORY_SECONDS = 150
 
 
 class StoppedClock:
-    """A clock that stands still."""
-
     def boottime_ns(self) -> int:
         return 0
 
@@ -67,10 +66,10 @@ class StoppedClock:
 
 
 class LongAfterBootClock(StoppedClock):
-    """A clock that stands still thirty years after boot.
+    """A clock stopped thirty years after boot.
 
-    The kernel log of a host folder bears stamps of its own. Read by the clock of this machine, its incidents
-    were still open on a machine that had booted a quarter of an hour before.
+    The kernel log of a folder host has its own time stamps. Read by this machine's clock, its
+    incidents were still open on a machine that had booted a quarter of an hour before.
     """
 
     def boottime_ns(self) -> int:
@@ -78,27 +77,29 @@ class LongAfterBootClock(StoppedClock):
 
 
 def collectors_of(roots: Roots, *, with_gpus: bool = False) -> list[Collector]:
-    """Return the collectors; what asks more than files is played. The GPU's only where a test plays some."""
-    made = [make(roots) for name, make in COLLECTORS.items() if with_gpus or "gpu" not in name]
-    asked: dict[str, Collector] = {
+    """Return the collectors; those that need more than files are faked. GPU collectors only with *with_gpus*."""
+    collectors = [
+        make(roots) for name, make in COLLECTORS.items() if with_gpus or "gpu" not in name
+    ]
+    faked: dict[str, Collector] = {
         "filesystem_60s": Filesystems(roots, lambda point: STATVFS),
         "clock_10s": ClockTenSeconds(roots, lambda: TIMEX),
         "nvme_60s": NvmeSmart(roots, lambda device: SMART_PAGE),
         "gpu_fast_1s": FastByHand(roots),
         "kernel_log_10s": KernelLog(roots, clock=LongAfterBootClock()),
     }
-    return [asked.get(collector.name, collector) for collector in made]
+    return [faked.get(collector.name, collector) for collector in collectors]
 
 
 def read_host(host: HostFolder) -> dict[str, object]:
-    """Return what the collectors say in their second turn, a second after the first.
+    """Return the collectors' readings of their second turn, a second after the first.
 
-    A folder cannot show GPUs: where the host has some, the stand-in NVML plays them.
+    A folder cannot show GPUs: if the host has some, the fake NVML plays them.
     """
     played = gpus_of(host)
     scenario = Scenario(host.root / "scenario", played, host=host_lines(played))
     os.environ["GANGLINE_FAKE_NVML"] = str(scenario.path)
-    nvml.forget_accounts()  # of the host before
+    nvml.forget_accounts()  # of the previous host
     roots = (
         replace(host.roots, nvml_library=str(build(host.root / "nvml"))) if played else host.roots
     )
@@ -111,7 +112,7 @@ def read_host(host: HostFolder) -> dict[str, object]:
         document = as_document(
             [run_collector(collector, StoppedClock()) for collector in collectors]
         )
-        # Words name files where they are now; what is golden is where they stand on their host.
+        # Messages contain the current paths; the golden files have the paths of the real host.
         return json.loads(json.dumps(document).replace(str(host.root), ""))  # type: ignore[no-any-return]
     finally:
         let_go(collectors)
@@ -119,22 +120,23 @@ def read_host(host: HostFolder) -> dict[str, object]:
 
 
 def let_go(collectors: Iterable[Collector]) -> None:
-    """Have NVML closed if it is open: a library stays loaded as long as anybody in the process uses one."""
+    """Close NVML if it is open: a library stays loaded while any object of the process uses it."""
     for session in {getattr(collector, "_session", None) for collector in collectors}:
         if isinstance(session, NvmlSession):
             session.close()
 
 
 def gpus_of(host: HostFolder) -> list[Gpu]:
-    """Return a GPU to be played for each PCIe function of the folder that is one."""
+    """Return a fake GPU for each PCIe function of the folder that is a GPU."""
     functions = sorted((host.root / "sys" / "bus" / "pci" / "devices").iterdir())
     addresses = [f.name for f in functions if (f / "class").read_text().startswith(GPU_CLASS)]
-    made = [replace(gpu, address=a) for gpu, a in zip(gpus(len(addresses)), addresses, strict=True)]
-    return [PARTS[host.name](gpu, number) for number, gpu in enumerate(made)]
+    held_gpus = [
+        replace(gpu, address=a) for gpu, a in zip(gpus(len(addresses)), addresses, strict=True)
+    ]
+    return [PARTS[host.name](gpu, number) for number, gpu in enumerate(held_gpus)]
 
 
 def _held_by(gpu: Gpu, pid: int) -> Gpu:
-    """Let a process of the folder hold *gpu*."""
     gpu.lines.append(process(pid))
     return gpu
 
@@ -164,13 +166,18 @@ def _h100_pcie(gpu: Gpu, number: int) -> Gpu:
     return with_gpm(_held_by(gpu, 8000) if number == 0 else gpu)
 
 
-#: What the GPUs of each host have beside what every GPU has.
+#: Extra properties of the GPUs of each host.
 PARTS: dict[str, Callable[[Gpu, int], Gpu]] = {
     "h100-ib": _h100,
     "h200-roce": _h200,
     "gb200-nvl72": _gb200,
     "mixed-vendors": _h100_pcie,
 }
+
+
+#: The earlier samples of each GPU for the phase tracker: steps of 1 s, 0.7 of it busy, and a
+#: checkpoint of 6 s after each 24 of them.
+HISTORY_SECONDS = 150
 
 
 class FastByHand(GpuFast):
@@ -190,7 +197,7 @@ class FastByHand(GpuFast):
         return super().collect()
 
     def _remember(self) -> None:
-        """Let each GPU have had a job for a while."""
+        """Give each GPU the samples of a job."""
         if self.samples is None:
             return
         for number in range(HISTORY_SECONDS * 10):
@@ -214,15 +221,17 @@ class FastByHand(GpuFast):
 
 
 def as_document(turns: list[CollectResult]) -> dict[str, object]:
-    """Return the readings by table and device, and the words of those that had none."""
+    """Return the readings by table and device, and the error messages of collectors without readings."""
     tables: dict[str, dict[str, object]] = {}
-    words: dict[str, str] = {}
+    messages: dict[str, str] = {}
     for turn in turns:
         for block in turn.blocks:  # two vendors' collectors fill one table
             tables.setdefault(block.table, {}).update(_known(block))
         if turn.outcome is not CollectOutcome.OK:
-            words[turn.collector] = f"{turn.outcome.name.lower().replace('_', '-')}: {turn.message}"
-    return {"tables": tables, "without readings": words}
+            messages[turn.collector] = (
+                f"{turn.outcome.name.lower().replace('_', '-')}: {turn.message}"
+            )
+    return {"tables": tables, "without readings": messages}
 
 
 def _known(block: Block) -> dict[str, dict[str, float | int] | None]:
@@ -241,7 +250,7 @@ def _known(block: Block) -> dict[str, dict[str, float | int] | None]:
 
 
 def rows_of(block: Block) -> Iterator[tuple[str, dict[str, float | int | None] | None]]:
-    """Yield each device with its values by column; None for one of which nothing is known."""
+    """Yield each device with its values by column; None for a device without known values."""
     for row, device in enumerate(block.devices):
         values = {BY_ID[signal].column: value for signal, value in block.values(row)}
         yield device, None if all(value is None for value in values.values()) else values
@@ -257,6 +266,6 @@ def as_text(document: dict[str, object]) -> str:
         + "\n  }"
         for name, rows in tables.items()
     ]
-    words = json.dumps(document["without readings"], indent=2)
+    text = json.dumps(document["without readings"], indent=2)
     body = ",\n".join(parts)
-    return f'{{\n "tables": {{\n{body}\n }},\n "without readings": {words}\n}}\n'
+    return f'{{\n "tables": {{\n{body}\n }},\n "without readings": {text}\n}}\n'

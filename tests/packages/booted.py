@@ -17,7 +17,7 @@ from tests.processes import GUARD_SECONDS, until
 
 PROGRAMS = ("mmdebstrap", "systemd-nspawn", "nsenter")
 MISSING = "needs root and: apt-get install mmdebstrap systemd-container util-linux"
-#: Installing and booting may take so long where other tests run beside.
+#: The limit for installing and booting while other tests run.
 COMMAND_SECONDS = 10 * GUARD_SECONDS
 
 
@@ -28,19 +28,19 @@ def root_archive(suite: str, folder: Path) -> Path:
     archive = folder / f"{suite}.tar"
     if not archive.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        made = folder / f"{suite}.new.tar"
+        new_archive = folder / f"{suite}.new.tar"
         command = [
             "mmdebstrap",
             "--quiet",
             "--variant=minbase",
             "--include=systemd,systemd-sysv,dbus",
             suite,
-            str(made),
+            str(new_archive),
         ]
         ended = subprocess.run(command, check=False, capture_output=True, text=True)
         if ended.returncode:
             pytest.skip(f"no {suite} can be made here: {ended.stderr[-300:]}")
-        made.rename(archive)
+        new_archive.rename(archive)
     return archive
 
 
@@ -59,7 +59,6 @@ class Booted:
     def run(
         self, *command: str, check: bool = True, environment: Mapping[str, str] | None = None
     ) -> str:
-        """Run a command in it; return what it printed."""
         ended = subprocess.run(
             self.command(*command, environment=environment),
             check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=COMMAND_SECONDS,
@@ -68,29 +67,28 @@ class Booted:
         return ended.stdout
 
     def command(self, *command: str, environment: Mapping[str, str] | None = None) -> list[str]:
-        """Return what runs a command in it."""
         inside = [
             "nsenter",
             "--target",
             str(self.init()),
             *["--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd"],
         ]
-        words = [
+        arguments = [
             "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
             "LC_ALL=C",
             "HOME=/root",
             "DEBIAN_FRONTEND=noninteractive",
         ]
-        words += [f"{name}={value}" for name, value in (environment or {}).items()]
-        return [*inside, "env", "-i", *words, *command]
+        arguments += [f"{name}={value}" for name, value in (environment or {}).items()]
+        return [*inside, "env", "-i", *arguments, *command]
 
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Wait until no other test of this machine has booted one.
+    """Wait until no other test of this machine has a booted container.
 
-    All are in the control group of their callers, where a unit of one container has the processes of both: one that stops its
-    agent ends the other's.
+    All containers are in the control group of their callers, where a unit of one container has the
+    processes of both: stopping its agent would end the other's.
     """
     folder = os.open("/run", os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -25,14 +25,13 @@ NEXT = "99"
 
 
 def path_of(package: str, kind: str) -> Path:
-    """The one file of *package* in the folder."""
     sign = "_" if kind == "deb" else "-"
-    (found,) = Path(FOLDER).glob(f"{package}{sign}[0-9]*.{kind}")
-    return found
+    (path,) = Path(FOLDER).glob(f"{package}{sign}[0-9]*.{kind}")
+    return path
 
 
 def tar_of(package: str, part: str = "--fsys-tarfile") -> tarfile.TarFile:
-    """What a deb installs, or with `--ctrl-tarfile` what dpkg reads."""
+    """Return the files that a deb installs, or with `--ctrl-tarfile` dpkg's control files."""
     command = ["dpkg-deb", part, str(path_of(package, "deb"))]
     return tarfile.open(
         fileobj=io.BytesIO(subprocess.run(command, check=True, capture_output=True).stdout)
@@ -40,20 +39,18 @@ def tar_of(package: str, part: str = "--fsys-tarfile") -> tarfile.TarFile:
 
 
 def text_of(tar: tarfile.TarFile, name: str) -> str:
-    """One file of it, as text."""
     file = tar.extractfile(name)
     assert file is not None, name
     return file.read().decode()
 
 
 def field(package: str, name: str) -> str:
-    """One field of a deb's control file."""
     command = ["dpkg-deb", "--field", str(path_of(package, "deb")), name]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def rpm(package: str, *query: str) -> str:
-    """What rpm answers about the file."""
+    """Return rpm's answer to *query* about the file."""
     command = ["rpm", "--query", "--package", *query, str(path_of(package, "rpm"))]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
@@ -64,14 +61,15 @@ def glibc_needed(elf: Path) -> tuple[int, int]:
     shown = subprocess.run(
         command, check=True, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}
     ).stdout
-    found = re.findall(r"Name: GLIBC_(\d+)\.(\d+)", shown)
-    return max(((int(major), int(minor)) for major, minor in found), default=(0, 0))
+    versions = re.findall(r"Name: GLIBC_(\d+)\.(\d+)", shown)
+    return max(((int(major), int(minor)) for major, minor in versions), default=(0, 0))
 
 
 def repacked(package: str, folder: Path, store_version: int = 0) -> Path:
-    """The same package as a later release: what is in it is the same, and so no second build is needed.
+    """Repack the package as a later release: with equal contents it needs no second build.
 
-    *store_version*: the version of the store that it believes its aggregator makes; 0: that of the package.
+    *store_version*: the store version that the package claims for its aggregator; 0: that of the
+    package.
     """
     tree = folder / package
     subprocess.run(["dpkg-deb", "-R", str(path_of(package, "deb")), str(tree)], check=True)

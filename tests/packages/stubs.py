@@ -32,9 +32,9 @@ def scripts(version: str, store_version: int, folder: Path) -> dict[str, dict[st
             folder.mkdir(parents=True, exist_ok=True)
             return {
                 package: {
-                    kind: made.read_text()
+                    kind: script.read_text()
                     for kind in SECTIONS
-                    if (made := packages.script(package, kind, folder)) is not None
+                    if (script := packages.script(package, kind, folder)) is not None
                 }
                 for package in PACKAGES
             }
@@ -45,7 +45,7 @@ def scripts(version: str, store_version: int, folder: Path) -> dict[str, dict[st
 
 
 def tree(package: str, version: str, root: Path) -> None:
-    """What a package installs, in small: a program that says its version, and a file of each."""
+    """Create a small copy of a package's files: a program that prints its version, and a file of each kind."""
     own = root / f"opt/gangline/packages/{package.removeprefix('gangline-')}"
     (own / "lib").mkdir(parents=True)
     (own / "lib" / f"{package}.txt").write_text(version)
@@ -62,8 +62,7 @@ def tree(package: str, version: str, root: Path) -> None:
 
 
 def write_debs(version: str, folder: Path, store_version: int = 19) -> list[Path]:
-    """Write the three debs of a version into *folder*."""
-    found = []
+    paths = []
     for package, texts in scripts(version, store_version, folder / "scripts").items():
         root = folder / f"{package}-{version}"
         tree(package, version, root)
@@ -81,14 +80,13 @@ def write_debs(version: str, folder: Path, store_version: int = 19) -> list[Path
         subprocess.run(
             ["dpkg-deb", "-Zgzip", "-z1", "--root-owner-group", "-b", str(root), str(deb)], check=True, capture_output=True,
         )  # fmt: skip
-        found.append(deb)
-    return found
+        paths.append(deb)
+    return paths
 
 
 def write_rpms(version: str, folder: Path, store_version: int = 19) -> list[Path]:
-    """Write the three rpms of a version into *folder*."""
     number, _, release = version.partition("-")
-    found = []
+    paths = []
     for package, texts in scripts(version, store_version, folder / "scripts").items():
         root = folder / f"{package}-{version}"
         tree(package, version, root)
@@ -109,15 +107,15 @@ def write_rpms(version: str, folder: Path, store_version: int = 19) -> list[Path
         spec = folder / f"{package}-{version}.spec"
         spec.write_text("\n".join(parts) + "\n")
         defines = [f"_topdir {folder}/rpm", "_build_id_links none", "__os_install_post %{nil}"]
-        words = [word for each in defines for word in ("--define", each)]
+        arguments = [word for define in defines for word in ("--define", define)]
         ended = subprocess.run(
-            ["rpmbuild", "-bb", "--quiet", *words, str(spec)],
+            ["rpmbuild", "-bb", "--quiet", *arguments, str(spec)],
             check=False, capture_output=True, text=True,
         )  # fmt: skip
         assert ended.returncode == 0, ended.stderr
-        (made,) = (folder / "rpm" / "RPMS").rglob(f"{package}-{number}-{release}.*.rpm")
-        found.append(made)
-    return found
+        (built_package,) = (folder / "rpm" / "RPMS").rglob(f"{package}-{number}-{release}.*.rpm")
+        paths.append(built_package)
+    return paths
 
 
 class OverlaidRoot:
@@ -127,7 +125,6 @@ class OverlaidRoot:
         self.folder, self.root = folder, folder / "root"
 
     def run(self, command: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run a shell command in it."""
         environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
         ended = subprocess.run(
             ["chroot", str(self.root), "/bin/sh", "-c", command],

@@ -1,4 +1,6 @@
-"""The Ansible role, run by the real ansible-playbook over hosts that are folders: their package manager, systemd and agent are stand-ins."""
+"""The Ansible role, run by the real ansible-playbook over hosts that are folders: package manager,
+systemd and agent are fakes.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason="needs: pip install
 #: Ansible takes 20 s for a host: few of them, each in a batch of its own. `serial` itself is Ansible's.
 HOSTS = ["gpu-001", "gpu-002", "gpu-003"]
 
-#: What stands for a host's programs. HOST is its folder.
+#: Fakes of a host's programs. HOST is its folder.
 STAND_INS = {
     "python": '#!/bin/sh\nPATH="HOST/bin:$PATH" exec PYTHON "$@"\n',
     "dpkg-deb": '#!/bin/sh\nfor file; do :; done\nprintf %s "$(cat "$file")"\n',
@@ -51,8 +53,6 @@ fi
 
 
 class Fleet:
-    """Hosts in a folder."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         for name in HOSTS:
@@ -80,15 +80,14 @@ class Fleet:
         }
 
     def packages(self, version: int) -> list[str]:
-        found = []
+        hosts_done = []
         for package in ("gangline-runtime", "gangline-agent"):
             path = self.folder / f"{package}_{version}_amd64.deb"
             path.write_text(f"{package} {version}")
-            found.append(str(path))
-        return found
+            hosts_done.append(str(path))
+        return hosts_done
 
     def play(self, version: int, **variables: object) -> subprocess.CompletedProcess[str]:
-        """Run the playbook that is shipped."""
         given: dict[str, object] = {
             "gangline_become": False, "gangline_package_manager": "apt", "gangline_settle_seconds": 0,
             "gangline_start_seconds": 2, "gangline_package_files": self.packages(version), **variables,
@@ -115,11 +114,10 @@ def fleet(tmp_path: Path) -> Fleet:
 
 
 def changed(output: str) -> dict[str, int]:
-    """Return how many tasks changed something, by host."""
     lines = (line.split() for line in output.partition("PLAY RECAP")[2].splitlines() if "changed=" in line)  # fmt: skip
     return {
-        words[0]: int(next(w for w in words if w.startswith("changed=")).partition("=")[2])
-        for words in lines
+        line[0]: int(next(w for w in line if w.startswith("changed=")).partition("=")[2])
+        for line in lines
     }
 
 
@@ -138,7 +136,9 @@ def test_its_syntax_is_good() -> None:
 
 @pytest.mark.slow
 def test_it_goes_in_steps_changes_nothing_twice_and_stops(fleet: Fleet) -> None:
-    """A package that breaks hosts breaks two: one is chance. What a host had before the upgrade does not count."""
+    """A bad package breaks two hosts, not the fleet: a single failure may be chance. Faults from
+    before the upgrade do not count.
+    """
     settings = {"aggregator": "head:7600", "spool_bytes_max": 1 << 28}
     ended = fleet.play(1, gangline_settings=settings)
     assert ended.returncode == 0, ended.stdout
@@ -161,7 +161,7 @@ def test_it_goes_in_steps_changes_nothing_twice_and_stops(fleet: Fleet) -> None:
 
 
 def test_wrong_variables_are_rejected(fleet: Fleet) -> None:
-    """Neither a version nor files: nothing is touched, and the message says what is needed."""
+    """Without a version and files the role changes nothing, and the message names the missing variable."""
     ended = fleet.play(1, gangline_package_files=[])
     assert ended.returncode != 0
     assert "set gangline_version (such as 0.1.0-1) or gangline_package_files" in ended.stdout

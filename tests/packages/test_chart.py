@@ -1,4 +1,4 @@
-"""The chart: Helm lints and renders it, every object fits Kubernetes' schemas, and it says what the units say."""
+"""The chart: Helm lints and renders it, every object fits Kubernetes' schemas, and it agrees with the systemd units."""
 
 from __future__ import annotations
 
@@ -68,33 +68,32 @@ CASES: dict[str, dict[str, Any]] = {"default": {}, "full": FULL, "plain": PLAIN}
 
 @pytest.fixture(scope="module")
 def chart() -> Iterator[Any]:
-    made = helm.Chart.load(str(CHART))
-    yield made
-    made.close()
+    loaded_chart = helm.Chart.load(str(CHART))
+    yield loaded_chart
+    loaded_chart.close()
 
 
 def render(chart: Any, values: dict[str, Any]) -> tuple[list[Any], str]:
-    """Return the objects, and the notes."""
     files = chart.render(copy.deepcopy(values), name="gangline", namespace="health")
     notes = "".join(text for name, text in files.items() if name.endswith("NOTES.txt"))
     texts = [text for name, text in sorted(files.items()) if name.endswith(".yaml")]
-    return [each for text in texts for each in yaml.safe_load_all(text) if each], notes
+    return [document for text in texts for document in yaml.safe_load_all(text) if document], notes
 
 
 def one(objects: list[Any], kind: str, name: str = "gangline-agent") -> Any:
-    (found,) = (
-        each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name)
+    (document,) = (
+        object for object in objects if (object["kind"], object["metadata"]["name"]) == (kind, name)
     )
-    return found
+    return document
 
 
 def pods(objects: list[Any]) -> Iterator[tuple[str, Any]]:
     """Yield each pod that the objects make, by the name of its controller."""
-    for each in objects:
-        spec = each.get("spec", {})
+    for object in objects:
+        spec = object.get("spec", {})
         spec = spec.get("jobTemplate", {}).get("spec", spec)
         if "containers" in spec.get("template", {}).get("spec", {}):
-            yield each["metadata"]["name"], spec["template"]["spec"]
+            yield object["metadata"]["name"], spec["template"]["spec"]
 
 
 def agent_of(objects: list[Any]) -> Any:
@@ -104,9 +103,9 @@ def agent_of(objects: list[Any]) -> Any:
 
 def test_helm_finds_nothing_wrong() -> None:
     """`helm lint --strict`, as the release's own check does."""
-    said = helm.lint(str(CHART), strict=True)
-    assert said["errors"] == []
-    assert [each["error"] for each in said["messages"]] == ["icon is recommended"]
+    result = helm.lint(str(CHART), strict=True)
+    assert result["errors"] == []
+    assert [message["error"] for message in result["messages"]] == ["icon is recommended"]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -114,9 +113,9 @@ def test_helm_finds_nothing_wrong() -> None:
 def test_every_object_fits_the_schemas(case: str, version: str, chart: Any) -> None:
     """A field that Kubernetes does not know is dropped in silence: `hostPiD` would be an agent that sees no process."""
     objects, _ = render(chart, CASES[case])
-    for each in objects:
-        if not each["apiVersion"].startswith(FOREIGN):
-            validate.validate(each, version, strict=True)
+    for object in objects:
+        if not object["apiVersion"].startswith(FOREIGN):
+            validate.validate(object, version, strict=True)
 
 
 @pytest.mark.slow
@@ -127,7 +126,7 @@ def test_so_it_does_for_the_versions_between(version: str, chart: Any) -> None:
 
 
 def test_a_misspelt_field_would_be_found(chart: Any) -> None:
-    """What the test before is worth."""
+    """Proves that the previous test can fail."""
     daemon_set = one(render(chart, {})[0], "DaemonSet")
     daemon_set["spec"]["template"]["spec"]["hostPiD"] = True
     with pytest.raises(validate.ValidationError, match="hostPiD"):
@@ -160,9 +159,6 @@ def test_wrong_values_are_rejected_with_their_name(
     assert words in str(raised.value)
 
 
-# ---- unit, chart and docs say the same ----------------------------------------------------------
-
-
 def given_by_docs() -> set[str]:
     """Capabilities that docs/security.md lists as given."""
     rows = re.findall(r"^\| `(CAP_\w+)` \|.*\| (.*) \|$", docs_of("security.md"), re.MULTILINE)
@@ -171,18 +167,20 @@ def given_by_docs() -> set[str]:
 
 @pytest.mark.parametrize("profile", ["restricted", "full"])
 def test_it_has_the_capabilities_of_the_unit(profile: str, chart: Any) -> None:
-    """Two lists of rights that drift apart: the wider one is what an attacker gets."""
+    """If two lists of rights differ, an attacker gets the wider one."""
     unit = set(sandboxed.words_of(UNIT, "CapabilityBoundingSet"))
     container = agent_of(render(chart, {"agent": {"profile": profile}})[0])
-    options = {each.partition("=")[0]: each.partition("=")[2] for each in container["command"]}
+    options = {
+        argument.partition("=")[0]: argument.partition("=")[2] for argument in container["command"]
+    }
     for option in ("--inh-caps", "--ambient-caps"):
-        assert {f"CAP_{each[1:].upper()}" for each in options[option].split(",")} == unit
+        assert {f"CAP_{name[1:].upper()}" for name in options[option].split(",")} == unit
     assert "--no-new-privs" in container["command"]
     assert given_by_docs() == unit
     if profile == "restricted":
         capabilities = container["securityContext"]["capabilities"]
         assert capabilities["drop"] == ["ALL"]
-        assert {f"CAP_{each}" for each in capabilities["add"]} == unit
+        assert {f"CAP_{capability}" for capability in capabilities["add"]} == unit
 
 
 def test_kubelets_socket_costs_one_capability_more(chart: Any) -> None:
@@ -203,7 +201,7 @@ def test_paths_and_times_are_those_of_the_units(case: str, chart: Any) -> None:
     ):
         spec = one(objects, kind, name)["spec"]["template"]["spec"]
         (container,) = spec["containers"]
-        mounts = {each["mountPath"] for each in container["volumeMounts"]}
+        mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
         assert f"/var/lib/{sandboxed.words_of(unit, 'StateDirectory')[0]}" == state
         assert {state, "/etc/gangline", "/tmp"} <= mounts
         assert container["workingDir"] == sandboxed.words_of(unit, "WorkingDirectory")[0]
@@ -240,7 +238,8 @@ def test_its_settings_are_settings(case: str, chart: Any, tmp_path: Path) -> Non
     assert config.allow_plaintext == service.listen_beyond_loopback == (case == "plain")
     command = agent_of(objects)["command"]
     login = tomllib.loads(agent.read_text()).get("token_file", "") or next(
-        (each.partition("token_file=")[2] for each in command if "token_file=" in each), ""
+        (argument.partition("token_file=")[2] for argument in command if "token_file=" in argument),
+        "",
     )
     assert (
         login
@@ -250,9 +249,6 @@ def test_its_settings_are_settings(case: str, chart: Any, tmp_path: Path) -> Non
             "plain": "",
         }[case]
     )
-
-
-# ---- what it may do -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -266,8 +262,8 @@ def test_pods_are_as_closed_as_they_can_be(case: str, chart: Any) -> None:
             name = f"{controller}/{container['name']}"
             context = {**spec.get("securityContext", {}), **container["securityContext"]}
             assert context["readOnlyRootFilesystem"], name
-            words = str([container.get("command"), container.get("args")])
-            assert not re.search(r"nsenter|curl|wget|https?://|chroot|bash", words), name
+            text = str([container.get("command"), container.get("args")])
+            assert not re.search(r"nsenter|curl|wget|https?://|chroot|bash", text), name
             assert not container["image"].endswith(":latest") and ":" in container["image"], name
             assert "memory" in container["resources"]["limits"], name
             if name == "gangline-agent/state-folder":
@@ -282,7 +278,9 @@ def test_pods_are_as_closed_as_they_can_be(case: str, chart: Any) -> None:
                 assert context["capabilities"] == {"drop": ["ALL"]}, name
                 assert not context["allowPrivilegeEscalation"], name
     restricted = case != "full"
-    volumes = [each.get("hostPath", {}).get("path") for each in seen["gangline-agent"]["volumes"]]
+    volumes = [
+        volume.get("hostPath", {}).get("path") for volume in seen["gangline-agent"]["volumes"]
+    ]
     assert ("/dev" in volumes) is not restricted
 
 
@@ -296,7 +294,7 @@ def test_the_store_is_backed_up_before_a_newer_version_migrates_it(chart: Any) -
     values = CASES["default"]
     (container,) = pod(values)["initContainers"]
     assert "--before-migration" in container["command"]
-    data = {each["mountPath"] for each in container["volumeMounts"] if each["name"] == "data"}
+    data = {mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "data"}
     assert f"--data={next(iter(data))}" in container["command"]
     off = {**values, "aggregator": {**values.get("aggregator", {}), "backUpBeforeMigration": False}}
     assert "initContainers" not in pod(off)
@@ -354,7 +352,7 @@ def test_the_executor_is_that_of_packaging_kubernetes(chart: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not has_kubernetes(), reason=MISSING)
 def test_a_real_api_server_takes_it(chart: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Server-side apply, twice: what its schema does not know it rejects, and the second time nothing changes."""
+    """Server-side apply, twice: it rejects unknown fields, and the second time nothing changes."""
     with (
         running_kubernetes(tmp_path_factory.mktemp("chart")) as cluster,
         closing(ApiServer(cluster.access(ADMIN_TOKEN))) as api,
@@ -363,11 +361,11 @@ def test_a_real_api_server_takes_it(chart: Any, tmp_path_factory: pytest.TempPat
         api.call("POST", "/api/v1/namespaces", namespace)
         applied = 0
         for case in CASES.values():
-            for each in render(chart, case)[0]:
-                if (path := _path_of(api, each)) is None:
+            for manifest in render(chart, case)[0]:
+                if (path := _path_of(api, manifest)) is None:
                     continue
-                first = api.call("PATCH", path, each, "application/apply-patch+yaml")
-                again = api.call("PATCH", path, each, "application/apply-patch+yaml")
+                first = api.call("PATCH", path, manifest, "application/apply-patch+yaml")
+                again = api.call("PATCH", path, manifest, "application/apply-patch+yaml")
                 assert first["metadata"]["resourceVersion"] == again["metadata"]["resourceVersion"]
                 applied += 1
         assert applied > 25
@@ -382,20 +380,20 @@ def _path_of(api: ApiServer, each: Any) -> str | None:
     except Exception as error:  # noqa: BLE001 - 404, or a group that it does not serve
         assert "404" in str(error) or "could not find" in str(error), error
         return None
-    found = [kind for kind in kinds if kind["kind"] == each["kind"] and "/" not in kind["name"]]
-    if not found:
+    matching = [kind for kind in kinds if kind["kind"] == each["kind"] and "/" not in kind["name"]]
+    if not matching:
         return None
     place = f"/namespaces/{each['metadata'].get('namespace', 'health')}"
-    middle = place if found[0]["namespaced"] else ""
-    return f"{base}{middle}/{found[0]['name']}/{each['metadata']['name']}?fieldManager=chart&force=true"
+    middle = place if matching[0]["namespaced"] else ""
+    return f"{base}{middle}/{matching[0]['name']}/{each['metadata']['name']}?fieldManager=chart&force=true"
 
 
 def test_the_board_asks_for_figures_that_exist(chart: Any) -> None:
     """A panel over a figure that was renamed is empty, which reads as `all is well`."""
     (text,) = one(render(chart, FULL)[0], "ConfigMap", "gangline-dashboards")["data"].values()
-    asked = set(re.findall(r"gangline_aggregator_(\w+)", " ".join(
+    figures = set(re.findall(r"gangline_aggregator_(\w+)", " ".join(
         target["expr"] for panel in json.loads(text)["panels"] for target in panel["targets"]
     )))  # fmt: skip
-    assert asked - {*FIGURE_DESCRIPTIONS, "alarm", "commit_seconds_bucket"} == set()
+    assert figures - {*FIGURE_DESCRIPTIONS, "alarm", "commit_seconds_bucket"} == set()
     rules = one(render(chart, FULL)[0], "PrometheusRule", "gangline")["spec"]["groups"]
     assert any("commit_seconds_bucket" in str(group) for group in rules)

@@ -17,7 +17,6 @@ BUILD = ROOT / "packaging" / "build" / "client.py"
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with both files."""
     folder = tmp_path_factory.mktemp("client")
     subprocess.run([sys.executable, "-B", str(BUILD), str(folder)], check=True, capture_output=True)
     return folder
@@ -70,7 +69,7 @@ def test_the_line_for_protoc_on_the_page_works(built: Path) -> None:
 
 
 def test_both_files_have_the_same_bytes_each_time(built: Path, tmp_path: Path) -> None:
-    """A build that anybody can repeat is a build that anybody can check."""
+    """A reproducible build can be verified by anyone."""
     subprocess.run(
         [sys.executable, "-B", str(BUILD), str(tmp_path)], check=True, capture_output=True
     )

@@ -1,4 +1,4 @@
-"""What is in the packages: symbols of old enough a glibc, settings that are kept, nothing of the machine of the build."""
+"""The contents of the packages: symbols of an old glibc, settings that are kept, nothing of the build machine."""
 
 from __future__ import annotations
 
@@ -41,14 +41,24 @@ def test_every_program_runs_on_glibc_2_28(package: str, tmp_path: Path) -> None:
     """One module of a wheel that needs GLIBC_2.34, and the package installs everywhere but starts nowhere on RHEL 8."""
     with tar_of(package) as tar:
         tar.extractall(tmp_path, filter="tar")
-    found = {}
+    needed = {}
     for path in tmp_path.rglob("*"):
         if path.is_file() and not path.is_symlink():
             with path.open("rb") as file:
                 if file.read(4) == b"\x7fELF":
-                    found[path.relative_to(tmp_path)] = glibc_needed(path)
-    assert found or package == "gangline-agent"
-    assert {str(path): needs for path, needs in found.items() if needs > GLIBC_MAX} == {}
+                    needed[path.relative_to(tmp_path)] = glibc_needed(path)
+    assert needed or package == "gangline-agent"
+    assert {str(path): needs for path, needs in needed.items() if needs > GLIBC_MAX} == {}
+
+
+#: Libraries of glibc, whose version each package names; and other libraries that a distribution's
+#: packages provide.
+GLIBC_LIBRARIES = {"libc", "libm", "libdl", "libpthread", "librt", "libutil", "libresolv", "ld-linux-x86-64", "ld-linux-aarch64"}  # fmt: skip
+LIBRARIES = {
+    "libstdc++": ("libstdc++6", "libstdc++"),
+    "libgcc_s": ("libstdc++6", "libstdc++"),
+    "libz": ("zlib1g", "zlib"),
+}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -101,7 +111,7 @@ def test_no_file_is_in_two_packages() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES[1:])
 def test_each_needs_exactly_its_runtime(package: str) -> None:
-    """Compiled modules and the libraries beside them are of one build."""
+    """Compiled modules and their libraries are of the same build."""
     assert f"gangline-runtime (= {FULL})" in field(package, "Depends").split(", ")
     assert f"gangline-runtime = {FULL}" in rpm(package, "--requires").splitlines()
 
@@ -119,7 +129,7 @@ def test_old_dpkg_and_rpm_can_read_it(package: str) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES[1:])
 def test_settings_are_kept_on_upgrade(package: str) -> None:
-    """An address of the aggregator that an upgrade takes away is an agent that reports to nobody."""
+    """An upgrade that removed the aggregator's address would silence the agent."""
     name = f"/etc/gangline/{package.removeprefix('gangline-')}.toml"
     with tar_of(package, "--ctrl-tarfile") as control:
         assert text_of(control, "./conffiles").split() == [name]
@@ -129,7 +139,7 @@ def test_settings_are_kept_on_upgrade(package: str) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES[1:])
 def test_the_scripts_are_in_it(package: str) -> None:
-    """In the deb and in the rpm, and none that hides a failure."""
+    """In the deb and in the rpm, and no script hides a failure."""
     with tar_of(package, "--ctrl-tarfile") as control:
         for kind in ("preinst", "postinst", "prerm", "postrm"):
             text = text_of(control, f"./{kind}")
@@ -140,7 +150,7 @@ def test_the_scripts_are_in_it(package: str) -> None:
 
 
 def test_the_wheels_are_those_of_the_tests() -> None:
-    """What is shipped is what was tested: the versions of packaging/constraints.txt."""
+    """The shipped versions are the tested versions: those of packaging/constraints.txt."""
     pins = dict(
         line.split("==")
         for line in (ROOT / "packaging" / "constraints.txt").read_text().splitlines()
@@ -151,17 +161,17 @@ def test_the_wheels_are_those_of_the_tests() -> None:
         with tar_of(package) as tar:
             for name in tar.getnames():
                 if (
-                    found := re.search(r"site-packages/([^/]+)-([^-/]+)\.dist-info$", name)
+                    match := re.search(r"site-packages/([^/]+)-([^-/]+)\.dist-info$", name)
                 ) is None:
                     continue
-                project = re.sub(r"[-_.]+", "-", found[1]).lower()
-                assert found[2] == (VERSION if project == "gangline" else named[project]), name
+                project = re.sub(r"[-_.]+", "-", match[1]).lower()
+                assert match[2] == (VERSION if project == "gangline" else named[project]), name
 
 
 def test_bytecode_is_in_it() -> None:
-    """Root's folder is written by nobody: without it every start compiles everything, for seconds of CPU.
+    """Root's folder is not writable: without bytecode every start compiles everything, for seconds of CPU.
 
-    Libraries come without their sources: dpkg waits for the disk once for each file.
+    Libraries come without their sources: dpkg waits for the disk once per file.
     """
     for package in PACKAGES:
         with tar_of(package) as tar:
@@ -177,7 +187,7 @@ def test_bytecode_is_in_it() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_lintian(package: str) -> None:
-    """Clean, but for what packaging/lintian lists, each with its reason."""
+    """Clean, except for the entries of packaging/lintian, each with its reason."""
     if shutil.which("lintian") is None:
         pytest.skip("lintian is not installed: apt-get install lintian")
     shown = subprocess.run(
@@ -189,7 +199,7 @@ def test_lintian(package: str) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_rpmlint(package: str) -> None:
-    """Clean, but for what packaging/rpmlint.toml lists, each with its reason."""
+    """Clean, except for the entries of packaging/rpmlint.toml, each with its reason."""
     if shutil.which("rpmlint") is None:
         pytest.skip("rpmlint is not installed: apt-get install rpmlint")
     config = ROOT / "packaging" / "rpmlint.toml"
@@ -213,6 +223,6 @@ def test_sizes() -> None:
         ("gangline-aggregator", 130, 450),
     ):
         for kind in ("deb", "rpm"):
-            fetch = [path_of(each, kind).stat().st_size for each in (runtime, package)]
+            fetch = [path_of(name, kind).stat().st_size for name in (runtime, package)]
             assert sum(fetch) / 1e6 <= fetch_max, kind
         assert (installed[runtime] + installed[package]) / 1e6 <= installed_max

@@ -30,8 +30,8 @@ def test_dpkg_reads_what_is_packed(tmp_path: Path) -> None:
     plain = tmp_path / "x.deb"
     subprocess.run(["dpkg-deb", "-Znone", "-b", str(tree), str(plain)], check=True, capture_output=True)  # fmt: skip
     again = Path(shutil.copy(plain, tmp_path / "again.deb"))
-    for each in (plain, again):
-        deb_module.pack(each, EPOCH)
+    for package_file in (plain, again):
+        deb_module.pack(package_file, EPOCH)
     assert plain.read_bytes() == again.read_bytes()
     assert "data.tar.xz" in dict(deb_module.members(plain))
     subprocess.run(["dpkg-deb", "--extract", str(plain), str(tmp_path / "to")], check=True)

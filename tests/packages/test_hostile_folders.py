@@ -45,7 +45,7 @@ class Hostile:
         (self.root.root / path).chmod(0o755)
 
     def by(self, user: str, command: str) -> None:
-        """Prepare the folder as its owner does."""
+        """Prepare the folder as its owner."""
         self.root.run(f"runuser -u {user} -- /bin/sh -ec '{command}'")
 
     def script(self, name: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -130,12 +130,12 @@ def test_the_chart_gives_away_no_files_of_a_foreign_folder(
     """`chown -R` by root gave the agent's user whatever the folder's owner had linked there."""
     template = Path("packaging/helm/gangline/templates/agent.yaml")
     text = (Path(__file__).parents[2] / template).read_text()
-    found = re.search(r"- sh\n +- -ec\n +- \|\n((?: {14}.*\n)+)", text)
-    assert found is not None
+    match = re.search(r"- sh\n +- -ec\n +- \|\n((?: {14}.*\n)+)", text)
+    assert match is not None
     hostile.root.run(
         f"chown {owner} {STATE}; ln {VICTIM} {STATE}/hard; ln -s {VICTIM} {STATE}/soft"
     )
-    command = re.sub(r"\{\{.*?\}\}", "FOLDER", found[1])
+    command = re.sub(r"\{\{.*?\}\}", "FOLDER", match[1])
     (hostile.root.root / "script").write_text(command)
     result = hostile.root.run("/bin/sh -e /script", check=False)
     assert result.returncode == code, result.stdout

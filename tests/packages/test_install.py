@@ -17,7 +17,7 @@ from tests.processes import until
 pytestmark = needs_packages
 
 
-#: `make test-hosts` names all that are supported.
+#: `make test-hosts` names all supported suites.
 SUITES = os.environ.get("GANGLINE_SUITES", "bookworm").split()
 
 AGGREGATOR = ("gangline-runtime", "gangline-aggregator")
@@ -32,34 +32,33 @@ def host(
     archive = root_archive(request.param, Path(FOLDER).absolute().parent / "build" / "roots")
     folder = tmp_path_factory.mktemp("host")
     with booted(archive, folder) as machine:
-        there = machine.root / "packages"
-        there.mkdir()
+        packages_folder = machine.root / "packages"
+        packages_folder.mkdir()
         for package in ("gangline-runtime", "gangline-agent"):
-            (there / f"{package}.deb").write_bytes(path_of(package, "deb").read_bytes())
-            (there / f"{package}-later.deb").write_bytes(repacked(package, folder).read_bytes())
+            (packages_folder / f"{package}.deb").write_bytes(path_of(package, "deb").read_bytes())
+            (packages_folder / f"{package}-later.deb").write_bytes(
+                repacked(package, folder).read_bytes()
+            )
         yield machine
 
 
 def status(host: Booted) -> dict[str, Any]:
-    """The agent's status, or nothing yet."""
     text = host.run("cat", "/run/gangline/status.json", check=False)
     return dict(json.loads(text)["agent"]) if text.startswith("{") else {}
 
 
 def running_version(host: Booted) -> str:
-    """The version whose files the agent's process runs."""
     pid = host.run("systemctl", "show", "--property=MainPID", "--value", "gangline-agent").strip()
     return host.run("readlink", f"/proc/{pid}/exe").split("/")[4]
 
 
 def sampling(host: Booted, frames: int) -> dict[str, Any]:
-    """The status, once at least so many frames wait for an aggregator that is not there."""
+    """Return the status once at least *frames* frames wait for an unreachable aggregator."""
     until(lambda: status(host).get("waiting_frames", 0) >= frames, f"{frames} frames")
     return status(host)
 
 
 def install(host: Booted, *options: str, later: bool = False, **environment: str) -> str:
-    """`apt-get install` of both, from files."""
     names = [
         f"/packages/{name}{'-later' if later else ''}.deb"
         for name in ("gangline-runtime", "gangline-agent")
@@ -68,7 +67,7 @@ def install(host: Booted, *options: str, later: bool = False, **environment: str
 
 
 def test_from_install_to_purge(host: Booted) -> None:
-    """One story, in the order in which an operator lives it; each part needs the one before."""
+    """A single test in an operator's order; each part needs the previous one."""
     assert not host.run("sh", "-c", "command -v python3 gcc cc", check=False)
     install(host)
     assert host.run("gangline", "--version").startswith("gangline ")
@@ -79,7 +78,7 @@ def test_from_install_to_purge(host: Booted) -> None:
     before = sampling(host, 3)
     assert running_version(host) == path_of("gangline-agent", "deb").name.split("_")[1]
     shown = host.run("gangline", "doctor", "--json", check=False)
-    assert {"settings", "disk"} <= {one["check"] for one in json.loads(shown)["results"]}
+    assert {"settings", "disk"} <= {load["check"] for load in json.loads(shown)["results"]}
     assert "gangline-doctor" in host.run("sh", "-c", "ls /usr/share/man/man1")
     host.run("sh", "-c", "echo '# ours' >> /etc/gangline/agent.toml")
 
@@ -94,9 +93,9 @@ def test_from_install_to_purge(host: Booted) -> None:
     back = sampling(host, upgraded["waiting_frames"] + 3)
     assert back["pid"] != upgraded["pid"] and back["lost_frames"] == 0
 
-    said = install(host, later=True, GANGLINE_NO_RESTART="1")
-    assert "systemctl restart gangline-agent.service" in said
-    assert "stays until its last process ends" in said
+    output = install(host, later=True, GANGLINE_NO_RESTART="1")
+    assert "systemctl restart gangline-agent.service" in output
+    assert "stays until its last process ends" in output
     assert sampling(host, back["waiting_frames"] + 3)["pid"] == back["pid"]
     assert not running_version(host).endswith(f"-{NEXT}")
     assert len(host.run("ls", "/opt/gangline/versions").split()) == 2
@@ -119,11 +118,11 @@ def test_the_store_is_backed_up_before_it_is_migrated_and_going_back_needs_the_b
     host: Booted, tmp_path: Path
 ) -> None:
     """An upgrade that cannot be undone is found out about when it has to be undone."""
-    there = host.root / "packages"
+    folder = host.root / "packages"
     for package in AGGREGATOR:
-        (there / f"{package}.deb").write_bytes(path_of(package, "deb").read_bytes())
+        (folder / f"{package}.deb").write_bytes(path_of(package, "deb").read_bytes())
         later = repacked(package, tmp_path, store_version=9999)
-        (there / f"{package}-later.deb").write_bytes(later.read_bytes())
+        (folder / f"{package}-later.deb").write_bytes(later.read_bytes())
     old = [f"/packages/{name}.deb" for name in AGGREGATOR]
     new = [f"/packages/{name}-later.deb" for name in AGGREGATOR]
     apt = ("apt-get", "install", "--yes", "--allow-downgrades")
@@ -136,8 +135,8 @@ def test_the_store_is_backed_up_before_it_is_migrated_and_going_back_needs_the_b
     healthy = ("sh", "-c", "gangline admin health && echo healthy")
     until(lambda: "healthy" in host.run(*healthy, check=False), "the aggregator answers")
 
-    said = host.run(*apt, *new)
-    assert f"before it is migrated from {version} to 9999" in said
+    output = host.run(*apt, *new)
+    assert f"before it is migrated from {version} to 9999" in output
     backup = host.run("cat", f"{DATA}/backup_before_9999").strip()
     assert backup.startswith("/var/backups/gangline/") and host.run("ls", backup)
     # When it answers it has written the note, and does not again.

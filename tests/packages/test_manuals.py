@@ -49,7 +49,7 @@ def test_what_roff_takes_for_its_own_is_escaped(manuals: ModuleType) -> None:
 
 @pytest.mark.slow
 def test_every_command_has_a_page(manuals: ModuleType, tmp_path: Path) -> None:
-    """mandoc finds nothing to say of any; each shell reads its completion."""
+    """mandoc reports nothing on any page; each shell reads its completion."""
     pytest.importorskip("shtab", reason="needs: pip install shtab (packaging/build/pins.toml)")
     pages = manuals.write_all(tmp_path, EPOCH)
     names = {page.name.removesuffix(".1.gz") for page in pages}

@@ -20,18 +20,20 @@ from tests.processes import until
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "install.md").read_text()
 PACKAGES = ("gangline-runtime", "gangline-agent")
-#: Where an operator has put the packages: the page's lines are run there.
+#: The operator's folder of packages: the page's lines run there.
 WHERE = "/root/packages"
 
 
 def lines_of(heading: str) -> list[str]:
-    """Return the indented lines under a heading of the page, but for those of other systems and those that are a file's content."""
-    found = re.search(
+    """Return the indented lines under a heading of the page, except those of other systems and
+    those that are a file's content.
+    """
+    match = re.search(
         rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL
     )
-    assert found is not None, heading
-    lines = re.findall(r"^    (\S.*)$", found[1], re.MULTILINE)
-    return [one for one in lines if not re.match(r"(dnf|rpm) |[A-Z][\w-]+[:=]|GANGLINE_", one)]
+    assert match is not None, heading
+    lines = re.findall(r"^    (\S.*)$", match[1], re.MULTILINE)
+    return [line for line in lines if not re.match(r"(dnf|rpm) |[A-Z][\w-]+[:=]|GANGLINE_", line)]
 
 
 def test_the_page_has_the_lines() -> None:
@@ -55,13 +57,12 @@ def test_the_page_has_the_lines() -> None:
 
 
 class Operator:
-    """Somebody who types a line and confirms what apt asks."""
+    """Types a line and confirms apt's questions."""
 
     def __init__(self, host: Booted) -> None:
         self.host = host
 
     def types(self, line: str, *, codes: tuple[int, ...] = (0,)) -> str:
-        """Run a line of the page; return what it printed."""
         command = self.host.command("sh", "-c", f"cd {WHERE} && {line}")
         ended = subprocess.run(
             command, check=False, input="y\n", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=COMMAND_SECONDS,
@@ -79,7 +80,6 @@ class Operator:
 def operator(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Operator]:
-    """An empty Debian, with the folder of the packages."""
     archive = root_archive(request.param, Path(FOLDER).absolute().parent / "build" / "roots")
     with booted(archive, tmp_path_factory.mktemp("host")) as machine:
         (machine.root / WHERE.lstrip("/")).mkdir()
@@ -124,7 +124,7 @@ def test_the_agent_is_installed_upgraded_and_taken_back(operator: Operator, tmp_
 
 @needs_packages
 def test_the_script_for_other_systems_ends_with_a_row(operator: Operator, tmp_path: Path) -> None:
-    """What the page's last table asks for on RHEL and Ubuntu: it runs on Debian too, and prints a row of that table."""
+    """The command of the page's last table for RHEL and Ubuntu also runs on Debian, and prints a row of that table."""
     for name in ("old", "new"):
         (operator.host.root / name).mkdir()
     for package in PACKAGES:
@@ -171,8 +171,8 @@ def test_the_agent_is_installed_from_a_signed_repository(
             shutil.copy(path_of(package, kind), packages)
     to = operator.host.root / "repository"
     script = ROOT / "packaging" / "build" / "repository.py"
-    made = ["python3", "-B", str(script), "--packages", str(packages), "--to", str(to), "--key", str(secret_key(tmp_path))]  # fmt: skip
-    subprocess.run(made, check=True, capture_output=True)
+    command = ["python3", "-B", str(script), "--packages", str(packages), "--to", str(to), "--key", str(secret_key(tmp_path))]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True)
     shutil.copy(to / "gangline.asc", operator.host.root / WHERE.lstrip("/"))
     for line in lines_of("A signed repository"):
         operator.types(line.replace("https://HOST", "file:/repository"))

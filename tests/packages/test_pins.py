@@ -1,4 +1,4 @@
-"""What `make packages` builds from: pinned, checked before anything reads it, and refused with words where it is something else."""
+"""The sources of `make packages`: pinned, verified before use, and refused with an error on a mismatch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def build() -> Iterator[dict[str, ModuleType]]:
 
 
 def test_every_archive_has_a_hash(build: dict[str, ModuleType]) -> None:
-    """What a mirror delivers is run by the compiler: it is checked first."""
+    """The compiler runs a mirror's files: they are verified first."""
     pins = build["sources"].read_pins()
     assert set(pins.sources) == {"zlib", "libffi", "sqlite3", "openssl", "python3.13"}
     for source in pins.sources.values():
@@ -45,14 +45,14 @@ def test_a_pin_that_is_no_hash_is_named(build: dict[str, ModuleType], tmp_path: 
     """Cut off by a careless edit."""
     wrong = tmp_path / "pins.toml"
     text = (BUILD / "pins.toml").read_text()
-    some = build["sources"].read_pins().sources["zlib"].archives
-    wrong.write_text(text.replace(next(iter(some.values())), "60dd"))
+    archives = build["sources"].read_pins().sources["zlib"].archives
+    wrong.write_text(text.replace(next(iter(archives.values())), "60dd"))
     with pytest.raises(build["sources"].BuildError, match=r"zlib.*'60dd' is no SHA-256"):
         build["sources"].read_pins(wrong)
 
 
 def test_another_archive_is_refused(build: dict[str, ModuleType], tmp_path: Path) -> None:
-    """Of the same name, from a mirror that was broken into."""
+    """An archive of the same name from a compromised mirror is refused."""
     archive = tmp_path / "zlib.tar.gz"
     archive.write_bytes(b"something else")
     with pytest.raises(build["sources"].BuildError, match=r"its SHA-256 is .* not 0000"):
@@ -100,7 +100,7 @@ def test_every_part_of_gangline_is_in_one_package(build: dict[str, ModuleType]) 
 
 
 def test_every_wheel_has_a_hash(build: dict[str, ModuleType], tmp_path: Path) -> None:
-    """What an index delivers runs with the daemon's capabilities: it is compared first."""
+    """An index's wheels run with the daemon's capabilities: they are verified first."""
     hashes = build["wheels"].read_hashes()
     names = {name.partition("-")[0].lower() for name in hashes}
     for wanted in build["wheels"].extras().values():
@@ -144,4 +144,4 @@ def test_the_command_starts_whatever_the_locale(build: dict[str, ModuleType]) ->
     code = "import sys; print(sys.flags.utf8_mode, sys.flags.ignore_environment, sys.flags.no_user_site, sys.flags.safe_path)"
     shown = subprocess.run([sys.executable, flags, "-c", code], check=True, capture_output=True, text=True)  # fmt: skip
     assert shown.stdout.split() == ["1", "1", "1", "True"]
-    assert 'os.environ["PYTHONUTF8"] = "1"' in launcher  # of the processes that it starts
+    assert 'os.environ["PYTHONUTF8"] = "1"' in launcher  # of the child processes

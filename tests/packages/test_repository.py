@@ -41,7 +41,6 @@ def repository() -> Iterator[ModuleType]:
 
 
 def run(*command: str | Path) -> str:
-    """Run a command; return all that it printed."""
     ended = subprocess.run(
         list(map(str, command)), check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )  # fmt: skip
@@ -50,7 +49,6 @@ def run(*command: str | Path) -> str:
 
 
 def packages(folder: Path) -> Path:
-    """One deb and one rpm."""
     to = folder / "packages"
     tree = folder / "deb"
     (tree / "DEBIAN").mkdir(parents=True)
@@ -66,7 +64,7 @@ def packages(folder: Path) -> Path:
 
 
 def secret_key(folder: Path) -> Path:
-    """A key of nobody."""
+    """Return a new key without an owner."""
     home = folder / "home"
     home.mkdir(mode=0o700)
     gpg = (
@@ -91,10 +89,10 @@ def secret_key(folder: Path) -> Path:
 @pytest.mark.skipif(any(shutil.which(name) is None for name in TOOLS), reason=MISSING)
 def test_apt_and_rpm_trust_what_the_key_signed(repository: ModuleType, tmp_path: Path) -> None:
     """And nothing else: a package that was changed on the mirror is refused."""
-    made = packages(tmp_path)
+    package_files = packages(tmp_path)
     run("minisign", "-G", "-W", "-p", tmp_path / "m.pub", "-s", tmp_path / "m.key")
     to = tmp_path / "repository"
-    repository.make_repository(made, to, secret_key(tmp_path), tmp_path / "m.key")
+    repository.make_repository(package_files, to, secret_key(tmp_path), tmp_path / "m.key")
 
     apt = tmp_path / "apt"
     for name in ("lists/partial", "cache/archives/partial", "state"):
@@ -136,14 +134,14 @@ def test_apt_and_rpm_trust_what_the_key_signed(repository: ModuleType, tmp_path:
     )
     assert "not signed" in ended.stderr or "BADSIG" in ended.stderr or "invalid" in ended.stderr
     with pytest.raises(repository.BuildError, match="exists: name a new folder"):
-        repository.make_repository(made, to, tmp_path / "secret.asc")
+        repository.make_repository(package_files, to, tmp_path / "secret.asc")
 
 
 @pytest.mark.parametrize("content", [None, "no key"])
 def test_what_is_no_key_is_named(
     content: str | None, repository: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is written that nobody has signed."""
+    """Nothing is written without a signing key."""
     monkeypatch.setattr(repository, "COMMANDS", {})
     if shutil.which("gpg") is None:
         pytest.skip("needs: apt-get install gnupg")

@@ -36,7 +36,6 @@ for each in $(seq 1000); do echo "content $each"; done > %{{buildroot}}/opt/file
 
 
 def built(folder: Path, compression: str = "xzdio") -> Path:
-    """A small rpm, as rpmbuild makes it."""
     if shutil.which("rpmbuild") is None:
         pytest.skip("needs: apt-get install rpm")
     folder.mkdir()
@@ -50,8 +49,8 @@ def test_rpm_reads_what_is_packed(tmp_path: Path) -> None:
     """Sizes and digests of both headers as rpm wants them; packed twice it is the same, and smaller."""
     rpm = built(tmp_path / "top")
     again, before = Path(shutil.copy(rpm, tmp_path / "again.rpm")), rpm.stat().st_size
-    for each in (rpm, again):
-        rpm_module.pack(each)
+    for package_file in (rpm, again):
+        rpm_module.pack(package_file)
     assert rpm.read_bytes() == again.read_bytes()
     assert rpm.stat().st_size < before
     verified = subprocess.run(
@@ -80,7 +79,7 @@ def test_what_is_no_rpm_is_rejected(tmp_path: Path) -> None:
 
 
 def test_another_compression_and_a_damaged_payload_are_rejected(tmp_path: Path) -> None:
-    """What rpm would refuse on ten thousand hosts is refused by the build."""
+    """The build rejects a payload that rpm would refuse on ten thousand hosts."""
     with pytest.raises(BuildError, match="expected a payload of xz with a SHA-256, found b'gzi'"):
         rpm_module.pack(built(tmp_path / "gzip", "gzdio"))
     rpm = built(tmp_path / "xz")

@@ -1,4 +1,4 @@
-"""What the packages say of what is in them: each component with a licence that is on the list."""
+"""The packages' list of contents: each component has a license that is on the list."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ def sbom() -> Iterator[ModuleType]:
 
 
 def site(folder: Path, licence: str, tag: str = "py3-none-any", name: str = "Thing_One") -> Path:
-    """A folder with one wheel, unpacked."""
     info = folder / "thing-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(METADATA.format(name, licence))
@@ -63,7 +62,7 @@ def test_a_licence_is_found_where_its_author_put_it(
     "line", ["", "License-Expression: AGPL-3.0-only", "License-Expression: MIT AND GPL-3.0-only"]
 )
 def test_another_licence_fails_the_build(line: str, sbom: ModuleType, tmp_path: Path) -> None:
-    """A dependency changes its licence in a minor version, and nobody reads it."""
+    """A dependency may change its license unnoticed in a minor version."""
     with pytest.raises(sbom.BuildError, match=r"Thing_One 1\.0: its licence .* is not on the list"):
         list(sbom.python_components(site(tmp_path, line)))
 
@@ -92,7 +91,7 @@ def test_a_wheel_says_itself_what_is_inside(sbom: ModuleType, tmp_path: Path) ->
 def test_what_is_inside_another_version_is_looked_at_again(
     sbom: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A library with a known hole came with a minor version of a wheel, and no list had it."""
+    """A minor version of a wheel brought a library with a known hole, and no list had it."""
     wheels = site(tmp_path, "License-Expression: MIT", COMPILED, "thing")
     table = tmp_path / "bundled.toml"
     monkeypatch.setattr(sbom, "BUNDLED", table)
@@ -117,7 +116,7 @@ def test_what_is_inside_another_version_is_looked_at_again(
 
 
 def test_every_compiled_wheel_is_known(sbom: ModuleType) -> None:
-    """bundled.toml has the versions that wheels.txt pins, but for those that say it themselves."""
+    """bundled.toml has the versions that wheels.txt pins, except for wheels that declare their contents."""
     table = tomllib.loads(sbom.BUNDLED.read_text())
     pinned = {}
     for line in (BUILD / "wheels.txt").read_text().splitlines():
@@ -131,14 +130,16 @@ def test_every_compiled_wheel_is_known(sbom: ModuleType) -> None:
 
 def test_every_library_of_the_interpreter_is_in_it(sbom: ModuleType) -> None:
     pins = importlib.import_module("sources").read_pins()
-    found = {one["name"]: one for one in sbom.library_components(pins)}
-    assert set(found) == set(pins.sources)
-    assert all(one["version"] in one["cpe"] for one in found.values())
-    assert found["zlib"]["version"] == "1.3.1" and found["openssl"]["version"].startswith("3.")
+    components = {component["name"]: component for component in sbom.library_components(pins)}
+    assert set(components) == set(pins.sources)
+    assert all(component["version"] in component["cpe"] for component in components.values())
+    assert components["zlib"]["version"] == "1.3.1" and components["openssl"]["version"].startswith(
+        "3."
+    )
 
 
 def test_the_same_contents_give_the_same_document(sbom: ModuleType, tmp_path: Path) -> None:
-    """A serial number that is drawn by chance makes no two builds the same."""
+    """A random serial number would make every build differ."""
     wheels = site(tmp_path, "License-Expression: MIT")
     texts = {
         sbom.write_sbom("p", "1-1", wheels, None, tmp_path / name, 0).read_text()
@@ -150,15 +151,18 @@ def test_the_same_contents_give_the_same_document(sbom: ModuleType, tmp_path: Pa
 @needs_packages
 @pytest.mark.parametrize("package", PACKAGES)
 def test_it_is_in_the_package(package: str) -> None:
-    """Every wheel that is in the package is in its document."""
     with tar_of(package) as tar:
         text = text_of(tar, f"./usr/share/doc/{package}/sbom.cdx.json")
         names = [name for name in tar.getnames() if name.endswith(".dist-info")]
     document: dict[str, Any] = json.loads(text)
     assert document["bomFormat"] == "CycloneDX" and document["specVersion"] == "1.6"
     wheels = [
-        one for one in document["components"] if "pypi" in one["purl"] or one["name"] == "gangline"
+        component
+        for component in document["components"]
+        if "pypi" in component["purl"] or component["name"] == "gangline"
     ]
-    inside = {one["name"] for one in document["components"] if "#" in one["bom-ref"]}
+    inside = {
+        component["name"] for component in document["components"] if "#" in component["bom-ref"]
+    }
     assert inside >= ({"openssl", "zlib", "openblas"} if "aggregator" in package else set())
     assert len(wheels) == len(names)

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = ROOT / "packaging" / "scripts"
 SHARED = ("functions.sh", "remove_old_versions.sh")
 NAMES = sorted(path.name for path in SCRIPTS.iterdir() if path.name not in SHARED)
-#: What `make packages` writes at the head of each.
+#: The first lines that `make packages` writes into each script.
 VERSION, STORE_VERSION = "0.2.0-1", 19
 #: Commands that change a host; in the tests each notes its arguments and does nothing else.
 STUBS = [
@@ -34,7 +34,7 @@ UNITS = ["gangline-agent.service", "gangline-aggregator.service", "gangline-back
 
 
 def whole(name: str) -> str:
-    """The script as `make packages` puts it together."""
+    """Return the script as `make packages` assembles it."""
     head = f"set -e\nversion={VERSION}\nstore_version={STORE_VERSION}\n"
     return f"{head}{(SCRIPTS / 'functions.sh').read_text()}\n{(SCRIPTS / name).read_text()}"
 
@@ -54,7 +54,7 @@ class Host:
             (self.tree / f"versions/{VERSION}").mkdir(parents=True, exist_ok=True)
             (self.tree / f"versions/{VERSION}/{package}.complete").touch()
         for name in STUBS:
-            code = int(name in failing or name == "getent")  # nobody is known yet
+            code = int(name in failing or name == "getent")  # no user exists yet
             self.stub(name, f"exit {code}")
         if "runuser" not in failing:
             self.stub("runuser", 'shift 3\nexec "$@"')  # runuser -u USER -- COMMAND
@@ -66,7 +66,7 @@ class Host:
         stub.chmod(0o755)
 
     def unpack(self, package: str, content: str) -> None:
-        """What dpkg does: a new file takes the place of the old one."""
+        """Replace the old file with a new one, as dpkg does."""
         file = self.tree / f"packages/{package}/lib/{package}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
         new = file.with_suffix(".new")
@@ -89,7 +89,6 @@ class Host:
         )  # fmt: skip
 
     def called(self, command: str) -> list[str]:
-        """The arguments of each call of *command*."""
         lines = self.calls.read_text().splitlines() if self.calls.exists() else []
         return [line.partition(" ")[2] for line in lines if line.partition(" ")[0] == command]
 
@@ -118,7 +117,7 @@ def test_a_user_is_made_where_sysusers_makes_none(package: str, tmp_path: Path) 
 
 
 def test_a_user_that_cannot_be_made_fails_the_installation(tmp_path: Path) -> None:
-    """Or the unit fails later with 217/USER, and nobody knows why."""
+    """Otherwise the unit fails later with 217/USER, without a visible cause."""
     host = Host(tmp_path, running=True, failing=("systemd-sysusers", "useradd"))
     assert host.run("gangline-agent.postinst", "configure", "").returncode == 1
 
@@ -136,12 +135,12 @@ def test_an_upgrade_restarts_what_runs(again: tuple[str, ...], tmp_path: Path) -
     """dpkg names the old version, rpm counts."""
     host = Host(tmp_path, running=True)
     assert host.run("gangline-agent.postinst", *again).returncode == 0
-    asked = [f"--quiet is-active {unit}" for unit in UNITS]
-    assert host.called("systemctl") == ["daemon-reload", *asked, f"try-restart {' '.join(UNITS)}"]
+    queries = [f"--quiet is-active {unit}" for unit in UNITS]
+    assert host.called("systemctl") == ["daemon-reload", *queries, f"try-restart {' '.join(UNITS)}"]
 
 
 def test_an_upgrade_without_a_restart_says_how_to_restart(tmp_path: Path) -> None:
-    """A fleet is restarted when its operator says so."""
+    """A fleet is restarted only by its operator."""
     host = Host(tmp_path, running=True)
     result = host.run(
         "gangline-aggregator.postinst", "configure", "0.1.0-1", GANGLINE_NO_RESTART="1"
@@ -170,7 +169,6 @@ def test_removal_stops_it_and_keeps_the_state(words: tuple[str, ...], tmp_path: 
 
 
 def test_in_a_chroot_nothing_is_stopped(tmp_path: Path) -> None:
-    """Of the host around it, that is."""
     host = Host(tmp_path, running=False)
     assert host.run("gangline-agent.prerm", "remove").returncode == 0
     assert host.called("systemctl") == ["disable gangline-agent.service"]
@@ -195,17 +193,16 @@ def test_the_scripts_are_of_packages_that_exist() -> None:
     """A script with a mistyped name is never put into a package."""
     kinds = ("preinst", "postinst", "prerm", "postrm")
     packages = ("gangline-runtime", "gangline-agent", "gangline-aggregator")
-    made = {f"{name}.{kind}" for name in packages for kind in kinds}
-    assert set(NAMES) == made - {"gangline-runtime.prerm"}  # no unit runs from it
+    names = {f"{name}.{kind}" for name in packages for kind in kinds}
+    assert set(NAMES) == names - {"gangline-runtime.prerm"}  # no unit runs from it
 
 
 def current(host: Host) -> Path:
-    """The version that runs."""
     return (host.tree / "current").resolve()
 
 
 def test_what_runs_is_whole_while_an_upgrade_unpacks(tmp_path: Path) -> None:
-    """A sampler that imports a module late found the new version's: files of a version that runs are replaced by nobody."""
+    """A sampler that imported a module late got the new version's: files of a running version are never replaced."""
     host = Host(tmp_path, running=False)
     assert host.run("gangline-agent.postinst", "configure", "").returncode == 0
     old = current(host)
@@ -241,7 +238,7 @@ def test_a_version_is_used_once_all_packages_are_in_it(tmp_path: Path) -> None:
 
 
 def test_removal_takes_a_package_out_of_every_version(tmp_path: Path) -> None:
-    """Hard links are files that dpkg knows nothing of."""
+    """dpkg does not know hard links."""
     host = Host(tmp_path, running=False)
     for package in ("runtime", "agent"):
         host.run(f"gangline-{package}.postinst", "configure", "")
@@ -270,7 +267,7 @@ def store(host: Host, version: int) -> Path:
 def test_going_back_past_a_migration_is_refused_before_unpacking(
     package: str, tmp_path: Path
 ) -> None:
-    """The old aggregator refused the store once the new one was gone: an outage, and a restore in a hurry."""
+    """The old aggregator refused the store after the new version was removed: an outage, and a hurried restore."""
     host = Host(tmp_path, running=True)
     data = store(host, STORE_VERSION + 1)
     (data / f"backup_before_{STORE_VERSION + 1}").write_text("/var/backups/gangline/2026-11-28\n")
@@ -285,7 +282,7 @@ def test_going_back_past_a_migration_is_refused_before_unpacking(
 def test_a_store_that_will_be_migrated_is_backed_up_first(
     have: int, calls: int, tmp_path: Path
 ) -> None:
-    """By the version that is installed, which knows the store as it is."""
+    """The installed version makes the backup, because it knows the current store."""
     host = Host(tmp_path, running=True)
     data = store(host, have)
     backup = host.folder / "var/backups/gangline/2026-11-28"
@@ -298,7 +295,7 @@ def test_a_store_that_will_be_migrated_is_backed_up_first(
 
 
 def test_an_upgrade_without_its_backup_is_refused(tmp_path: Path) -> None:
-    """A full disk of backups: nothing is migrated that cannot be had back, unless somebody says so."""
+    """With a disk too full for a backup nothing is migrated, unless explicitly allowed."""
     host = Host(tmp_path, running=True, failing=("runuser",))
     store(host, STORE_VERSION - 1)
     (host.tree / "bin/gangline").write_text("#!/bin/sh\n")

@@ -102,30 +102,30 @@ KNOWN = frozenset(
 
 
 def startable(unit: Path, folder: Path) -> Path:
-    """The unit, and what it refers to beside it, with a command and users that this machine has."""
-    for each in unit.parent.glob("gangline-*.*"):
-        text = re.sub(r"/opt/gangline/bin/gangline", "/bin/true", each.read_text())
-        (folder / each.name).write_text(text)
+    """Copy the unit and its referenced units, with a command and users that this machine has."""
+    for path in unit.parent.glob("gangline-*.*"):
+        text = re.sub(r"/opt/gangline/bin/gangline", "/bin/true", path.read_text())
+        (folder / path.name).write_text(text)
     return folder / unit.name
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_systemd_understands_every_line(unit: Path, tmp_path: Path) -> None:
-    """A misspelt setting is left out with a warning that nobody reads, and the sandbox has a hole."""
-    there = startable(unit, tmp_path)
-    result = systemd_analyze("verify", "--man=no", str(there))
+    """A misspelled setting is ignored with a mere warning, and the sandbox has a hole."""
+    unit_copy = startable(unit, tmp_path)
+    result = systemd_analyze("verify", "--man=no", str(unit_copy))
     newer = {name for name, since in SINCE.items() if systemd_version() < since}
     left = [
         line
         for line in result.stderr.splitlines()
-        if there.stem in line and not any(f"'{name}'" in line for name in newer)
+        if unit_copy.stem in line and not any(f"'{name}'" in line for name in newer)
     ]
     assert (result.returncode, left) == (0, [])
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_an_older_systemd_ignores_only_what_is_listed(unit: Path) -> None:
-    """RHEL 8 has systemd 239: a setting that it ignores may close something there, and nobody knew that it is open."""
+    """RHEL 8 has systemd 239: an ignored setting may protect something, which would then be open unnoticed."""
     names = {name for name, _ in sandboxed.settings(unit)}
     assert {name: SINCE.get(name, 0) for name in names - KNOWN if name not in SINCE} == {}
     assert all(since > SYSTEMD_OLDEST for since in SINCE.values())
@@ -137,24 +137,26 @@ def test_an_older_systemd_ignores_only_what_is_listed(unit: Path) -> None:
 @pytest.mark.parametrize("name", ["gangline-aggregator", "gangline-backup"])
 def test_they_are_as_closed_as_the_docs_say(name: str, tmp_path: Path) -> None:
     """The figure in docs/security.md is of this command; another systemd counts a little differently."""
-    there = startable(SYSTEMD / f"{name}.service", tmp_path)
-    result = systemd_analyze("security", "--offline=true", str(there))
-    found = re.search(r"Overall exposure level for \S+: ([0-9.]+)", result.stdout)
-    assert result.returncode == 0 and found
-    assert float(found[1]) <= 4.0
+    unit_copy = startable(SYSTEMD / f"{name}.service", tmp_path)
+    result = systemd_analyze("security", "--offline=true", str(unit_copy))
+    match = re.search(r"Overall exposure level for \S+: ([0-9.]+)", result.stdout)
+    assert result.returncode == 0 and match
+    assert float(match[1]) <= 4.0
     docs = re.search(rf"`{name}.service` has exposure\s+level ([0-9.]+)", docs_of("security.md"))
     assert docs
     if systemd_version() == 252:
-        assert found[1] == docs[1]
+        assert match[1] == docs[1]
 
 
 def test_the_aggregator_has_the_time_that_it_needs_to_stop() -> None:
-    """It takes up to 25 s where the disk does not answer: killed before, it cannot say what was not stored."""
+    """Stopping takes up to 25 s while the disk does not answer: killed earlier, the aggregator
+    cannot report unstored data.
+    """
     assert sandboxed.words_of(AGGREGATOR, "TimeoutStopSec") == ["30"]
 
 
 def test_the_aggregator_has_no_privilege() -> None:
-    """It reads what hosts send: an error in a parser is to be worth nothing."""
+    """The aggregator parses hosts' input: an exploited parser must gain nothing."""
     assert sandboxed.words_of(AGGREGATOR, "CapabilityBoundingSet") == []
     assert sandboxed.words_of(AGGREGATOR, "AmbientCapabilities") == []
     for setting in ("NoNewPrivileges", "PrivateUsers", "MemoryDenyWriteExecute", "PrivateDevices"):
@@ -175,10 +177,10 @@ def test_the_settings_that_come_with_it_are_settings(tmp_path: Path) -> None:
 def test_the_backup_is_of_the_same_store_and_user() -> None:
     """A backup of the wrong folder is found out on the day that it is needed."""
     backup = SYSTEMD / "gangline-backup.service"
-    words = sandboxed.words_of(backup, "ExecStart")
-    assert words[1:3] == ["admin", "backup"]
+    command = sandboxed.words_of(backup, "ExecStart")
+    assert command[1:3] == ["admin", "backup"]
     config = load(AggregatorConfig, SYSTEMD / "aggregator.toml")
-    assert words[words.index("--data") + 1] == str(config.data)
+    assert command[command.index("--data") + 1] == str(config.data)
     assert sandboxed.words_of(backup, "User") == sandboxed.words_of(AGGREGATOR, "User")
 
 

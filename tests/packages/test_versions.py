@@ -16,9 +16,8 @@ OLD, NEW = "0.1.0-1", "0.2.0-1"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[OverlaidRoot]:
-    """A root file system to change."""
-    with overlaid_root(tmp_path) as found:
-        yield found
+    with overlaid_root(tmp_path) as overlay:
+        yield overlay
 
 
 def put(root: OverlaidRoot, files: list[Path]) -> str:
@@ -28,17 +27,14 @@ def put(root: OverlaidRoot, files: list[Path]) -> str:
 
 
 def versions(root: OverlaidRoot) -> list[str]:
-    """The versions that are there."""
     return sorted(path.name for path in (root.root / "opt/gangline/versions").iterdir())
 
 
 def runs(root: OverlaidRoot) -> str:
-    """The version that `gangline` is."""
     return root.run("/opt/gangline/bin/gangline").stdout.strip()
 
 
 def whole(root: OverlaidRoot, version: str) -> bool:
-    """Whether each part of what runs is of that version."""
     folder = root.root / "opt/gangline/current/lib"
     return {path.read_text() for path in folder.iterdir()} == {version}
 

@@ -1,4 +1,4 @@
-"""docs/quality.md, real recordings: nothing is found on what is well, and what is wrong is found."""
+"""docs/quality.md, real recordings: no finding on healthy recordings, and a finding on faulty ones."""
 
 from __future__ import annotations
 
@@ -18,49 +18,52 @@ from gangline.aggregator.model import HealthState
 from gangline.contract.block import Block
 from gangline.contract.signal import Pace
 
-#: Those that take less than a second; `python -m bench.quality --only captures` takes all.
+#: Recordings that take less than a second; `python -m bench.quality --only captures` takes all.
 SHORT = ("kernel_log/", "nvidia_smi/", "rdma/sys")
 
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, CaptureResult]:
-    """What came of the short ones, by path."""
     if not DATA.exists():
         pytest.skip("the recordings of ../shared/data are not here")
     feeding.STILL_SECONDS, before = 20, feeding.STILL_SECONDS
     try:
-        return {one.path: result_of(one) for one in CAPTURES if one.path.startswith(SHORT)}
+        return {
+            capture.path: result_of(capture)
+            for capture in CAPTURES
+            if capture.path.startswith(SHORT)
+        }
     finally:
         feeding.STILL_SECONDS = before
 
 
 @pytest.mark.slow
 def test_no_false_finding_on_real_recordings(told: dict[str, CaptureResult]) -> None:
-    """Containers' links that come up, counters that are full, an idle GPU: none of it is a fault."""
+    """Containers' links that come up, full counters, an idle GPU: these are not faults."""
     assert len(told) == 4
-    assert {path: one.false for path, one in told.items() if one.false} == {}
-    assert {path: one.missed for path, one in told.items() if one.missed} == {}
-    assert all(one.bed.readings or one.read > 40 for one in told.values())
+    assert {path: result.false for path, result in told.items() if result.false} == {}
+    assert {path: result.missed for path, result in told.items() if result.missed} == {}
+    assert all(result.bed.readings or result.read > 40 for result in told.values())
 
 
 def test_a_gsp_that_hangs_is_found_and_would_be_false_elsewhere(
     told: dict[str, CaptureResult],
 ) -> None:
     """A table of zeros that could show nothing else."""
-    one = told["kernel_log/dmesg-with-xid-119.log"]
-    assert {signal for signal, _ in one.true} == {"gpu.xid", "gpu.needs_reset"}
-    assert HealthState.UNHEALTHY in one.bed.states
-    assert len(replace(one, capture=replace(one.capture, true={})).false) == len(one.true)
-    assert replace(one, capture=replace(one.capture, worst=HealthState.HEALTHY)).false == [
+    result = told["kernel_log/dmesg-with-xid-119.log"]
+    assert {signal for signal, _ in result.true} == {"gpu.xid", "gpu.needs_reset"}
+    assert HealthState.UNHEALTHY in result.bed.states
+    assert len(replace(result, capture=replace(result.capture, true={})).false) == len(result.true)
+    assert replace(result, capture=replace(result.capture, worst=HealthState.HEALTHY)).false == [
         ("state UNHEALTHY", "host")
     ]
-    elsewhere = {(signal, "0000:00:00.0"): why for (signal, _), why in one.capture.true.items()}
-    moved = replace(one, capture=replace(one.capture, true=elsewhere))
+    elsewhere = {(signal, "0000:00:00.0"): why for (signal, _), why in result.capture.true.items()}
+    moved = replace(result, capture=replace(result.capture, true=elsewhere))
     assert len(moved.false) == 2 and len(moved.missed) == 2
 
 
 class Reader:
-    """A collector of PCIe functions that ends its turn as it is told."""
+    """A collector of PCIe functions that ends its turn on request."""
 
     name, pace, enters_driver = "pcie_60s", Pace.MINUTE, False
 
@@ -75,7 +78,7 @@ class Reader:
 
 
 def _read_by(collector: object, folder: Path, patch: pytest.MonkeyPatch) -> CaptureResult:
-    """Return what comes of a small /sys read by *collector* alone, of which it is true that a part is hidden."""
+    """Return the reading of *collector* alone over a small /sys, of which a part is hidden."""
 
     def made(roots: Roots) -> object:
         return collector
@@ -92,9 +95,12 @@ def test_a_collector_that_fails_is_a_false_finding_though_it_may_be_blind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both are one signal: with blindness declared true, no parser could fail on a recording."""
-    told = _read_by(Reader(CollectOutcome.ERROR), tmp_path, monkeypatch)
-    assert told.false == [("collector.outcome_state ERROR", "pcie_60s")] and not told.true
-    page = "\n".join(captures._table([told]))
+    outcomes_read = _read_by(Reader(CollectOutcome.ERROR), tmp_path, monkeypatch)
+    assert (
+        outcomes_read.false == [("collector.outcome_state ERROR", "pcie_60s")]
+        and not outcomes_read.true
+    )
+    page = "\n".join(captures._table([outcomes_read]))
     assert "**1 false findings**" in page
     assert "- host.tar: collector.outcome_state ERROR of pcie_60s" in page
     missed = page.partition("**Not found, although true:**")[2]
@@ -105,8 +111,8 @@ def test_what_a_collector_that_is_blind_to_a_part_sees_is_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent sends it; left out, nothing false could be found in it."""
-    told = _read_by(Reader(CollectOutcome.BLIND), tmp_path, monkeypatch)
+    outcomes_read = _read_by(Reader(CollectOutcome.BLIND), tmp_path, monkeypatch)
     seconds_and_outcome, payload = 2, 1
-    assert told.bed.readings == seconds_and_outcome + payload
-    assert (told.false, told.missed) == ([], [])
-    assert "Not found" not in "\n".join(captures._table([told]))
+    assert outcomes_read.bed.readings == seconds_and_outcome + payload
+    assert (outcomes_read.false, outcomes_read.missed) == ([], [])
+    assert "Not found" not in "\n".join(captures._table([outcomes_read]))

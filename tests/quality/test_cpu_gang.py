@@ -13,15 +13,15 @@ from bench.quality.progress import Bar
 
 
 def test_a_rank_is_held_against_the_others_and_against_itself_before() -> None:
-    """A machine that became slow for all, or a rank that always took longer, is no slowdown of a rank."""
+    """A machine that became slow for all ranks, or a rank that was always slower, is not a slowdown of a rank."""
     past = np.array([1.0, 1.0, 1.0, 1.2])
-    found = slowdowns(np.array([2.0, 3.0, 2.0, 2.4]), past)
-    assert found[1] == pytest.approx(0.5)
-    assert max(found[0], found[2], found[3]) == pytest.approx(0.0)
+    result = slowdowns(np.array([2.0, 3.0, 2.0, 2.4]), past)
+    assert result[1] == pytest.approx(0.5)
+    assert max(result[0], result[2], result[3]) == pytest.approx(0.0)
 
 
 def test_a_run_on_a_busy_machine_is_no_evidence_and_says_so() -> None:
-    """A rank that was not slow and was not named is neither a miss nor a pass."""
+    """A rank that was neither slow nor named is neither a miss nor a pass."""
     blame = Blame(95.0, "gang.slow_host", "DEGRADED", 0.5, "")
     result = CpuGangResult(2, 0.04, 0.3, {"plain-0": blame}, {"gang-2": blame, "gang-1": blame})
     assert not result.is_valid and not result.is_control_valid
@@ -34,7 +34,7 @@ def test_a_run_on_a_busy_machine_is_no_evidence_and_says_so() -> None:
 def test_the_slow_process_of_a_real_gang_is_named_and_nobody_before_it_is_slow(
     tmp_path: Path,
 ) -> None:
-    """All else that judges stragglers is played; here work, waiting and who takes the core are the kernel's."""
+    """All other tests of stragglers are simulated; here work, waiting and CPU contention are the kernel's."""
     if reason := missing():
         pytest.skip(reason)
     with folder(MEMORY) as memory:

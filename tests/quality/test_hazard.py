@@ -1,4 +1,4 @@
-"""docs/quality.md, the table of hazard: the command's own, with what shows that it can be empty."""
+"""docs/quality.md, the table of hazard: the command's own output, with a proof that the table can be empty."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ from tests.aggregator.hazard.fleets import data_of, recording
 def test_the_section_is_the_commands_table_and_a_control(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A page whose tables were made by another code than the command that it names."""
+    """The page's tables must come from the command that it names."""
     monkeypatch.setattr(hazard, "TRAIN_UNTIL", 90)
     monkeypatch.setattr(hazard, "CONTROLS", 1)
     monkeypatch.setattr(hazard, "DRAWS", 4)
     path = tmp_path / "made_up_100_nodes.json"
     path.write_bytes(data_of(recording(rate=0.006)))
-    heard: list[str] = []
-    told = section(3, lambda what, share: heard.append(what), path)
+    progress: list[str] = []
+    lines = section(3, lambda what, share: progress.append(what), path)
     faults = parse_events(path.read_bytes()).with_nodes(100)
-    assert told.startswith("## Real: hazard\n")
-    assert markdown(evaluate(faults, EvaluationTerms(90, 100, 1.0, 4, seed=3))) in told
-    assert "### Negative control" in told and "negative controls" in heard
+    assert lines.startswith("## Real: hazard\n")
+    assert markdown(evaluate(faults, EvaluationTerms(90, 100, 1.0, 4, seed=3))) in lines
+    assert "### Negative control" in lines and "negative controls" in progress
     assert "is not here" in section(3, lambda what, share: None, tmp_path / "none.json")
 
 
 @pytest.mark.slow
 def test_faults_without_a_history_cannot_be_ranked() -> None:
-    """A table that shows skill where there is none."""
+    """The table must show no skill on faults without history."""
     faults = parse_events(data_of(recording(rate=0.006, nodes=150))).with_nodes(150)
     terms = EvaluationTerms(90, 150, 1.0, draws=2)
     real, control = (
-        evaluate(one, terms).tables[0].rows[0].auc.value for one in (faults, shuffled(faults, 1))
+        evaluate(variant, terms).tables[0].rows[0].auc.value
+        for variant in (faults, shuffled(faults, 1))
     )
     assert real > 0.65
     assert control == pytest.approx(0.5, abs=0.06)

@@ -28,7 +28,7 @@ from gangline.contract.wire.score_pb2 import Contribution, NodeScore
 from tests.hosts import NO_NVML
 from tests.processes import GUARD_SECONDS, until
 
-#: What the kernel's log says needs neither the inventory nor NVML, and a stand-in is long in the making.
+#: Kernel log events need neither the inventory nor NVML, and a fake NVML takes long to build.
 FAST = {"collectors_off": '["inventory"]', "nvml_library": NO_NVML}
 
 #: By its clock: all is injected by then.
@@ -36,22 +36,24 @@ PLAY_SECONDS = APART_SECONDS + 2
 
 
 def kind_of(words: str) -> InjectedKind:
-    (found,) = (kind for kind in KINDS if words in kind.name)
-    return found
+    (match,) = (kind for kind in KINDS if words in kind.name)
+    return match
 
 
 @pytest.mark.slow
 def test_a_gpu_off_the_bus_is_named_on_its_host_and_a_programs_fault_on_none(
     tmp_path: Path,
 ) -> None:
-    """The table says how often, and how fast; this, that it is made by what it says it is."""
+    """The page has the rates and delays; this test checks how they are produced."""
     kinds = kind_of("XID 79, off"), kind_of("XID 43")
     with folder(MEMORY) as hosts, Stage(tmp_path, hosts, kinds, 1, judge_seconds=0.2) as stage:
         fault, control = stage.subjects
 
         def told() -> bool:
-            heard = {host.node for host in stage._request() or [] for it in host.contributions if it.signal == "gpu.xid"}  # fmt: skip
-            return fault.named_seconds is not None and f"nodes/{control.host.name}" in heard
+            reported_nodes = {host.node for host in stage._request() or [] for contribution in host.contributions if contribution.signal == "gpu.xid"}  # fmt: skip
+            return (
+                fault.named_seconds is not None and f"nodes/{control.host.name}" in reported_nodes
+            )
 
         stage.open(**FAST)
         until(lambda: len(stage._request() or []) == len(kinds), "both hosts are listed")
@@ -62,41 +64,47 @@ def test_a_gpu_off_the_bus_is_named_on_its_host_and_a_programs_fault_on_none(
         stage.aggregator.kill()
         stage.poll()
         assert stage.unanswered == unanswered + 1 and fault.state is HealthState.UNHEALTHY
-        said = page([RoundResult(stage.subjects, stage.requests, stage.unanswered)], 1)
+        text = page([RoundResult(stage.subjects, stage.requests, stage.unanswered)], 1)
     assert (fault.named, fault.named_for) == (HealthState.UNHEALTHY, Reason.XID_FATAL)
     assert "XID 79: GPU has fallen off the bus" in fault.message
     assert not fault.others and not control.others
     assert (
         f"Of {stage.requests:,} requests to the API {stage.unanswered} were not answered within 5 s."
-        in said
+        in text
     )
-    rows = {line.split("|")[1].strip(): line for line in said.splitlines() if line[:1] == "|"}
+    rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line[:1] == "|"}
     assert "1 of 1" in rows[fault.kind.name] and "UNHEALTHY, XID_FATAL" in rows[fault.kind.name]
     assert "0 of 1" in rows[control.kind.name] and "nothing" in rows[control.kind.name]
 
 
 @pytest.mark.slow
 def test_advice_about_one_host_hides_none_about_another(tmp_path: Path) -> None:
-    """Of a fleet so small one host may be out: "about controls, 0 of 45", as nothing could be proposed about a second one."""
+    """In such a small fleet one host may be out: "about controls, 0 of 45" was true only because
+    advice about a second host was held back.
+    """
     kinds = [kind_of("XID 79, off")] * 2
     with folder(MEMORY) as hosts, Stage(tmp_path, hosts, kinds, 1, judge_seconds=0.2) as stage:
         stage.open(**FAST)
         until(lambda: len(stage._request() or []) == len(kinds), "both hosts are listed")
         stage.play(
             GUARD_SECONDS,
-            lambda: all(each.named_seconds is not None for each in stage.subjects),
+            lambda: all(subject.named_seconds is not None for subject in stage.subjects),
             apart_seconds=0.0,
         )
 
         def advised() -> bool:
             stage.ask_advice()
-            return all(each.advised for each in stage.subjects)
+            return all(subject.advised for subject in stage.subjects)
 
         until(advised, "something is advised about both")
 
 
+#: Seconds of the stage's clock after which all faults are injected.
+PLAY_SECONDS = APART_SECONDS + 2
+
+
 class Played(Stage):
-    """A stage without processes: what its API says at which second of a clock that is handed in is told by `says`."""
+    """A stage without processes: `says` sets the API's answers at each second of the test's clock."""
 
     def __init__(self, place: Path, names: tuple[str, ...]) -> None:
         super().__init__(place, place, [kind_of(name) for name in names], 1)
@@ -112,15 +120,14 @@ class Played(Stage):
 
     @property
     def since(self) -> float:
-        """Seconds since the restart; below none before it."""
+        """Return the seconds since the restart; negative before it."""
         return -1.0 if self.restarted is None else self.seconds - self.restarted
 
     def listing(self) -> list[NodeScore]:
-        return [score for each in self.subjects if (score := self.says(each)) is not None]
+        return [score for subject in self.subjects if (score := self.says(subject)) is not None]
 
     @staticmethod
     def score(subject: InjectedHost) -> NodeScore:
-        """Say what is to be said of a host."""
         kind, node = subject.kind, f"nodes/{subject.host.name}"
         if kind.is_control or not subject.began:
             return NodeScore(node=node, state="HEALTHY")
@@ -133,7 +140,7 @@ class Played(Stage):
 
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
-    """A fault and a control that are told of as they should be, by a clock that nobody waits for."""
+    """Yield a correctly reported fault and a correctly reported control, on a clock without waiting."""
     stage = Played(tmp_path, ("XID 79, off", "XID 43"))
 
     def sleep(seconds: float) -> None:
@@ -145,12 +152,12 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
 
 
 def _restarts(stage: Stage) -> str:
-    said = page([RoundResult(stage.subjects, stage.requests, stage.unanswered)], 1)
-    return said[said.index("Then the aggregator is killed") :]
+    text = page([RoundResult(stage.subjects, stage.requests, stage.unanswered)], 1)
+    return text[text.index("Then the aggregator is killed") :]
 
 
 def test_a_host_that_the_api_says_nothing_of_is_no_host_that_stands(played: Played) -> None:
-    """A restarted aggregator that forgot it: "0 of 95 changed", as nothing new was heard of it."""
+    """A restarted aggregator forgot the host: "0 of 95 changed", because no new score of it came."""
     fault, control = played.subjects
     played.says = lambda each: None if each is fault and played.since >= 0 else played.score(each)
     played.play(PLAY_SECONDS)
@@ -164,18 +171,18 @@ def test_a_host_that_the_api_says_nothing_of_is_no_host_that_stands(played: Play
 
 
 def test_a_control_that_is_not_listed_is_not_well(played: Played) -> None:
-    """Nothing could be held against a host of which nothing was said."""
+    """A host without any score could not fail."""
     _, control = played.subjects
     played.says = lambda each: None if each is control and played.seconds > 1 else played.score(each)  # fmt: skip
     played.play(PLAY_SECONDS)
-    assert [one.name for one in control.others.values()] == [NOT_LISTED]
-    said = page([RoundResult(played.subjects, played.requests, played.unanswered)], 1)
-    (row,) = (line for line in said.splitlines() if line.startswith(f"| {control.kind.name}"))
+    assert [other.name for other in control.others.values()] == [NOT_LISTED]
+    text = page([RoundResult(played.subjects, played.requests, played.unanswered)], 1)
+    (row,) = (line for line in text.splitlines() if line.startswith(f"| {control.kind.name}"))
     assert "1 of 1" in row and "not listed (1 of 1)" in row
 
 
 def test_a_question_that_is_not_answered_makes_no_host_vanish(played: Played) -> None:
-    """A busy machine: the question is counted, the hosts stand."""
+    """A busy machine: an unanswered query is counted, and the states of the hosts stay."""
 
     def says(each: InjectedHost) -> NodeScore:
         if 1 < played.seconds < 2 or played.since > 1:
@@ -186,13 +193,13 @@ def test_a_question_that_is_not_answered_makes_no_host_vanish(played: Played) ->
     played.play(PLAY_SECONDS)
     played.restart(LISTED_SECONDS + 2)
     assert played.unanswered > 2
-    assert not any(each.changed for each in played.subjects)
-    assert not any(each.others for each in played.subjects)
+    assert not any(subject.changed for subject in played.subjects)
+    assert not any(subject.others for subject in played.subjects)
     assert "not listed (" not in page([RoundResult(played.subjects, 1, 1)], 1)
 
 
 def test_a_fault_that_is_named_only_after_it_was_watched_is_not_named(played: Played) -> None:
-    """ "Watched for 47 s" was no limit: after the restart of the aggregator there was time for more."""
+    """ "Watched for 47 s" was not a limit: the restart of the aggregator gave the fault more time."""
     fault, _ = played.subjects
     well = NodeScore(node=f"nodes/{fault.host.name}", state="HEALTHY")
     played.says = lambda each: well if each is fault and played.since < 1 else played.score(each)
@@ -203,18 +210,18 @@ def test_a_fault_that_is_named_only_after_it_was_watched_is_not_named(played: Pl
 
 
 def test_a_cut_wire_loses_nothing() -> None:
-    """A relay that drops what it held back would test the agent's spool with a fault that no network has."""
+    """A relay that dropped its buffered bytes would test the spool with an unrealistic fault."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         cable = Cable(server.getsockname()[1])
-        with socket.create_connection(("127.0.0.1", cable.port)) as here:
-            there, _ = server.accept()
-            with there:
-                there.settimeout(GUARD_SECONDS)
-                here.sendall(b"one ")
-                assert there.recv(100) == b"one "
+        with socket.create_connection(("127.0.0.1", cable.port)) as client:
+            peer, _ = server.accept()
+            with peer:
+                peer.settimeout(GUARD_SECONDS)
+                client.sendall(b"one ")
+                assert peer.recv(100) == b"one "
                 cable.cut()
-                here.sendall(b"two ")
-                assert not select.select([there], [], [], 0.1)[0]
+                client.sendall(b"two ")
+                assert not select.select([peer], [], [], 0.1)[0]
                 cable.mend()
-                assert there.recv(100) == b"two "
+                assert peer.recv(100) == b"two "
         cable.close()

@@ -1,4 +1,4 @@
-"""docs/quality.md as a whole: how it was made stands at its head, and what cannot be made is left out in words."""
+"""docs/quality.md as a whole: its head describes how it was made, and missing parts are named."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bench.quality.simulated_page import EVALUATIONS
 
 @pytest.fixture
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A page of the real recordings alone, on a machine that has none of them."""
+    """A page of the real recordings alone, on a machine without recordings."""
     parts = quality.sections
     monkeypatch.setattr(quality, "sections", lambda: parts()[:2])
     monkeypatch.setattr(hazard, "RECORDING", tmp_path / "../shared/data/faults/some.json")
@@ -31,20 +31,23 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_without_recordings_the_page_says_what_is_left_out_and_ends_well(
     page: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A clean clone has none of them: half a page without a word would pass for a whole one."""
+    """A clean clone has no recordings: half a page without a notice would pass for a whole page."""
     assert quality.main(["--seed", "3", "--hours", "2"]) == 0
-    told = page.read_text()
-    words = " ".join(told.split())  # lines end at 120 columns
-    assert "by `make evaluate SEED=3 HOURS=2` (seed 3)" in words
+    text = page.read_text()
+    flat = " ".join(text.split())  # lines end at 120 columns
+    assert "by `make evaluate SEED=3 HOURS=2` (seed 3)" in flat
     assert (
         "Left out here, because their recordings are not there: **Real: hazard**, **Real: logs"
-        in words
+        in flat
     )
     for title in ("## Real: hazard", "## Real: logs, sysfs, captures"):
-        assert f"{title}\n\n**Left out**" in told
-    assert "- `../shared/data/faults/some.json`: faults of 400 nodes (GitHub: stepfun-ai" in words
-    assert all(f"- `../shared/data/{one.path}`: {one.what}" in words for one in captures.CAPTURES)
-    assert str(page.parent) not in told, "no path of the machine that made it"
+        assert f"{title}\n\n**Left out**" in text
+    assert "- `../shared/data/faults/some.json`: faults of 400 nodes (GitHub: stepfun-ai" in flat
+    assert all(
+        f"- `../shared/data/{capture.path}`: {capture.what}" in flat
+        for capture in captures.CAPTURES
+    )
+    assert str(page.parent) not in text, "no path of the machine that made it"
     assert (
         "left out: Real: hazard: its recordings are not in ../shared/data"
         in capsys.readouterr().err
@@ -66,12 +69,12 @@ def test_without_recordings_the_page_says_what_is_left_out_and_ends_well(
 def test_a_page_goes_on_with_sections_of_the_same_commit_and_settings_alone(
     page: Path, monkeypatch: pytest.MonkeyPatch, commit: str, then: list[str], made_anew: bool
 ) -> None:
-    """An hour's run that was cut off after fifty minutes; half a page of yesterday's code would be worse."""
+    """A run of an hour was cut off after fifty minutes; half a page of yesterday's code would be worse."""
     monkeypatch.setattr(quality, "sections", lambda: (Section("injected", "Injected"),))
-    made: list[int] = []
+    calls: list[int] = []
 
     def section(seed: int, _: object) -> str:
-        made.append(seed)
+        calls.append(seed)
         return f"## of {seed}"
 
     monkeypatch.setattr(injected, "section", section)
@@ -79,14 +82,16 @@ def test_a_page_goes_on_with_sections_of_the_same_commit_and_settings_alone(
     assert quality.main(["--seed", "3"]) == 0
     monkeypatch.setattr(head_module, "commit_of", lambda _: commit)
     assert quality.main(["--seed", "3", *then]) == 0
-    assert len(made) == 1 + made_anew
-    assert f"## of {made[-1]}" in page.read_text()
+    assert len(calls) == 1 + made_anew
+    assert f"## of {calls[-1]}" in page.read_text()
 
 
 def test_a_tree_that_changes_during_the_run_is_told_of_and_what_it_made_is_not_kept(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A commit in the second of two hours: "from commit X", half of it by Y, and the next run took all of it as X's."""
+    """A commit during two hours of work: half of "from commit X" was made by commit Y, and the next
+    run reused all of it.
+    """
     root = _checkout(tmp_path / "tree")
     monkeypatch.setattr(quality, "ROOT", root)
     both = (Section("hazard", "Hazard"), Section("injected", "Injected"))
@@ -102,13 +107,13 @@ def test_a_tree_that_changes_during_the_run_is_told_of_and_what_it_made_is_not_k
     monkeypatch.setattr(injected, "section", injected_section)
     assert quality.main(["--seed", "3"]) == 0
     commit = commit_of(root).split()[0]
-    told = (
+    text = (
         f"**The tree changed while this was made**, to {commit} with changes that are not committed"
     )
-    words = " ".join(page.read_text().split())
-    assert f"from commit {commit} by" in words and told in words
-    assert told in capsys.readouterr().err
-    assert [one.name for one in (tmp_path / "kept").iterdir()] == ["hazard.md"]
+    flat = " ".join(page.read_text().split())
+    assert f"from commit {commit} by" in flat and text in flat
+    assert text in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["hazard.md"]
     changes.clear()
     (root / "code.py").write_text("as it was")
     assert quality.main(["--seed", "3", "--resume"]) == 0
@@ -117,7 +122,7 @@ def test_a_tree_that_changes_during_the_run_is_told_of_and_what_it_made_is_not_k
 
 
 def test_once_the_tree_has_changed_no_piece_is_kept_though_it_is_put_back(tmp_path: Path) -> None:
-    """Hours of the fleet are kept one by one, and a run that goes on takes them as its own."""
+    """Hours of the fleet are cached one by one, and a continued run reuses them."""
     root = _checkout(tmp_path / "tree")
     tree = Tree(root, commit_of(root))
     pieces = Pieces(tmp_path / "pieces", tree.is_same)
@@ -130,17 +135,16 @@ def test_once_the_tree_has_changed_no_piece_is_kept_though_it_is_put_back(tmp_pa
 
 
 def _checkout(root: Path) -> Path:
-    """Return a repository with one file, committed."""
     root.mkdir()
     (root / "code.py").write_text("as it was")
-    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "first"]):
-        subprocess.run(["git", "-C", str(root), *words], check=True)
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for arguments in (["init", "-q"], ["add", "."], [*identity, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", "-C", str(root), *arguments], check=True)
     return root
 
 
 def test_the_published_seed_is_one_everywhere_and_the_page_tells_all_looks() -> None:
-    """A look that is told in a file of the bench alone is told to nobody who reads the page."""
+    """Each evaluation must be on the page: a file of the bench alone would hide it from readers."""
     seed = quality.PUBLISHED_SEED
     assert f"evaluate: SEED = {seed}\n" in (quality.ROOT / "Makefile").read_text()
     contributing = (quality.ROOT / "CONTRIBUTING.md").read_text()
@@ -154,24 +158,24 @@ def test_a_part_of_the_recordings_is_named_as_a_part(tmp_path: Path) -> None:
     """A table of three recordings where eight were meant."""
     (tmp_path / "here").touch()
     needed = tuple((tmp_path / name, f"what {name} is") for name in ("here", "gone"))
-    some = Section("captures", "Some", needed)
-    assert not some.is_left_out and not_here(some).endswith("- `gone`: what gone is\n")
-    made = ReportHead("2026-11-21", "abc", 21, "make evaluate", "Python 3")
-    assert "Made from a part of their recordings: **Some**." in head(made, [some])
+    section = Section("captures", "Some", needed)
+    assert not section.is_left_out and not_here(section).endswith("- `gone`: what gone is\n")
+    report_head = ReportHead("2026-11-21", "abc", 21, "make evaluate", "Python 3")
+    assert "Made from a part of their recordings: **Some**." in head(report_head, [section])
     whole = Section("captures", "Some", needed[:1])
-    assert not_here(whole) == "" and "part of their" not in head(made, [whole])
+    assert not_here(whole) == "" and "part of their" not in head(report_head, [whole])
     assert left_out(Section("x", "X", needed[1:])).count("gone") == 2
 
 
 def test_the_head_says_when_from_what_and_with_what_it_was_made(tmp_path: Path) -> None:
-    """Two pages of different commits, side by side, that nobody can tell apart."""
-    made = ReportHead.now(21, "make evaluate", quality.ROOT)
-    told = head(made, quality.sections())
+    """Two pages of different commits must be distinguishable."""
+    report_head = ReportHead.now(21, "make evaluate", quality.ROOT)
+    text = head(report_head, quality.sections())
     assert (
-        f"Made on {made.date} from commit {made.commit} by `make evaluate` (seed 21), with Python 3."
-        in told
+        f"Made on {report_head.date} from commit {report_head.commit} by `make evaluate` (seed 21), with Python 3."
+        in text
     )
-    assert all(name in told for name in ("numpy", "duckdb", "protobuf", "cores"))
+    assert all(name in text for name in ("numpy", "duckdb", "protobuf", "cores"))
     assert commit_of(tmp_path) == "unknown (no git checkout)"
     assert len(commit_of(quality.ROOT).split()[0]) == 12
 
@@ -186,7 +190,7 @@ def test_a_slip_is_told_in_words(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Ten minutes of work for another page than was asked for."""
+    """A mistyped option cost ten minutes of work for another page."""
     simulated = Section("simulated", "Simulated")
     monkeypatch.setattr(quality, "sections", lambda: (simulated,))
     with pytest.raises(SystemExit) as ended:
@@ -198,9 +202,9 @@ def test_a_slip_is_told_in_words(
 
 
 def test_a_page_is_wrapped_but_for_its_tables_and_code() -> None:
-    """Once wrapped it stays as it is, and each list item keeps its indent."""
-    words = "word " * 60
-    page = f"# {words}\n\n{words}\n- {words}\n  - {words}\nshort\n\n| {words} |\n\n    {words}\n"
+    """A wrapped page stays as it is, and each list item keeps its indent."""
+    line = "word " * 60
+    page = f"# {line}\n\n{line}\n- {line}\n  - {line}\nshort\n\n| {line} |\n\n    {line}\n"
     once = wrapped(page)
     assert wrapped(once) == once
     long = [line[:6] for line in once.split("\n") if len(line) > COLUMNS_MAX]

@@ -1,4 +1,4 @@
-"""The third world and what is counted of it: what must hold whatever is drawn, and a slice through the real judge and tracker."""
+"""The third world and its counts: invariants of any drawn scenario, and a slice through the real judge and tracker."""
 
 from __future__ import annotations
 
@@ -50,15 +50,17 @@ def _small(kind: str) -> GangScenario:
 
 @pytest.mark.parametrize("kind", [*FAULT_KINDS, *CONTROL_KINDS])
 def test_all_time_is_accounted_for_and_the_same_scenario_gives_the_same_record(kind: str) -> None:
-    """A world that loses time, counts it twice or changes from run to run makes figures that nobody can repeat."""
-    one, other = play(_small(kind)), play(_small(kind))
-    assert np.array_equal(one.watts, other.watts) and np.array_equal(one.step_ends, other.step_ends)
-    total = one.compute + one.stall + one.idle
-    assert one.compute.min() >= 0 and total.max() <= 1 + 1e-4
-    assert np.isfinite(one.watts).all() and (one.watts >= one.idle_watts - 1e-3).all()
-    assert (np.diff(one.step_ends) > 0).all()
+    """A world that loses time, counts it twice or changes from run to run gives irreproducible figures."""
+    record, other = play(_small(kind)), play(_small(kind))
+    assert np.array_equal(record.watts, other.watts) and np.array_equal(
+        record.step_ends, other.step_ends
+    )
+    total = record.compute + record.stall + record.idle
+    assert record.compute.min() >= 0 and total.max() <= 1 + 1e-4
+    assert np.isfinite(record.watts).all() and (record.watts >= record.idle_watts - 1e-3).all()
+    assert (np.diff(record.step_ends) > 0).all()
     if kind != "shared":  # there the first job ends its steps elsewhere
-        assert np.array_equal(one.step_ends, step_ends(_small(kind)))
+        assert np.array_equal(record.step_ends, step_ends(_small(kind)))
 
 
 @pytest.mark.parametrize(("stages", "batches"), [(1, 1), (2, 4), (4, 8), (4, 2)])
@@ -77,7 +79,7 @@ def test_each_micro_batch_comes_once_and_after_all_that_it_needs(stages: int, ba
 def test_the_culprit_computes_longest_at_the_same_work_and_costs_no_more_than_its_slowdown(
     kind: str,
 ) -> None:
-    """It is what a verdict from outside can rest on; a world that shows more than that gives the culprit away."""
+    """A verdict from outside relies on this; a world that shows more gives the culprit away."""
     scenario = replace(SMALL, seconds=200, faults=(HostFault(kind, 0.3, 2, onset=0.0),))
     record = play(scenario)
     stage = next(rows for rows in record.runs[0].gpus if 2 in rows // GPUS).ravel()
@@ -101,20 +103,22 @@ def test_evidence_that_is_withheld_never_arrives(name: str) -> None:
         arrived = {
             signal.column
             for table, sent in agent.tables.items()
-            for at, signal in enumerate(TABLES[table])
-            if any(sent.block.valid[at * sent.block.rows : (at + 1) * sent.block.rows])
+            for index, signal in enumerate(TABLES[table])
+            if any(sent.block.valid[index * sent.block.rows : (index + 1) * sent.block.rows])
         }
         assert bool(arrived & set(EVIDENCE[name])) is not withheld
 
 
 def test_the_plan_has_every_kind_and_the_names_of_what_is_varied() -> None:
-    """A fault or a control that the page forgets is one that nobody measures."""
+    """A fault or a control that is missing from the page is never measured."""
     plan = GangPlan.of_seed(3)
-    assert {one.faults[0].kind for one in plan.faults} == set(FAULT_KINDS) == set(CAUSES)
-    assert {one.control for one in plan.controls} == set(CONTROL_KINDS)
+    assert {fault.faults[0].kind for fault in plan.faults} == set(FAULT_KINDS) == set(CAUSES)
+    assert {control.control for control in plan.controls} == set(CONTROL_KINDS)
     assert {name for name, _ in plan.varied} == set(VARIATIONS)
     assert {name for name, _ in plan.ablated} == set(ABLATIONS)
-    assert all(fault.host < one.hosts for one in plan.faults for fault in one.faults)
+    assert all(
+        fault.host < host_fault.hosts for host_fault in plan.faults for fault in host_fault.faults
+    )
 
 
 def _verdict(reason: Reason, *seconds: float) -> HostVerdict:
@@ -122,7 +126,7 @@ def _verdict(reason: Reason, *seconds: float) -> HostVerdict:
 
 
 def test_named_early_or_elsewhere_is_false_blame_and_never_a_hit() -> None:
-    """Who blames everybody from the start would find every culprit at once."""
+    """A judge that blames every host from the start would find every culprit at once."""
     scenario = GangScenario(1, (HostFault("silent_host", 0.1, 3, onset=100.0, heals=200.0),))
     right = GangOutcome(scenario, {3: _verdict(Reason.STRAGGLER, 150.0, 240.0)})
     early = GangOutcome(scenario, {3: _verdict(Reason.STRAGGLER, 90.0)})
@@ -130,7 +134,7 @@ def test_named_early_or_elsewhere_is_false_blame_and_never_a_hit() -> None:
     other = GangOutcome(scenario, {4: _verdict(Reason.STRAGGLER, 150.0)})
     assert right.wrong == [] and right.first_named(scenario.faults[0]) == 150.0
     assert right.healing_seconds(scenario.faults[0]) == (40.0, True)
-    assert [one.wrong for one in (early, late, other)] == [[3], [3], [4]]
+    assert [result.wrong for result in (early, late, other)] == [[3], [3], [4]]
     assert recall([right, early, late, other]).startswith("1 of 4")
     assert precision([right, early, late, other]).startswith("1 of 4")
     assert causes_f1([right]) == 1.0
@@ -140,7 +144,7 @@ def test_named_early_or_elsewhere_is_false_blame_and_never_a_hit() -> None:
 
 
 def test_a_forecast_is_a_probability_of_any_window() -> None:
-    """Brier scores of what is no probability compare nothing."""
+    """Brier scores need probabilities."""
     cases = [((30.0, 3.0, 0.8, 30.0, 0.0, 60.0), 1.0), ((90.0, 9.0, 0.8, 90.0, 0.0, 30.0), 0.2 / 3)]
     for arguments, wanted in cases:
         assert window_probability(*arguments) == pytest.approx(wanted)
@@ -149,7 +153,7 @@ def test_a_forecast_is_a_probability_of_any_window() -> None:
 
 
 def test_the_tracker_knows_regular_checkpoints_of_the_third_world() -> None:
-    """The score of states must be of the real tracker, and see checkpoints where there are some."""
+    """The score of states must come from the real tracker, with real checkpoints."""
     run: TrackedRun = track(("third", "checkpoint_30s", 3, True))
     hits, false, missed = run.in_the_end
     assert hits > 100 and 2 * hits / (2 * hits + false + missed) > 0.8
@@ -159,7 +163,7 @@ def test_the_tracker_knows_regular_checkpoints_of_the_third_world() -> None:
 def test_the_judge_names_the_slow_gpu_of_the_third_world_and_nobody_where_experts_are_uneven() -> (
     None
 ):
-    """The judge was developed beside two other worlds: what holds there only is no verdict."""
+    """The judge was developed with two other worlds: a success there alone proves little."""
     fault = HostFault("silent_gpu", 0.3, 3, onset=120.0)
     outcome = judge_scenario(GangScenario(3, (fault,), hosts=8, seconds=240))
     assert outcome.wrong == [] and outcome.first_named(fault) < 260
@@ -168,9 +172,13 @@ def test_the_judge_names_the_slow_gpu_of_the_third_world_and_nobody_where_expert
 
 
 def test_one_section_takes_its_place_and_leaves_the_others() -> None:
-    """A figure of today's machine must not be lost because another part of the page was made again."""
+    """A new run of a section must not lose the other sections' figures."""
     page = "head\n" + jobs.marked("stragglers", "old") + "\n\n" + jobs.marked("periods", "left")
-    made = jobs.replaced(page, "stragglers", "new")
-    assert "old" not in made and "new" in made and made.endswith(jobs.marked("periods", "left"))
+    replaced = jobs.replaced(page, "stragglers", "new")
+    assert (
+        "old" not in replaced
+        and "new" in replaced
+        and replaced.endswith(jobs.marked("periods", "left"))
+    )
     with pytest.raises(ValueError, match="no place for cpu_gang"):
         jobs.replaced(page, "cpu_gang", "text")

@@ -1,4 +1,6 @@
-"""How packing is measured: pods arrive until the demand is met, all ways see the same ones, and none takes what is not free."""
+"""How packing is measured: pods arrive until the demand is met, all strategies get the same pods,
+and each takes only free resources.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,17 @@ def cluster() -> Cluster:
 
 
 def test_pods_arrive_until_the_demand_is_met() -> None:
-    """A share read at another demand than the published one is another figure."""
-    asked = [pod.gpus * pod.gpu_share for pod in arrivals(PODS, 40.0, 3)]
-    assert sum(asked) >= 40.0 > sum(asked[:-1])
-    assert asked == [pod.gpus * pod.gpu_share for pod in arrivals(PODS, 40.0, 3)]
+    """A share at another demand than the published one is not comparable."""
+    demands = [pod.gpus * pod.gpu_share for pod in arrivals(PODS, 40.0, 3)]
+    assert sum(demands) >= 40.0 > sum(demands[:-1])
+    assert demands == [pod.gpus * pod.gpu_share for pod in arrivals(PODS, 40.0, 3)]
 
 
 def test_every_way_allocates_what_is_there_and_no_more() -> None:
-    """A way that takes a GPU twice, or counts a pod that was turned away, packs best of all."""
-    one = cluster()
-    for name, choose in ways(one, 3).items():
-        room = one.room()
+    """A strategy that allocates a GPU twice, or counts a rejected pod, would seem best."""
+    tested = cluster()
+    for name, choose in ways(tested, 3).items():
+        room = tested.room()
         allocated = 0.0
         for pod in arrivals(PODS, 1.3 * 32.0, 3):
             place = choose(room, pod, tuple(PODS[:3]))
@@ -61,15 +63,15 @@ def test_every_way_allocates_what_is_there_and_no_more() -> None:
 def test_a_price_for_stranding_packs_more_than_random() -> None:
     """Pods that take a node whole find none where smaller ones are scattered."""
     gpus = np.full(12, 8, dtype=np.intp)
-    one = Cluster(gpus, np.full(12, 64.0), np.full(12, 1e12))
+    tested = Cluster(gpus, np.full(12, 64.0), np.full(12, 1e12))
     pods = [*PODS[:2], RequestShape(8, 1.0, 32.0, 0.0)]
-    found = {name: np.mean([packed(one, pods, seed, choose)[-1] for seed in range(4)]) for name, choose in ways(one, 3).items()}  # fmt: skip
-    assert set(found) == {RANDOM, BEST_FIT, BLIND, PLAN}
-    assert found[PLAN] > found[RANDOM] + 0.1
+    shares = {name: np.mean([packed(tested, pods, seed, choose)[-1] for seed in range(4)]) for name, choose in ways(tested, 3).items()}  # fmt: skip
+    assert set(shares) == {RANDOM, BEST_FIT, BLIND, PLAN}
+    assert shares[PLAN] > shares[RANDOM] + 0.1
 
 
 def test_a_demand_that_is_mixed_up_keeps_its_parts() -> None:
-    """The control differs by what belongs together, and by nothing else."""
+    """The control differs only in which parts belong together."""
     mixed = mixed_up(PODS, 1)
-    assert sorted(one.cores for one in mixed) == sorted(one.cores for one in PODS if one.gpus)
-    assert all(one.gpu_share == 1.0 for one in mixed if one.gpus > 1)
+    assert sorted(pod.cores for pod in mixed) == sorted(pod.cores for pod in PODS if pod.gpus)
+    assert all(pod.gpu_share == 1.0 for pod in mixed if pod.gpus > 1)

@@ -19,11 +19,11 @@ from gangline.aggregator.decisions.recovery import RecoveryKind, plan_recovery
 
 def test_the_oracle_is_never_beaten_and_a_way_at_random_is_worse() -> None:
     """A regret below zero would mean that the oracle knows less than the plan."""
-    found = outcomes(3, sites=8, incidents=3, draws=60)
-    assert len(found) >= 10
-    assert all(one.chosen_mean >= one.best_mean - 1e-9 for one in found)
-    assert 0.0 <= mean_regret(found) < mean_regret(found, "random_mean")
-    assert found == outcomes(3, sites=8, incidents=3, draws=60)
+    results = outcomes(3, sites=8, incidents=3, draws=60)
+    assert len(results) >= 10
+    assert all(result.chosen_mean >= result.best_mean - 1e-9 for result in results)
+    assert 0.0 <= mean_regret(results) < mean_regret(results, "random_mean")
+    assert results == outcomes(3, sites=8, incidents=3, draws=60)
 
 
 def test_a_world_that_is_slower_shows_in_the_calibration() -> None:
@@ -34,13 +34,13 @@ def test_a_world_that_is_slower_shows_in_the_calibration() -> None:
 
 
 def test_waiting_for_a_repair_costs_the_whole_gang_for_as_long() -> None:
-    """Each way pays what it takes: the world must not price them by the planner's words."""
+    """The world must compute the costs itself, not by the planner's prices."""
     source = np.random.default_rng(5)
     for _ in range(20):
         case = case_of(site_of(source), source)
         plan = plan_recovery(case.table, case.candidates, case.needs, case.incident)
         luck = luck_of(case, 50, np.array([1000.0]), source)
-        by_kind = {one.kind: costs(case, one, luck) for one in plan.options}
+        by_kind = {option.kind: costs(case, option, luck) for option in plan.options}
         waits = by_kind[RecoveryKind.WAIT_FOR_REPAIR]
         gpus = 8.0 * case.incident.current.size
         assert (waits > 720.0 * gpus).all()  # repairs are cut there

@@ -1,4 +1,6 @@
-"""The evaluation of sizes: an estimate that is right regrets nothing, one that is wrong pays, and files are read as they are."""
+"""The evaluation of sizes: a correct estimate has no regret, a wrong estimate has a cost, and files
+are read unchanged.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ MEASURED = {4: 4.0, 8: 7.6, 16: 8.0}
 def test_regret_is_the_work_lost(
     estimated: dict[int, float], free_value: float, lost: float
 ) -> None:
-    """The figure on the page is what a wrong size costs, by what was measured."""
+    """The figure on the page is the cost of a wrong size, by measured throughput."""
     assert regret(MEASURED, estimated, free_value) == pytest.approx(lost, abs=1e-12)
 
 
@@ -33,7 +35,7 @@ def test_a_size_is_estimated_without_itself() -> None:
     bent = {**straight, 4: 1.0}
     (_, row, _) = left_out("x", bent)
     assert (row.nodes, row.place) == (4, "between") and row.error > 1.0
-    assert all(abs(one.error) < 0.01 for one in left_out("x", straight)[:2])
+    assert all(abs(estimate.error) < 0.01 for estimate in left_out("x", straight)[:2])
 
 
 def test_runs_are_read_by_system(tmp_path: Path) -> None:
@@ -54,6 +56,8 @@ def test_runs_are_read_by_system(tmp_path: Path) -> None:
 @pytest.mark.skipif(not RUNS.exists(), reason=f"{RUNS.name} is not here; see CONTRIBUTING.md")
 def test_the_language_model_between_its_sizes() -> None:
     """The claim of the page: a size between those seen is known within 2 %, and its choice costs at most 3 %."""
-    rows = [one for one in left_out("llm", throughputs()[LLM]) if one.place == "between"]
+    rows = [
+        estimate for estimate in left_out("llm", throughputs()[LLM]) if estimate.place == "between"
+    ]
     assert len(rows) == 3
-    assert all(abs(one.error) <= 0.02 and one.regret <= 0.03 and one.is_within for one in rows)
+    assert all(abs(row.error) <= 0.02 and row.regret <= 0.03 and row.is_within for row in rows)

@@ -1,4 +1,4 @@
-"""`make evaluate` says how good judging is: it must count what is found, what is wrongly said, and nothing else."""
+"""`make evaluate` measures the judge: it must count findings, false findings, and nothing else."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PARADE = World("parade", 1)
 
 
 class OutsideOnly:
-    """What an aggregator can know of a world. Whoever asks for its schedule is refused."""
+    """The part of a world that an aggregator can know. Access to its schedule is refused."""
 
     def __init__(self, world: World) -> None:
         self._one = world
@@ -64,57 +64,62 @@ class OutsideOnly:
 
 
 def thermal() -> SimulatedCase:
-    """The parade's first hot GPU, with few hosts beside it."""
     planned_ones = planned(PARADE, Size("parade", 1, 1))
-    case = next(each for each in planned_ones if each.class_name == "thermal")
+    case = next(
+        planned_case for planned_case in planned_ones if planned_case.class_name == "thermal"
+    )
     return replace(case, weight=3.0, hosts=case.hosts[:10], end=case.begin + 420.0)
 
 
 @pytest.mark.slow
 def test_a_planted_fault_is_found_with_its_delay_and_no_truth_is_read() -> None:
-    """A judge that could look into the truth log would find everything, and the page would be worth nothing."""
+    """A judge that could read the truth log would find everything, and the page would be worthless."""
     case = thermal()
-    said = feed(OutsideOnly(PARADE), case.hosts, case.begin, case.end)
+    observed = feed(OutsideOnly(PARADE), case.hosts, case.begin, case.end)
     truth = GroundTruth(PARADE, case.hosts, case.begin, case.end)
-    told = score(case, said, truth, {})
+    result = score(case, observed, truth, {})
     (struck,) = truth.of_cause(case.cause)
-    assert told.found is not None
-    assert told.found.rule == "gpu.thermal"
-    assert told.found.part_is_right
-    assert 0.0 < told.found.delay_seconds < struck.due - struck.begin + 60.0
-    assert told.found.victims > 0 == told.found.victims_blamed
-    assert not [one for one in told.wrong if one.by == JUDGE]
-    assert told == judge_case(PARADE, case)  # the same again
+    assert result.found is not None
+    assert result.found.rule == "gpu.thermal"
+    assert result.found.part_is_right
+    assert 0.0 < result.found.delay_seconds < struck.due - struck.begin + 60.0
+    assert result.found.victims > 0 == result.found.victims_blamed
+    assert not [finding for finding in result.wrong if finding.by == JUDGE]
+    assert result == judge_case(PARADE, case)  # the same again
 
 
 def test_a_healthy_span_counts_nothing() -> None:
-    """Of look-alikes alone nobody is named, and nothing is advised."""
+    """With look-alikes alone no host is named, and no advice is given."""
     calm = World("healthy", 5, hosts=64)
     begin = 90_000.0
     case = SimulatedCase("", "", -1, 1.0, tuple(range(16)), begin, begin + 240.0)
-    told = judge_case(calm, case)
-    assert not [one for one in told.wrong if one.by == JUDGE]
-    assert told.days == pytest.approx(16 * 240 / 86400)
-    assert (told.steps, told.calm_hosts, told.calm_named[JUDGE]) == (24, 16, 0)
+    result = judge_case(calm, case)
+    assert not [finding for finding in result.wrong if finding.by == JUDGE]
+    assert result.days == pytest.approx(16 * 240 / 86400)
+    assert (result.steps, result.calm_hosts, result.calm_named[JUDGE]) == (24, 16, 0)
 
 
 def test_the_hours_are_of_the_whole_fleet_and_of_all_its_time() -> None:
-    """A rate of false drains from spans that somebody chose is a rate of those spans."""
+    """A rate of false drains from chosen spans is only a rate of those spans."""
     size = Size("parade", 1, 5)
-    spans = [one for one in planned(PARADE, size) if not one.class_name]
-    assert [one.hosts for one in spans] == [tuple(range(64))] * 5
+    spans = [span for span in planned(PARADE, size) if not span.class_name]
+    assert [span.hosts for span in spans] == [tuple(range(64))] * 5
     part = (PARADE.seconds - 3600.0) / 5
-    assert [int(one.begin // part) for one in spans] == [0, 1, 2, 3, 4]
-    assert {one.end - one.begin for one in spans} == {3600.0}
-    assert sum(one.weight * (one.end - one.begin) for one in spans) == pytest.approx(PARADE.seconds)
-    assert spans == [one for one in planned(PARADE, size) if not one.class_name]
+    assert [int(span.begin // part) for span in spans] == [0, 1, 2, 3, 4]
+    assert {span.end - span.begin for span in spans} == {3600.0}
+    assert sum(span.weight * (span.end - span.begin) for span in spans) == pytest.approx(
+        PARADE.seconds
+    )
+    assert spans == [span for span in planned(PARADE, size) if not span.class_name]
 
 
 @pytest.mark.slow
 def test_what_is_found_does_not_depend_on_the_number_of_processes_nor_on_how_often_it_was_cut_off(
     tmp_path: Path,
 ) -> None:
-    """A page that nobody with other cores can make again; and two hours' work that was lost in its last minute."""
+    """A page that differs with the number of cores could not be reproduced; and two hours of work
+    were lost in the last minute.
+    """
     first = thermal()
     cases = [replace(first, end=first.begin + 240.0), replace(first, hosts=first.hosts[:4]), first]
     pieces, shares = Pieces(tmp_path / "pieces"), list[float]()
@@ -122,21 +127,24 @@ def test_what_is_found_does_not_depend_on_the_number_of_processes_nor_on_how_oft
     def progress(what: str, share: float) -> None:
         shares.append(share)
 
-    one = judged(PARADE, cases, progress, 1, pieces)
-    assert one == [judge_case(PARADE, case) for case in cases]
+    single = judged(PARADE, cases, progress, 1, pieces)
+    assert single == [judge_case(PARADE, case) for case in cases]
     (tmp_path / "pieces" / "0.pickle").unlink()
     (tmp_path / "pieces" / "1.pickle").write_bytes(b"half of")
     shares.clear()
-    assert judged(PARADE, cases, progress, 2, pieces) == one
+    assert judged(PARADE, cases, progress, 2, pieces) == single
     assert len(shares) == 2, "what is whole is not judged again"
     pieces.forget()
     assert pieces.read(2) is None
-    assert [each.steps for each in one] == [24, 42, 42]
+    assert [result.steps for result in single] == [24, 42, 42]
 
 
 def test_a_look_alike_is_watched_while_it_stands_and_a_reboot_until_its_host_is_back() -> None:
-    """No host was ever seen to come back; and what stood for two hours was seen in its first five minutes."""
-    cases = {one.class_name: one for one in planned(PARADE, Size("parade", 1, 1))}
+    """No return of a host was ever watched; and a look-alike of two hours only in its first five minutes."""
+    cases = {
+        planned_case.class_name: planned_case
+        for planned_case in planned(PARADE, Size("parade", 1, 1))
+    }
     rows = PARADE.schedule.rows
     for name in ("planned_reboot", "data_stall", "sequence_imbalance", "hung_collector"):
         mine = rows[rows["cause"] == cases[name].cause]
@@ -146,10 +154,12 @@ def test_a_look_alike_is_watched_while_it_stands_and_a_reboot_until_its_host_is_
 
 
 def test_no_limit_on_hosts_that_are_out_hides_a_false_drain_in_the_hours() -> None:
-    """Of sixty-four hosts one may be out at once: a second drain, false or not, would be held back and not counted."""
+    """If one of sixty-four hosts may be out at once, a second drain, false or not, would be held
+    back and not counted.
+    """
     hidden = [
-        one.cluster_hosts_max(64) < 64 or one.rack_hosts_max < 64 or one.job_hosts_max < 64
-        for one in (LIMITS, UNLIMITED)
+        limits.cluster_hosts_max(64) < 64 or limits.rack_hosts_max < 64 or limits.job_hosts_max < 64
+        for limits in (LIMITS, UNLIMITED)
     ]
     assert hidden == [True, False]
 
@@ -161,33 +171,44 @@ def _advised(host: str, seconds: float, action: Action = Action.DRAIN_AFTER_JOB)
 
 
 def test_a_drain_is_false_where_no_fault_stands_and_only_there() -> None:
-    """Drains of healthy hosts are what the budget is about; of the culprit, or just after its fault, they are not."""
+    """The budget limits drains of healthy hosts; drains of the culprit, or just after its fault, do not count."""
     case = thermal()
     truth = GroundTruth(PARADE, case.hosts, case.begin, case.end)
     (struck,) = truth.of_cause(case.cause)
     victim = min(truth.victims([struck]))
     late = struck.begin + 100.0
-    said = Observed(
+    observed = Observed(
         advised=[_advised(struck.host, late), _advised(victim, late), _advised("elsewhere", late)]
     )
-    wrong = score(case, said, truth, {}).wrong
-    assert [(one.what, one.host) for one in wrong if one.what != "astray"] == [("drain", victim)]
+    wrong = score(case, observed, truth, {}).wrong
+    assert [(finding.what, finding.host) for finding in wrong if finding.what != "astray"] == [
+        ("drain", victim)
+    ]
     right = replace(_advised(struck.host, late), reason="THERMAL_THROTTLE")
     for advice, what in ((right, []), (_advised(struck.host, late), ["astray"])):
         assert [
-            one.what for one in score(case, Observed(advised=[advice]), truth, {}).wrong
+            finding.what for finding in score(case, Observed(advised=[advice]), truth, {}).wrong
         ] == what
     early = Observed(advised=[_advised(struck.host, struck.begin - 50.0, Action.AVOID)])
-    assert [one.what for one in score(case, early, truth, {}).wrong] == ["avoid"]
+    assert [finding.what for finding in score(case, early, truth, {}).wrong] == ["avoid"]
 
 
 def test_a_drain_of_one_host_for_what_it_shares_is_counted_apart() -> None:
-    """A rack's supply that fails is no host's fault: its hosts are ill, the reason is right, and no figure told of the drain."""
-    told = {one.class_name: one for one in planned(PARADE, Size("parade", 1, 1))}
-    scores = [_drained(told[name], "POWER_CAP") for name in ("power_brake", "power_cap")]
-    assert [[one.what for one in each.wrong] for each in scores] == [["alone"], []]
-    assert [one.what for one in _drained(told["power_brake"], "FABRIC").wrong] == ["astray"]
-    assert [one.what for one in _drained(told["power_brake"], "POWER_CAP", True).wrong] == ["alone"]
+    """A failing power supply of a rack is not a host's fault: the hosts are ill, the reason is
+    right, and no figure showed the drain.
+    """
+    cases = {
+        planned_case.class_name: planned_case
+        for planned_case in planned(PARADE, Size("parade", 1, 1))
+    }
+    scores = [_drained(cases[name], "POWER_CAP") for name in ("power_brake", "power_cap")]
+    assert [[finding.what for finding in score.wrong] for score in scores] == [["alone"], []]
+    assert [finding.what for finding in _drained(cases["power_brake"], "FABRIC").wrong] == [
+        "astray"
+    ]
+    assert [
+        finding.what for finding in _drained(cases["power_brake"], "POWER_CAP", True).wrong
+    ] == ["alone"]
     hour = replace(scores[0], class_name="", found=None, shared=None)
     text = page(_run([*scores, hour, hour]))
     assert (
@@ -199,45 +220,48 @@ def test_a_drain_of_one_host_for_what_it_shares_is_counted_apart() -> None:
 
 
 def _drained(case: SimulatedCase, reason: str, is_avoided_before: bool = False) -> Score:
-    """Return how it stands that the first host that *case* struck is drained by itself."""
+    """Return the score of a drain of only the first host that *case* struck."""
     truth = GroundTruth(PARADE, case.hosts, case.begin, case.end)
     struck = truth.of_cause(case.cause)[0]
     advice = [replace(_advised(struck.host, struck.begin + 60.0), reason=reason)]
     if is_avoided_before:
         advice.insert(0, _advised(struck.host, struck.begin - 1.0, Action.AVOID))
-    places = {name: PARADE.location(at) for at, name in enumerate(PARADE.names)}
+    places = {name: PARADE.location(index) for index, name in enumerate(PARADE.names)}
     return score(case, Observed(advised=advice), truth, places)
 
 
 def test_a_shared_cause_is_wrong_where_no_two_of_its_hosts_share_one() -> None:
-    """Two hosts of a rack, ill of things of their own, were told of as one rack; no figure said how often."""
-    told = {one.class_name: _told_as_one(one) for one in planned(PARADE, Size("parade", 1, 1))}
-    assert [one.what for one in told["power_brake"].wrong] == []
-    assert [one.what for one in told["thermal"].wrong] == ["cause"]
-    text = page(_run([told["power_brake"], told["thermal"]]))
+    """Two hosts of a rack with separate causes were reported as one rack; no figure counted this."""
+    results = {
+        planned_case.class_name: _told_as_one(planned_case)
+        for planned_case in planned(PARADE, Size("parade", 1, 1))
+    }
+    assert [finding.what for finding in results["power_brake"].wrong] == []
+    assert [finding.what for finding in results["thermal"].wrong] == ["cause"]
+    text = page(_run([results["power_brake"], results["thermal"]]))
     assert "0 advisories of the hours, and 1 around causes, were for a cause that no two" in text
 
 
 def _told_as_one(case: SimulatedCase) -> Score:
-    """Return how it stands that whom *case* struck first, and another, are told of as one."""
+    """Return the score of a shared cause reported for the first host that *case* struck and another host."""
     truth = GroundTruth(PARADE, case.hosts, case.begin, case.end)
     struck = truth.of_cause(case.cause)
     if not struck:
         return Score("", 1.0)
-    others = [one.host for one in struck[1:]] or sorted(
-        {PARADE.names[at] for at in case.hosts} - {struck[0].host}
+    others = [finding.host for finding in struck[1:]] or sorted(
+        {PARADE.names[host] for host in case.hosts} - {struck[0].host}
     )
     advised = replace(
         _advised(struck[0].host, struck[0].begin + 60.0, Action.INSPECT),
         hosts=(struck[0].host, others[0]),
         basis=Basis.SHARED_CAUSE,
     )
-    places = {name: PARADE.location(at) for at, name in enumerate(PARADE.names)}
+    places = {name: PARADE.location(index) for index, name in enumerate(PARADE.names)}
     return score(case, Observed(advised=[advised]), truth, places)
 
 
 def test_a_victim_that_is_blamed_is_counted() -> None:
-    """A host that waits for another is at 100 % utilisation and slow: to blame it is the classic error."""
+    """A host that waits for another is slow at 100 % utilization: to blame it is the classic error."""
     case = thermal()
     truth = GroundTruth(PARADE, case.hosts, case.begin, case.end)
     (struck,) = truth.of_cause(case.cause)
@@ -252,14 +276,14 @@ def test_a_victim_that_is_blamed_is_counted() -> None:
         struck.begin + 30.0,
         inf,
     )
-    told = score(case, Observed(named=[named]), truth, {})
-    assert told.found is not None
-    assert (told.found.rule, told.found.victims_blamed) == ("", 1)
-    assert [one.what for one in told.wrong] == ["name"]
+    result = score(case, Observed(named=[named]), truth, {})
+    assert result.found is not None
+    assert (result.found.rule, result.found.victims_blamed) == ("", 1)
+    assert [finding.what for finding in result.wrong] == ["name"]
 
 
 def test_only_who_had_to_wait_while_somebody_looked_is_a_victim() -> None:
-    """Causes without victims, or with those of next month, cannot go wrong: "in none of 247" was of fewer."""
+    """Causes without victims, or with victims of next month, cannot go wrong: "in none of 247" counted fewer."""
     case = thermal()
     truth = GroundTruth(PARADE, case.hosts, case.begin, case.end)
     (struck,) = truth.of_cause(case.cause)
@@ -268,7 +292,7 @@ def test_only_who_had_to_wait_while_somebody_looked_is_a_victim() -> None:
     assert not unseen.victims([struck])
     silent = replace(struck, each=load().classes["silent_corruption"])
     assert not truth.victims([silent])
-    deadly = next(one for one in PARADE.schedule.jobs if one.killed_by >= 0 and one.hosts.size > 3)
+    deadly = next(job for job in PARADE.schedule.jobs if job.killed_by >= 0 and job.hosts.size > 3)
     everyone = GroundTruth(PARADE, range(64), deadly.end - 1.0, deadly.end + 3600.0)
     killer = everyone.of_cause(deadly.killed_by)[0]
     at_once = replace(killer, begin=deadly.end)  # the job is dead as it begins
@@ -277,38 +301,40 @@ def test_only_who_had_to_wait_while_somebody_looked_is_a_victim() -> None:
 
 
 def test_hosts_on_which_a_look_alike_stood_are_told_apart_from_those_on_which_nothing_did() -> None:
-    """One host in ten has a power cap at full load: what names them named "hosts on which nothing stood"."""
+    """A host in ten has a power cap at full load: findings on those hosts were counted as findings
+    on "hosts on which nothing stood".
+    """
     calm = World("healthy", 5, hosts=64)
     case = SimulatedCase("", "", -1, 1.0, tuple(range(16)), 90_000.0, 90_240.0)
     truth = GroundTruth(calm, case.hosts, case.begin, case.end)
-    capped = next(one.host for one in truth.faults if one.each.name == "full_load_cap")
+    capped = next(fault.host for fault in truth.faults if fault.each.name == "full_load_cap")
     cry = NamedState("slow clock", capped, "x", "", HealthState.SUSPECT, Reason.NONE, 90_100.0, inf)
-    told = score(case, Observed(named=[cry]), truth, {})
-    assert (told.calm_hosts, told.calm_named["slow clock"]) == (16, 1)
-    assert 0 < told.plain_hosts < 16 and told.plain_named["slow clock"] == 0
-    text = page(_run([told]))
+    result = score(case, Observed(named=[cry]), truth, {})
+    assert (result.calm_hosts, result.calm_named["slow clock"]) == (16, 1)
+    assert 0 < result.plain_hosts < 16 and result.plain_named["slow clock"] == 0
+    text = page(_run([result]))
     assert "**named without a fault**" in text and "- without a look-alike either" in text
 
 
 def test_the_page_is_the_same_in_whatever_order_things_were_counted() -> None:
-    """What is counted comes from sets of strings, whose order is another in every process: the page was no function of its seed."""
-    said = [((rule, HealthState.WATCH), 1) for rule in ("c", "a", "b", "f", "e", "d", "g")]
-    found = [replace(_found(), rule=rule) for rule in ("c", "a", "b", "d")]
+    """The counts come from sets of strings, whose order differs by process: the page was not a function of its seed."""
+    counts = [((rule, HealthState.WATCH), 1) for rule in ("c", "a", "b", "f", "e", "d", "g")]
+    rows = [replace(_found(), rule=rule) for rule in ("c", "a", "b", "d")]
     wrong = [Wrong(JUDGE, "drain", "h", rule, rule, (), False) for rule in ("b", "a")]
-    one, two = (
+    first, two = (
         page(
             _run(
                 [
-                    Score("data_stall", 1.0, named=Counter(dict(said[::way])), hosts=1),
-                    *(Score("thermal", 1.0, found=each) for each in found[::way]),
+                    Score("data_stall", 1.0, named=Counter(dict(counts[::way])), hosts=1),
+                    *(Score("thermal", 1.0, found=row) for row in rows[::way]),
                     Score("", 1.0, wrong=wrong[::way], days=1.0, passed=Counter(checkpoint=7)),
-                    Score("", 1.0, named_in_passing=_passed(said[::way])),
+                    Score("", 1.0, named_in_passing=_passed(counts[::way])),
                 ]
             )
         )
         for way in (1, -1)
     )
-    assert one == two and "a WATCH 1, b WATCH 1, c WATCH 1, d WATCH 1, e WATCH 1 |" in one
+    assert first == two and "a WATCH 1, b WATCH 1, c WATCH 1, d WATCH 1, e WATCH 1 |" in first
 
 
 def _passed(
@@ -324,7 +350,7 @@ def _found() -> CaseFinding:
 
 
 def test_the_page_shows_zeros_weights_and_what_is_not_found() -> None:
-    """A table that leaves out what was not seen reads as if nobody had looked."""
+    """A table without the rows of zero looks as if they had not been counted."""
     case = thermal()
     truth = GroundTruth(PARADE, case.hosts, case.begin, case.end)
     missed = score(case, Observed(steps=1, advised=[]), truth, {})
@@ -352,7 +378,7 @@ def _run(scores: list[Score]) -> SimulatedRun:
 
 
 def _hour(days: float, drains: int) -> Score:
-    wrong = [Wrong(JUDGE, "drain", f"h{at}", "FABRIC", "", (), False) for at in range(drains)]
+    wrong = [Wrong(JUDGE, "drain", f"h{index}", "FABRIC", "", (), False) for index in range(drains)]
     return Score("", 1.0, wrong=wrong, days=days)
 
 
@@ -367,7 +393,9 @@ def test_the_rate_is_what_was_counted_over_what_was_looked_at() -> None:
 
 
 def test_none_seen_is_no_proof_that_none_come_in_pairs() -> None:
-    """The budget was "met, also at the upper end" in 3,226 node-days: of drains that come singly, where two of one cause were on record."""
+    """The budget was "met, also at the upper end" in 3,226 node-days: computed for single drains,
+    although two of a single cause were on record.
+    """
     none = rate_of(_run([_hour(3226.0, 0)]), is_drain)
     assert [round(end, 2) for end in (none.low, none.high)] == [0.0, 1.86]
     assert verdict(_run([_hour(80.65, 0)] * 40)).startswith("**Neither")
@@ -385,7 +413,9 @@ def test_none_seen_is_no_proof_that_none_come_in_pairs() -> None:
 def test_the_verdict_is_of_the_upper_end(days: float, drains: int, words: str) -> None:
     """None seen in eighty node-days was once read as none in the fleet."""
     one_each = (
-        [_hour(days / 10, int(at < drains)) for at in range(10)] if drains else [_hour(days, 0)]
+        [_hour(days / 10, int(index < drains)) for index in range(10)]
+        if drains
+        else [_hour(days, 0)]
     )
     assert verdict(_run(one_each)).startswith(words)
 
@@ -398,17 +428,20 @@ def test_a_switch_of_an_nvlink_domain_is_one_advisory_for_the_domain() -> None:
     scenarios = {**settings.scenarios, "parade": parade}
     world = World("parade", 1, settings=replace(settings, scenarios=scenarios))
     of_all = planned(world, Size("parade", 1, 1))
-    told = judge_case(world, next(each for each in of_all if each.class_name == "nvlink_switch"))
-    assert told.found is not None and told.found.victims > 0 == told.found.victims_blamed
-    assert told.shared is not None and (told.shared.named, told.shared.hosts) == (8, 8)
-    assert (told.shared.shared, told.shared.right_domain, told.shared.drains) == (1, True, 0)
+    result = judge_case(
+        world,
+        next(planned_case for planned_case in of_all if planned_case.class_name == "nvlink_switch"),
+    )
+    assert result.found is not None and result.found.victims > 0 == result.found.victims_blamed
+    assert result.shared is not None and (result.shared.named, result.shared.hosts) == (8, 8)
+    assert (result.shared.shared, result.shared.right_domain, result.shared.drains) == (1, True, 0)
 
 
 def test_every_fault_has_its_reasons_and_every_shared_one_its_domain() -> None:
-    """A class that is forgotten here ends the run after ten minutes, or is never rightly named."""
-    faults = {name: one for name, one in load().classes.items() if one.sort == "faults"}
+    """A class without an entry ends the run after ten minutes, or is never rightly named."""
+    faults = {name: class_ for name, class_ in load().classes.items() if class_.sort == "faults"}
     assert RIGHT.keys() == faults.keys()
-    shared = {name for name, one in faults.items() if one.per in (*SHARED_PLACES, "job_hour")}
+    shared = {name for name, fault in faults.items() if fault.per in (*SHARED_PLACES, "job_hour")}
     assert DOMAIN.keys() == shared
 
 
@@ -421,7 +454,7 @@ def test_wilson() -> None:
 
 @given(st.floats(0.0, 50.0))
 def test_the_gamma_function_of_shape_one_is_the_exponential(value: float) -> None:
-    """What the rates' intervals are made of."""
+    """The incomplete gamma function is the basis of the rates' intervals."""
     assert isclose(intervals.gamma_below(1.0, value), 1.0 - exp(-value), abs_tol=1e-12)
 
 
@@ -442,7 +475,6 @@ def test_one_heavy_weight_that_was_not_seen_widens_the_interval() -> None:
 
 
 def test_tables() -> None:
-    """As text they are read, too."""
     assert table(["a", "long"], [["1", "2"]]) == "| a | long |\n|---|------|\n| 1 | 2    |"
     assert [number(value) for value in (0.0, 0.01234, 12.34, 1234.4, inf)] == [
         "0",

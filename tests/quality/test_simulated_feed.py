@@ -1,4 +1,4 @@
-"""The aggregator over one episode hears what a real one would."""
+"""The aggregator receives the same input over an episode as a real aggregator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_an_agent_that_starts_again_registers_again(
     name: str, boots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A restart without a boot was three seconds of silence, in three of ten cases: the rest of the row had watched nothing."""
-    number = next(n for n, each in enumerate(PARADE.schedule.classes) if each.name == name)
+    number = next(n for n, class_ in enumerate(PARADE.schedule.classes) if class_.name == name)
     row = PARADE.schedule.rows[PARADE.schedule.rows["cls"] == number][0]
     seen = list[bytes]()
     register = Fleet.register

@@ -1,4 +1,4 @@
-"""What is so, as scoring reads it: a host that was repaired is well, and what is said of it then is wrong."""
+"""The truth as scoring reads it: a repaired host is healthy, and a later finding on it is wrong."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ EVERYONE = tuple(range(64))
 def struck_by(
     name: str, begin: float = 0.0, end: float = PARADE.seconds
 ) -> tuple[GroundTruth, TrueFault]:
-    """Return what is so of the whole parade in a span, and the first host that a class strikes."""
-    number = next(n for n, each in enumerate(PARADE.schedule.classes) if each.name == name)
+    number = next(n for n, class_ in enumerate(PARADE.schedule.classes) if class_.name == name)
     rows = PARADE.schedule.rows
     cause = int(rows[rows["cls"] == number]["cause"][0])
     whole = GroundTruth(PARADE, EVERYONE, 0.0, PARADE.seconds)
@@ -28,45 +27,45 @@ def struck_by(
 
 
 def drained(truth: GroundTruth, one: TrueFault, seconds: float) -> list[str]:
-    """Return what a drain of a struck host for a reason of its fault's counts as, so late."""
-    reason = min(each.name for each in RIGHT[one.each.name])
+    """Return the count of a drain of a struck host, for a reason of its fault, at a given time."""
+    reason = min(right.name for right in RIGHT[one.each.name])
     advised = SimulatedAdvice(
         seconds, "a1", f"host {one.host}", (one.host,), Action.DRAIN_AFTER_JOB, Basis.STATISTICAL, reason, ""
     )  # fmt: skip
     case = SimulatedCase("", "", -1, 1.0, EVERYONE, 0.0, 60.0)
     wrong = score(case, Observed(advised=[advised]), truth, {}).wrong
-    return [each.what for each in wrong if each.by == JUDGE]
+    return [finding.what for finding in wrong if finding.by == JUDGE]
 
 
 @pytest.mark.parametrize("name", ["gsp_hang", "gpu_lost"])  # a restart; a repair
 def test_a_drain_of_a_host_that_is_back_from_its_repair_is_false(name: str) -> None:
     """A judge that carries an XID over the boot drains what was just repaired: for ten minutes that counted as right."""
-    truth, one = struck_by(name)
-    assert any(away.end == one.end for away in PARADE.schedule.downtimes), (
+    truth, struck = struck_by(name)
+    assert any(away.end == struck.end for away in PARADE.schedule.downtimes), (
         "its end is that it is back"
     )
-    assert drained(truth, one, one.end - 60.0) == []
-    assert drained(truth, one, one.end + 10.0) == [], "what is just taken back"
-    assert drained(truth, one, one.end + 300.0) == ["drain"]
-    assert not truth.is_ill(one.host, one.end + 300.0)
+    assert drained(truth, struck, struck.end - 60.0) == []
+    assert drained(truth, struck, struck.end + 10.0) == [], "what is just taken back"
+    assert drained(truth, struck, struck.end + 300.0) == ["drain"]
+    assert not truth.is_ill(struck.host, struck.end + 300.0)
 
 
 def test_what_ends_by_itself_may_be_told_for_ten_minutes_more() -> None:
-    """The judge counts what happened within ten minutes: nobody mended anything, and it may come again."""
-    truth, one = struck_by("thermal")
-    assert drained(truth, one, one.end + GRACE_SECONDS - 1.0) == []
+    """The judge counts events for ten minutes: the host was not repaired, and the fault may return."""
+    truth, struck = struck_by("thermal")
+    assert drained(truth, struck, struck.end + GRACE_SECONDS - 1.0) == []
 
 
 def test_a_host_that_is_back_counts_as_well_and_as_calm() -> None:
-    """Node-days, and the hosts on which nothing stood: what can be wrongly drained must be among them."""
-    truth, one = struck_by("gsp_hang")
-    times = np.arange(one.end + 30.0, one.end + 300.0, 10.0)
-    later, _ = struck_by("gsp_hang", one.end + 30.0, one.end + 300.0)
+    """Node-days, and the hosts without a fault: both must contain every host that can be wrongly drained."""
+    truth, struck = struck_by("gsp_hang")
+    times = np.arange(struck.end + 30.0, struck.end + 300.0, 10.0)
+    later, _ = struck_by("gsp_hang", struck.end + 30.0, struck.end + 300.0)
     away = [
         a
         for a in PARADE.schedule.downtimes
-        if a.begin <= one.end + 300.0 and a.end > one.end + 30.0
+        if a.begin <= struck.end + 300.0 and a.end > struck.end + 30.0
     ]
-    assert not [a for a in away if PARADE.names[a.host] == one.host]
-    assert one.host in truth.undisturbed(times)
-    assert one not in later.faults, "else it is none of the victims of others in this span"
+    assert not [a for a in away if PARADE.names[a.host] == struck.host]
+    assert struck.host in truth.undisturbed(times)
+    assert struck not in later.faults, "else it is none of the victims of others in this span"

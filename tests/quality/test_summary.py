@@ -1,4 +1,4 @@
-"""The first section of the page: what it says is what the sections below say."""
+"""The first section of the page agrees with the sections below."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from bench.quality.summary import TITLE, with_summary
 
 
 def test_the_page_begins_with_what_its_sections_say() -> None:
-    """A summary that is written by hand says what the page said a month ago."""
+    """A handwritten summary repeats the page of a month ago."""
     page = PAGE.read_text()
     assert with_summary(page) == page, "run: python -m bench.quality --summary"
     assert page.count(TITLE) == 1 and "not on this page" not in page
 
 
 def test_a_section_that_was_left_out_is_named_so() -> None:
-    """Where the recordings are missing the table must not show figures of before."""
+    """Without the recordings the table must not show old figures."""
     page = with_summary("# How good it is\n\n## Injected\n\nnothing\n")
     assert page.startswith(f"# How good it is\n\n{TITLE}\n")
     assert page.count("| not on this page |") == 9

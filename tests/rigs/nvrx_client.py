@@ -1,7 +1,8 @@
-"""Runs the launcher client of NVIDIA's resiliency extension as its launcher does, and prints what came of it as JSON.
+"""Runs the launcher client of NVIDIA's resiliency extension as its launcher does, and prints the result as JSON.
 
-A program of its own, for the client's imports are not those of Gangline: `tests/nvrx.py` starts it with the client's folder on PYTHONPATH.
-Torch is not here: of the package `fault_tolerance`, which imports it, only the modules asked for are loaded, above an empty stand-in.
+A separate program, because the client's imports are not Gangline's: `tests/nvrx.py` starts it with
+the client's folder on PYTHONPATH. Torch is not installed: of the package `fault_tolerance`, which
+imports it, only the requested modules are loaded, below an empty fake.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ def _without_torch() -> None:
 
 
 def health(endpoint: str, calls: str, echo: str = "", method: str = "") -> dict[str, Any]:
-    """Ask the node's health check so often, each by a new channel, as the launcher does before each rendezvous.
+    """Call the node's health check *calls* times, each by a new channel, as the launcher does before each rendezvous.
 
-    With *echo*, a socket, in turns with *method* there, by a new channel too.
+    With *echo*, a socket, alternate with *method* there, by a new channel too.
     """
     import grpc
     from nvidia_resiliency_ext.shared_utils.health_check import (  # type: ignore[import-not-found]
@@ -61,13 +62,13 @@ def segment(folder: str) -> dict[str, Any]:
 
 
 def attribution(endpoint: str, log_path: str, enforce: str, polls: str) -> dict[str, Any]:
-    """Submit a log of a cycle that failed, and ask for its verdict so often, as the launcher's poller does."""
+    """Submit a log of a failed cycle, and poll its verdict, as the launcher's poller does."""
     from nvidia_resiliency_ext.shared_utils import (  # type: ignore[import-not-found]
         health_check,
     )
 
     kind = health_check.AttributionService
-    if not hasattr(kind, "request_terminal_analysis"):  # 0.6 shows the answer in its log, no more
+    if not hasattr(kind, "request_terminal_analysis"):  # 0.6 shows the answer only in its log
         service = kind(endpoint)
         service._do_submit_log(log_path)
         seconds = []
@@ -93,7 +94,9 @@ def attribution(endpoint: str, log_path: str, enforce: str, polls: str) -> dict[
 
 
 def _plain(endpoint: str, log_path: str, calls: int) -> list[float]:
-    """Return the seconds of as many answers without the client's TLS context, which it makes anew for each call."""
+    """Return the seconds of *calls* answers without the client's TLS context, which the client
+    creates again for each call.
+    """
     seconds = []
     for _ in range(calls if calls > 1 else 0):
         began = time.perf_counter()
@@ -106,7 +109,9 @@ def _plain(endpoint: str, log_path: str, calls: int) -> list[float]:
 
 
 def cycles(folder: str, plan: str) -> dict[str, Any]:
-    """Write cycle-info files: of *plan*, a JSON list of {job, attempt, cycle, start, end, log, active, standby, ranks}."""
+    """Write cycle-info files from *plan*, a JSON list of {job, attempt, cycle, start, end, log,
+    active, standby, ranks}.
+    """
     _without_torch()
     from nvidia_resiliency_ext.fault_tolerance.cycle_info_writer import (  # type: ignore[import-not-found]
         CycleInfoReporter,
@@ -114,14 +119,14 @@ def cycles(folder: str, plan: str) -> dict[str, Any]:
     )
 
     writer = CycleInfoWriter(folder)
-    for one in json.loads(plan):
+    for load in json.loads(plan):
         writer.write_cycle_start(
-            job_id=one["job"], attempt_index=one["attempt"], cycle_number=one["cycle"], cycle_start_time=one["start"],
-            cycle_log_file=one["log"], active_nodes=CycleInfoReporter._format_nodes(one["active"]),
-            standby_nodes=CycleInfoReporter._format_nodes(one["standby"]), active_ranks=one["ranks"],
+            job_id=load["job"], attempt_index=load["attempt"], cycle_number=load["cycle"], cycle_start_time=load["start"],
+            cycle_log_file=load["log"], active_nodes=CycleInfoReporter._format_nodes(load["active"]),
+            standby_nodes=CycleInfoReporter._format_nodes(load["standby"]), active_ranks=load["ranks"],
         )  # fmt: skip
-        if one["end"]:
-            writer.update_cycle_end(one["job"], one["attempt"], one["cycle"], one["end"])
+        if load["end"]:
+            writer.update_cycle_end(load["job"], load["attempt"], load["cycle"], load["end"])
     writer._current_cycle = None  # a launcher that goes on
     writer.shutdown()
     return {}
@@ -138,7 +143,9 @@ def main() -> None:
     logging.getLogger().addHandler(Kept())
     logging.getLogger("nvrx").setLevel(logging.INFO)
     logging.getLogger("nvrx").addHandler(Kept())
-    what = {one.__name__: one for one in (health, segment, attribution, cycles)}[sys.argv[1]]
+    what = {function.__name__: function for function in (health, segment, attribution, cycles)}[
+        sys.argv[1]
+    ]
     print(json.dumps({**what(*sys.argv[2:]), "log": lines}))
 
 

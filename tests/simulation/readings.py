@@ -1,4 +1,4 @@
-"""What the tests of the simulated world share."""
+"""Helpers shared by the tests of the simulated world."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gangline.simulator.world import World
 
 @dataclass(frozen=True)
 class Struck:
-    """A fault: of which part of which host (by index), when, and how much."""
+    """A fault: its host (by index) and part, its times, and its strength."""
 
     host: str
     index: int
@@ -24,7 +24,6 @@ class Struck:
 
     @property
     def due(self) -> float:
-        """When its onset is over."""
         return self.begin + self.onset
 
 
@@ -35,7 +34,6 @@ class Reading:
         self.blocks = {block.table: _copied(block) for block in blocks}
 
     def column(self, name: str) -> list[float | int | None]:
-        """Return one signal of all devices. KeyError when its table did not come this time."""
         signal = BY_NAME[name]
         block = self.blocks[signal.table]
         first = block.signal_ids.index(signal.signal_id) * block.rows
@@ -57,7 +55,6 @@ def _copied(block: Block) -> Block:
 
 
 def calm(seed: int, hosts: int) -> LiveWorld:
-    """Return hosts that nothing befalls."""
     return LiveWorld(World("calm", seed, hosts=hosts))
 
 
@@ -67,14 +64,15 @@ def three(seed: int, hosts: int) -> LiveWorld:
 
 
 def read(live: LiveWorld, elapsed_seconds: float = 1.0) -> dict[str, Reading]:
-    """Step *live* and return what each host says."""
     return {host: Reading(blocks) for host, blocks, _ in live.step(elapsed_seconds)}
 
 
 def struck(live: LiveWorld, class_name: str) -> Struck:
     """Return whom a class of *live* strikes; there must be one such row."""
     schedule = live.world.schedule
-    numbers = [number for number, each in enumerate(schedule.classes) if each.name == class_name]
+    numbers = [
+        number for number, class_ in enumerate(schedule.classes) if class_.name == class_name
+    ]
     (row,) = schedule.rows[schedule.rows["cls"] == numbers[0]]
     host = int(row["host"])
     return Struck(

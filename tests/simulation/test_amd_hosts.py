@@ -1,4 +1,4 @@
-"""Simulated hosts with AMD's GPUs: what they tell is what real ones would, and they are judged among themselves."""
+"""Simulated hosts with AMD GPUs: they report as real hosts would, and are compared only with each other."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ def small(classes: tuple[str, ...] = (), hosts: int = 12, **changes: Any) -> Wor
 
 
 def blocks_of(world: World, host: int) -> dict[str, Block]:
-    """Return the first blocks of a host, by table."""
     step = next(iter(world.frames([host], 300.0, 310.0)))
     return {block.table: block for block in frame.decode(step.deliveries[0].frame).blocks}
 
@@ -55,7 +54,7 @@ def test_the_second_half_has_amds_gpus() -> None:
 
 
 def test_what_the_driver_of_amd_does_not_tell_is_missing() -> None:
-    """The model's remapped rows stood on GPUs that have none, and their clock was an H100's."""
+    """GPUs without row remapping had remapped rows, and an H100's clock."""
     blocks = blocks_of(small(), 9)
     assert not any(
         table.startswith(ABSENT_KINDS) and any(block.valid) for table, block in blocks.items()
@@ -85,7 +84,7 @@ def test_what_the_driver_of_amd_does_not_tell_is_missing() -> None:
 
 @pytest.mark.parametrize("name", sorted(KERNEL_LINES))
 def test_a_fault_is_told_by_the_driver_of_amd(name: str) -> None:
-    """An XID of an AMD GPU is one that nobody ever saw."""
+    """An AMD GPU never reports an XID."""
     world = small()
     events = list(incident_events(SETTINGS.classes[name], world.machines[9], 1, 2, 0.5))
     assert len(events) == len(KERNEL_LINES[name])
@@ -97,7 +96,7 @@ def test_a_fault_is_told_by_the_driver_of_amd(name: str) -> None:
 
 @pytest.mark.slow
 def test_a_mixed_fleet_is_well() -> None:
-    """Half of a fleet was slower than the other by what its makers decided."""
+    """Half of a fleet was slower than the other half only because of its GPU model."""
     world, fleet = small(), Fleet(epoch=1)
     judged = None
     for step in world.frames(range(12), 600.0, 720.0, 1.0):
@@ -120,7 +119,6 @@ def test_a_mixed_fleet_is_well() -> None:
 
 
 def test_a_share_beyond_all_hosts_is_rejected() -> None:
-    """A scenario's file says what it is."""
     from gangline.simulator.scenario import ScenarioError
     from gangline.simulator.scenario_file import _check_scenario
 

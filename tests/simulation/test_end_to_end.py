@@ -16,7 +16,6 @@ HOSTS = 3
 
 
 def known(port: int) -> dict[str, score_pb2.NodeScore]:
-    """Return what the aggregator answers of each host; nothing while it does not answer."""
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         try:
             stub: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -27,8 +26,9 @@ def known(port: int) -> dict[str, score_pb2.NodeScore]:
 
 
 def test_simulated_hosts_reach_store_and_scores_marked_as_simulated(tmp_path: Path) -> None:
-    """A simulated host that looked real, in the API or in the store, would be scheduled upon; a frame
-    stored twice or half would teach the judge what never was."""
+    """Jobs would be placed on an unmarked simulated host; a frame stored twice or in part would
+    falsify the training data.
+    """
     port = free_port()
     store, data = tmp_path / "store", tmp_path / "simulated"
     serve = ["aggregator", "--data", str(store), "--listen", f"127.0.0.1:{port}"]
@@ -55,7 +55,7 @@ def test_simulated_hosts_reach_store_and_scores_marked_as_simulated(tmp_path: Pa
             "SELECT source, hosts, gpus_count, world_size FROM ops.jobs"
         ).fetchall()
     assert simulated == [(True,)]
-    # Whose the processes are was told under another boot's name once: nothing ran anywhere.
+    # The jobs of the processes were once reported with another boot's ID, and no job ran anywhere.
     assert jobs == [("slurm", [f"sim-{i:03d}" for i in range(HOSTS)], 8 * HOSTS, 8 * HOSTS)]
     assert [row[0] for row in rows] == [f"sim-{i:03d}" for i in range(HOSTS)]
     for _, count, frames, devices in rows:

@@ -1,4 +1,4 @@
-"""Each of the three faults does what the truth log says, where and when it says so, and nothing else happens."""
+"""Each of the three faults follows the truth log in effect, place and time, and nothing else happens."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ class Story:
         return self.of[name][:, fault.index, fault.part]
 
     def others(self, fault: Struck, name: str) -> Floats:
-        """Return the same signal of all other devices: (seconds, all but one)."""
         keep = np.ones(self.of[name].shape[1:], bool)
         keep[fault.index, fault.part] = False
         return self.of[name][:, keep]
@@ -58,8 +57,8 @@ def _story(request: pytest.FixtureRequest) -> Story:
     events = []
     for second in range(1, SECONDS + 1):
         step = live.step(1.0)
-        told = [(host, event) for host, _, of_host in step for event in of_host]
-        events += [(second, host, event) for host, event in told if event.name != "gpu.process"]
+        logged = [(host, event) for host, _, of_host in step for event in of_host]
+        events += [(second, host, event) for host, event in logged if event.name != "gpu.process"]
         readings = [Reading(blocks) for _, blocks, _ in step]
         for name in SIGNALS:
             rows[name].append([reading.numbers(name) for reading in readings])
@@ -68,7 +67,7 @@ def _story(request: pytest.FixtureRequest) -> Story:
 
 @pytest.mark.slow
 def test_three_faults_in_three_jobs_within_ten_seconds(story: Story) -> None:
-    """Two faults in one gang would hide each other: who waits for the dead one shows nothing of a slow one."""
+    """Two faults in a gang would hide each other: a host that waits for the dead host does not look slow."""
     faults = [struck(story.live, name) for name in FAULTS]
     assert all(20 <= fault.begin <= 30 and fault.due <= 45 for fault in faults)
     jobs = [story.live.world.schedule.job_at(fault.index, 0.0) for fault in faults]
@@ -77,18 +76,18 @@ def test_three_faults_in_three_jobs_within_ten_seconds(story: Story) -> None:
 
 
 def test_nothing_moves_before_its_time(story: Story) -> None:
-    """A fault that shows before its moment would let a judge look good that only guesses."""
+    """A fault that shows early would flatter a judge that only guesses."""
     first = int(min(struck(story.live, name).begin for name in FAULTS))
-    for name, most in ((HEAT, 12), (CLOCK, 0.02 * 1.7e9)):
+    for name, limit in ((HEAT, 12), (CLOCK, 0.02 * 1.7e9)):
         values = story.of[name][:first]
-        assert (values.max(axis=0) - values.min(axis=0)).max() <= most
+        assert (values.max(axis=0) - values.min(axis=0)).max() <= limit
     assert not story.of[HELD][:first].any() and not story.of[LOST][:first].any()
     grown = story.of[CORRECTED][first - 1] - story.of[CORRECTED][0]
     assert grown.max() <= 3
 
 
 def test_a_failed_cooler(story: Story) -> None:
-    """Temperature leads, the clock follows: within 15 s at the limit and as much slower as was drawn."""
+    """Temperature leads, the clock follows: at the limit within 15 s, and slower by the drawn share."""
     fault = struck(story.live, "thermal")
     celsius, clock = story.at(fault, HEAT), story.at(fault, CLOCK)
     normal = np.median(clock[: int(fault.begin)])
@@ -111,7 +110,7 @@ def test_heat_stays_where_it_is(story: Story) -> None:
 
 
 def test_retransmissions_climb(story: Story) -> None:
-    """From nothing to hundreds a second on one port, within its onset; others' ports stay clean."""
+    """From zero to hundreds a second on one port, within its onset; other ports stay clean."""
     fault = struck(story.live, "rdma_link")
     first, full = int(fault.begin), int(fault.due) + 1
     for name in RESENT:
@@ -125,7 +124,7 @@ def test_retransmissions_climb(story: Story) -> None:
 
 
 def test_a_dead_gpu_ends_its_gangs_work(story: Story) -> None:
-    """Data is lost, the driver says so in one breath and asks for a reset; all its gang waits, at 100 % and 150 W."""
+    """Data is lost, the driver reports it at once and asks for a reset; its whole gang waits, at 100 % and 150 W."""
     fault = struck(story.live, "hbm")
     after = int(np.ceil(fault.due))
     lost = story.at(fault, LOST)
@@ -147,7 +146,7 @@ def test_a_dead_gpu_ends_its_gangs_work(story: Story) -> None:
 
 
 def test_the_other_gangs_go_on(story: Story) -> None:
-    """If all stopped with the dead one, the other two faults would have nothing to show on."""
+    """If all gangs stopped, the other two faults could not show."""
     job = story.live.world.schedule.job_at(struck(story.live, "thermal").index, 0.0)
     assert job is not None
     power = story.of[POWER][-15:, job.hosts]
@@ -161,9 +160,9 @@ def test_a_bad_cable_slows_its_gang_alone() -> None:
     job = live.world.schedule.job_at(fault.index, 0.0)
     assert job is not None
     tensor = []
-    for each in (live, before):
-        read(each, fault.due)
-        readings = [list(read(each).values()) for _ in range(10)]
+    for live_world in (live, before):
+        read(live_world, fault.due)
+        readings = [list(read(live_world).values()) for _ in range(10)]
         of_all = [
             [r.numbers("gpu_fast.tensor_active_ratio") for r in reading] for reading in readings
         ]
@@ -175,5 +174,5 @@ def test_a_bad_cable_slows_its_gang_alone() -> None:
 def test_small_fleets_have_fewer_faults(hosts: int, faults: int) -> None:
     """`gangline simulate --hosts 1` must run, with the one fault there is room for: never two on a host."""
     lines = [json.loads(line) for line in truth.lines(World("three", 1, hosts=hosts))]
-    told = [line for line in lines if line.get("sort") == "faults"]
-    assert len(told) == faults == len({line["struck"][0][0] for line in told})
+    logged = [line for line in lines if line.get("sort") == "faults"]
+    assert len(logged) == faults == len({line["struck"][0][0] for line in logged})

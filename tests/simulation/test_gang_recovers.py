@@ -16,36 +16,31 @@ from gangline.contract.wire.score_pb2_grpc import ScoreServiceStub
 from gangline.simulator.world import World
 from tests.processes import GUARD_SECONDS, Process, free_port, listening, until
 
-#: Of this seed the job has whole racks, and those that are lost are of two leaves and three racks.
+#: With this seed the job has whole racks, and the lost hosts are in two leaves and three racks.
 SCENARIO, SEED, HOSTS, GANG = "gang", 2, 72, 64
 SEGMENT = 4
 
 
 class Service:
-    """The aggregator, as a scheduler calls it."""
-
     def __init__(self, channel: grpc.Channel) -> None:
         self._scores: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
         self._placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
         self._recovery: Any = RecoveryServiceStub(channel)  # type: ignore[no-untyped-call]
 
     def scores(self) -> dict[str, score_pb2.NodeScore]:
-        """Return the score of each host by name; none while it does not answer."""
         try:
             reply = self._scores.ListNodeScores(score_pb2.ListNodeScoresRequest())
         except grpc.RpcError:
             return {}
-        return {one.node.removeprefix("nodes/"): one for one in reply.node_scores}
+        return {score.node.removeprefix("nodes/"): score for score in reply.node_scores}
 
     def names(self) -> list[str]:
-        """Return the names, in the order of node indexes."""
         reply = self._scores.GetNodeDictionary(score_pb2.GetNodeDictionaryRequest())
         return list(reply.names)
 
     def plan(
         self, gang: placement_pb2.GangRequirements, free: set[int]
     ) -> placement_pb2.PlanPlacementResponse:
-        """Return the plan among *free*."""
         bitmap = bytearray(-(-HOSTS // 8))
         for index in free:
             bitmap[index // 8] |= 1 << index % 8
@@ -60,7 +55,6 @@ class Service:
     def recover(
         self, request: recovery_pb2.PlanRecoveryRequest
     ) -> recovery_pb2.PlanRecoveryResponse | None:
-        """Return the ways to go on; None while nobody failed."""
         try:
             reply: recovery_pb2.PlanRecoveryResponse = self._recovery.PlanRecovery(
                 request, timeout=GUARD_SECONDS
@@ -72,23 +66,23 @@ class Service:
 
 
 def gang() -> placement_pb2.GangRequirements:
-    found = placement_pb2.GangRequirements(nodes=GANG, gpus_per_node=8)
-    found.length.FromSeconds(72 * 3600)
-    found.invariants.segment_nodes = SEGMENT
-    found.invariants.segment_tier = placement_pb2.TIER_RACK
-    return found
+    result = placement_pb2.GangRequirements(nodes=GANG, gpus_per_node=8)
+    result.length.FromSeconds(72 * 3600)
+    result.invariants.segment_nodes = SEGMENT
+    result.invariants.segment_tier = placement_pb2.TIER_RACK
+    return result
 
 
 @pytest.mark.slow
 def test_a_gang_of_64_hosts_loses_three_and_61_never_stop(tmp_path: Path) -> None:
-    """Most gangs are torn down as a whole for one dead GPU: what it costs not to has to be true end to end."""
+    """Most gangs are torn down for a single dead GPU: the advantage of continuing must hold end to end."""
     world = World(SCENARIO, SEED)
     (job,) = world.schedule.jobs
     lost = {world.names[int(row["host"])] for row in world.schedule.rows}
     leaves = {world.location(world.names.index(name)).leaf for name in lost}
-    racks = {world.names[at]: world.location(at).rack for at in range(HOSTS)}
+    racks = {world.names[index]: world.location(index).rack for index in range(HOSTS)}
     assert len(lost) == 3 and len(leaves) == 2
-    members = {world.names[at] for at in job.hosts.tolist()}
+    members = {world.names[index] for index in job.hosts.tolist()}
     port = free_port()
     serve = ["aggregator", "--data", str(tmp_path / "store"), "--listen", f"127.0.0.1:{port}"]
     play = ["simulate", "--scenario", SCENARIO, "--seed", str(SEED), "--data", str(tmp_path / "sim")]  # fmt: skip
@@ -101,7 +95,9 @@ def test_a_gang_of_64_hosts_loses_three_and_61_never_stop(tmp_path: Path) -> Non
         with Process(play, tmp_path / "simulate.log"):
             service = Service(channel)
             until(
-                lambda: sum(one.relative_speed > 0 for one in service.scores().values()) >= GANG,
+                lambda: (
+                    sum(score.relative_speed > 0 for score in service.scores().values()) >= GANG
+                ),
                 "the gang computes",
             )
             names = service.names()
@@ -110,7 +106,7 @@ def test_a_gang_of_64_hosts_loses_three_and_61_never_stop(tmp_path: Path) -> Non
             until(lambda: service.plan(gang(), free).options, "the gang fits on its hosts")
             before = service.plan(gang(), free).options[0]
             placed = list(before.node_index)
-            assert {names[at] for at in placed} == members
+            assert {names[index] for index in placed} == members
             spares = sorted(set(range(HOSTS)) - set(placed))
             request = recovery_pb2.PlanRecoveryRequest(
                 gang=gang(), current_node_index=placed, hot_spare_node_index=spares,
@@ -126,30 +122,33 @@ def test_a_gang_of_64_hosts_loses_three_and_61_never_stop(tmp_path: Path) -> Non
 
             until(all_are_lost, "three hosts have failed", 300.0)
     reply = replies[0]
-    assert {names[at] for at in reply.failed_node_index} == lost
+    assert {names[index] for index in reply.failed_node_index} == lost
     assert not reply.restart_is_futile and not reply.domains
     best = reply.options[0]
     assert best.kind == recovery_pb2.RECOVERY_HOT_SPARE and not best.stopped_node_index
     moved = [rank for rank, (was, now) in enumerate(zip(placed, best.node_index, strict=True)) if was != now]  # fmt: skip
     assert {names[placed[rank]] for rank in moved} == lost and len(moved) == 3
     # The racks of the gang have no other host: each replacement says that its segment is no longer whole.
-    for one in best.replacements:
-        segment = best.node_index[one.rank // SEGMENT * SEGMENT :][:SEGMENT]
-        is_whole = len({racks[names[at]] for at in segment}) == 1
-        assert one.keeps_segment == is_whole
+    for replacement in best.replacements:
+        segment = best.node_index[replacement.rank // SEGMENT * SEGMENT :][:SEGMENT]
+        is_whole = len({racks[names[index]] for index in segment}) == 1
+        assert replacement.keeps_segment == is_whole
     assert len(best.replacements) == 3
-    waits = next(one for one in reply.options if one.kind == recovery_pb2.RECOVERY_WAIT_FOR_REPAIR)
+    waits = next(
+        option for option in reply.options if option.kind == recovery_pb2.RECOVERY_WAIT_FOR_REPAIR
+    )
     assert len(waits.stopped_node_index) == GANG - 3
     # Three racks have three hosts left: as whole segments of four the gang fits nowhere else.
-    assert recovery_pb2.RECOVERY_RESTART_ELSEWHERE not in {one.kind for one in reply.options}
-    # The price of the plan; and of the gang's hours from the loss on: as if nobody had failed, and as it goes on.
+    assert recovery_pb2.RECOVERY_RESTART_ELSEWHERE not in {option.kind for option in reply.options}
+    # The price of the plan; and of the gang's hours from the loss on: undisturbed, and with the
+    # plan.
     for price in (before.price, reply.undisturbed.price, best.price):
         total = price.total_gpu_hours
         assert total.lower <= total.value <= total.upper and total.value > 0.0
-        assert total.value == pytest.approx(sum(one.gpu_hours.value for one in price.parts))
+        assert total.value == pytest.approx(sum(part.gpu_hours.value for part in price.parts))
         print(f"{total.value:.0f} GPU-hours ({total.lower:.0f} to {total.upper:.0f})")
     assert best.price.total_gpu_hours.value > reply.undisturbed.price.total_gpu_hours.value
-    shown = [one.split() for one in recovery_text(reply, names).splitlines()]
-    (row,) = (one for one in shown if one[-4:] == ["no", "member", "had", "failed"])
+    shown = [line.split() for line in recovery_text(reply, names).splitlines()]
+    (row,) = (cells for cells in shown if cells[-4:] == ["no", "member", "had", "failed"])
     assert float(row[1]) == pytest.approx(reply.undisturbed.price.total_gpu_hours.value, abs=0.06)
-    assert {one.name for one in best.price.parts} >= {"detect", "decide", "resume", "lost work"}
+    assert {part.name for part in best.price.parts} >= {"detect", "decide", "resume", "lost work"}

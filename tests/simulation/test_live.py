@@ -21,7 +21,6 @@ SEEDS = range(1, 10)
 
 
 def encoded(seed: int, hosts: int, seconds: int) -> list[bytes]:
-    """Return every frame of a run, with fixed ids and clocks."""
     live = three(seed, hosts)
     framers = [FrameBuilder(bytes([i] * 16), bytes(16)) for i in range(hosts)]
     return [
@@ -34,19 +33,18 @@ def encoded(seed: int, hosts: int, seconds: int) -> list[bytes]:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_same_seed_gives_the_same_bytes(seed: int) -> None:
-    """A failure that a seed showed once must show again, or nobody can mend it."""
+    """A failure must be reproducible from its seed."""
     assert encoded(seed, 4, 60) == encoded(seed, 4, 60)
 
 
 def test_seeds_differ() -> None:
-    """Nine seeds that are one fleet would make nine tests of one."""
+    """Nine equal seeds would be a single test."""
     hashes = {hashlib.sha256(b"".join(encoded(seed, 3, 5))).hexdigest() for seed in SEEDS}
     truths = {"".join(truth.lines(three(seed, 32).world)) for seed in SEEDS}
     assert len(hashes) == len(truths) == len(SEEDS)
 
 
 def test_frames_come_back_as_they_went() -> None:
-    """What the aggregator decodes is what the model said, cell by cell."""
     for host, blocks, _ in calm(1, 2).step(1.0):
         data = FrameBuilder(bytes(16), bytes(16)).build(1, SECOND_NS, SECOND_NS, blocks)
         back = {block.table: block for block in frame.decode(data).blocks}
@@ -59,7 +57,7 @@ def test_frames_come_back_as_they_went() -> None:
 
 
 def test_a_second_of_a_host_is_a_small_frame() -> None:
-    """The first frame carries everything, the rest what moved; neither may near the limit."""
+    """The first frame has all values, later frames the changes; neither may be near the limit."""
     sizes = [len(data) for data in encoded(1, 1, 20)]
     assert max(sizes) < frame.FRAME_BYTES_MAX / 8
 
@@ -89,7 +87,9 @@ def test_another_seed_is_other_hardware() -> None:
 
 
 def test_collectors_have_the_names_of_real_ones() -> None:
-    """`disk` beside `disk_1s` of a real host: a query over the fleet's collectors found one of them."""
+    """Simulated hosts had `disk` where real hosts have `disk_1s`: a query over the fleet's
+    collectors saw only one of them.
+    """
     assert set(machine.COLLECTORS) <= set(COLLECTORS)
     assert len(set(machine.COLLECTORS)) == len(machine.COLLECTORS)
     tables = {
@@ -105,7 +105,7 @@ def _is_simulated(rows: Sequence[Signal]) -> bool:
 
 @pytest.mark.parametrize("elapsed", [0.0, -5.0, 1e9])
 def test_odd_steps_do_no_harm(elapsed: float) -> None:
-    """A laptop that slept for a week, or past the world's end; a clock that stood still, or went back."""
+    """A laptop slept for a week, or past the world's end; a clock stopped, or went back."""
     live = three(1, 2)
     assert len(live.step(elapsed)) == 2
     assert [name for name, blocks, _ in live.step(1.0) if blocks] == ["sim-000", "sim-001"]
@@ -114,10 +114,10 @@ def test_odd_steps_do_no_harm(elapsed: float) -> None:
 def test_slow_tables_come_at_their_pace() -> None:
     """Tables of ten seconds sent every second would cost the store ten times its rows."""
     live = calm(1, 2)
-    came = dict.fromkeys(TABLES, 0)
+    counts = dict.fromkeys(TABLES, 0)
     for _ in range(60):
         for block in live.step(1.0)[1][1]:
-            came[block.table] += 1
-    assert came["gpu_1s"] == came["gpu_fast_1s"] == 60
-    assert came["gpu_10s"] in (6, 7) and came["nvlink_10s_changes"] in (6, 7)
-    assert came["filesystem_60s"] in (1, 2)
+            counts[block.table] += 1
+    assert counts["gpu_1s"] == counts["gpu_fast_1s"] == 60
+    assert counts["gpu_10s"] in (6, 7) and counts["nvlink_10s_changes"] in (6, 7)
+    assert counts["filesystem_60s"] in (1, 2)

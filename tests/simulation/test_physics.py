@@ -18,7 +18,6 @@ def all_of(readings: dict[str, Reading], name: str) -> Floats:
 
 
 def gang_of(live: LiveWorld, host: int) -> list[int]:
-    """Return the hosts that share a job with *host*, without it."""
     job = live.world.schedule.job_at(host, 0.0)
     assert job is not None
     return [other for other in job.hosts.tolist() if other != host]
@@ -27,22 +26,23 @@ def gang_of(live: LiveWorld, host: int) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_energy_is_the_integral_of_power(seed: int) -> None:
-    """A duty cycle from energy differences that disagreed with power would teach the wrong phases."""
+    """A duty cycle from energy that disagreed with power would give wrong phases."""
     live = calm(seed, 4)
     before = all_of(read(live), "gpu.energy_joules")
     readings = [read(live) for _ in range(300)]
-    told = np.sum([all_of(each, "gpu_fast.power_mean_watts") for each in readings], axis=0)
-    sampled = np.sum([all_of(each, "gpu.power_watts") for each in readings], axis=0)
+    watts = np.sum([all_of(reading, "gpu_fast.power_mean_watts") for reading in readings], axis=0)
+    sampled = np.sum([all_of(reading, "gpu.power_watts") for reading in readings], axis=0)
     spent = all_of(readings[-1], "gpu.energy_joules") - before
-    assert np.allclose(told, spent, rtol=1e-4)
-    # A sample a second of what swings between 120 and 550 W; all GPUs are one gang.
+    assert np.allclose(watts, spent, rtol=1e-4)
+    # A sample per second of a power that alternates between 120 and 550 W; all GPUs are a single
+    # gang.
     assert sampled.sum() == pytest.approx(spent.sum(), rel=0.1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_energy_does_not_depend_on_how_often_one_looks(seed: int) -> None:
-    """A late tick makes one longer step; the joules of the time between must not go missing."""
+    """A late tick makes a longer step, and its joules must not be lost."""
     fine, coarse = calm(seed, 4), calm(seed, 4)
     at_fine = all_of([read(fine, 0.5) for _ in range(80)][-1], "gpu.energy_joules")
     at_coarse = all_of([read(coarse, 5.0) for _ in range(8)][-1], "gpu.energy_joules")
@@ -52,15 +52,15 @@ def test_energy_does_not_depend_on_how_often_one_looks(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_rank_that_waits_is_fully_utilised_at_little_power(seed: int) -> None:
-    """Scoring on GPU utilisation alone takes the victims of a slow GPU for the busiest of all."""
+    """By GPU utilization alone the victims of a slow GPU look busiest."""
     live = three(seed, 32)
     hot = struck(live, "thermal")
     read(live, hot.due)
     # No checkpoint comes before the first minute is over.
     readings = [read(live) for _ in range(12)]
-    used = np.array([all_of(each, "gpu.utilization_ratio") for each in readings])
-    power = np.array([all_of(each, "gpu_fast.power_mean_watts") for each in readings])
-    tensor = np.array([all_of(each, "gpu_fast.tensor_active_ratio") for each in readings])
+    used = np.array([all_of(reading, "gpu.utilization_ratio") for reading in readings])
+    power = np.array([all_of(reading, "gpu_fast.power_mean_watts") for reading in readings])
+    tensor = np.array([all_of(reading, "gpu_fast.tensor_active_ratio") for reading in readings])
     gang = gang_of(live, hot.index)
     assert used[:, [hot.index, *gang]].min() >= 0.94  # a gap is some hundredths of a second
     # In the time that all others wait, the culprit alone computes: at a lower clock, and for longer.
@@ -75,8 +75,10 @@ def test_a_rank_that_waits_is_fully_utilised_at_little_power(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_rank_moves_the_same_bytes(seed: int) -> None:
-    """In a bulk-synchronous gang work counters are equal by construction, also where one port is slow; a model
-    in which they are not would let a judge find stragglers by bytes, which no real job offers."""
+    """In a synchronous gang all ranks move equal bytes, even with a slow port.
+
+    A model with unequal bytes would let a judge find stragglers in an unrealistic way.
+    """
     live = three(seed, 32)
     bad = struck(live, "rdma_link")
     first = read(live, bad.due)
@@ -90,7 +92,7 @@ def test_every_rank_moves_the_same_bytes(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_checkpoint_looks_as_on_real_hosts(seed: int) -> None:
-    """A checkpoint is no fault: its writer stands near 3 %, all others wait at 100 %."""
+    """A checkpoint is not a fault: its writer is near 3 %, all other GPUs wait at 100 %."""
     live = calm(seed, 8)
     (job,) = live.world.schedule.jobs
     writers = np.zeros((8, 8), bool)
@@ -114,7 +116,7 @@ def test_a_checkpoint_looks_as_on_real_hosts(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_levels_are_those_of_an_h100_in_training(seed: int) -> None:
-    """Thresholds in watts and degrees were measured on H100s; the model must be one of them."""
+    """Thresholds in watts and degrees were measured on H100s; the model must have an H100's levels."""
     live = calm(seed, 8)
     power, heat = [], []
     for _ in range(60):

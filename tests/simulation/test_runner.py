@@ -29,8 +29,6 @@ WALL_NS = 1_700_000_000 * SECOND_NS
 
 @dataclass
 class HandedClock:
-    """Time that stands still until it is moved."""
-
     now_ns: int = 5_000 * SECOND_NS
 
     def boottime_ns(self) -> int:
@@ -42,8 +40,6 @@ class HandedClock:
 
 @dataclass
 class Recorder:
-    """Notes what it is told to send."""
-
     sent: list[tuple[int, int, int]] = field(default_factory=list)
     started: bool = False
     closed_within_seconds: float = 0.0
@@ -65,7 +61,7 @@ class Recorder:
 
 
 def test_a_late_tick_is_one_longer_step_and_no_burst() -> None:
-    """After a pause of seven seconds a loop that caught up would send seven frames that all say now."""
+    """After a pause of seven seconds a catching-up loop would send seven frames with the same time."""
     live, clock, host = calm(1, 1), HandedClock(), Recorder()
     runner = SimulationRunner(live, [host], clock)
     begin = clock.now_ns
@@ -81,8 +77,10 @@ def test_a_late_tick_is_one_longer_step_and_no_burst() -> None:
 
 
 def test_a_host_that_is_away_is_closed_and_comes_back_as_another() -> None:
-    """A world's repair that kept its connection would be a gap; readings of before the boot would go on.
-    Its clock is off while it says so, and a gap is no frame."""
+    """A host in repair that kept its connection would look like a gap, and readings would continue over the boot.
+
+    A host with a wrong clock reports the offset, and a gap sends no frame.
+    """
     world = World("parade", 1, hosts=16)
     row = next(a for a in world.schedule.downtimes if a.begin > 20)
     live, clock = LiveWorld(world), HandedClock()
@@ -115,7 +113,7 @@ def open_host(folder: Path, live: LiveWorld, clock: HandedClock) -> SimulatedHos
 
 
 def test_frames_and_events_wait_on_disk(tmp_path: Path) -> None:
-    """With no aggregator there, what the model said is in the spool, through the real codec."""
+    """Without an aggregator the model's frames are in the spool, through the real codec."""
     live, clock = calm(1, 1), HandedClock()
     host = open_host(tmp_path, live, clock)
     event = telemetry_pb2.HealthEvent(event_id="xid-1", name="gpu.xid", code=95)
@@ -126,10 +124,10 @@ def test_frames_and_events_wait_on_disk(tmp_path: Path) -> None:
     assert frame.stamp == frames.Stamp(
         host.spool.run_id, host.spool.boot_id, sequence, clock.boottime_ns(), clock.wall_ns()
     )
-    said = Reading(frame.blocks)
-    assert said.numbers("gpu.sm_clock_hertz")[0] > 1e9
-    assert said.column("agent.spool_bytes") == [0.0]
-    assert said.column("agent.cpu_seconds") == [None], "the process is shared by all hosts"
+    reading = Reading(frame.blocks)
+    assert reading.numbers("gpu.sm_clock_hertz")[0] > 1e9
+    assert reading.column("agent.spool_bytes") == [0.0]
+    assert reading.column("agent.cpu_seconds") == [None], "the process is shared by all hosts"
     (waiting,) = host.events.pending(10)
     assert waiting.event_id == f"{host.spool.boot_id.hex()}/xid-1"
     assert waiting.boottime_ns == clock.boottime_ns() and waiting.wall_time_ns == clock.wall_ns()
@@ -137,8 +135,9 @@ def test_frames_and_events_wait_on_disk(tmp_path: Path) -> None:
 
 
 def test_each_start_is_a_boot_of_its_own(tmp_path: Path) -> None:
-    """After a restart with the same seed the faults have yet to come: what the aggregator holds
-    against the host must end, as it does when a real host reboots; frames left over must not."""
+    """A restart with the same seed puts the faults in the future: findings about the host must end,
+    as after a real reboot; unsent frames must stay.
+    """
     live, clock = calm(1, 1), HandedClock()
     first = open_host(tmp_path, live, clock)
     first.send(clock.boottime_ns(), clock.wall_ns(), [], [])
@@ -166,16 +165,13 @@ def test_two_of_them_do_not_share_a_folder(tmp_path: Path) -> None:
 
 
 def test_too_few_open_files_are_said_before_anything_is_opened() -> None:
-    """512 hosts hold some thousands of descriptors; EMFILE in a thread would name nobody."""
+    """512 hosts need thousands of file descriptors; an EMFILE in a thread would name no cause."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
         raise_file_limit(4096)
         return
     with pytest.raises(OSError, match=f"{hard} are allowed. Use fewer hosts"):
         raise_file_limit(hard + 1)
-
-
-# The command, as a process. ---------------------------------------------------------------------
 
 
 def simulate(folder: Path, *more: str) -> Process:
@@ -190,20 +186,21 @@ def spooled(folder: Path) -> int:
 
 @pytest.mark.slow
 def test_it_runs_without_an_aggregator_and_ends_when_asked(tmp_path: Path) -> None:
-    """Started before its aggregator, it waits with its frames on disk; asked to end, it leaves no
-    process, no lock, and exit code 0."""
+    """Started before its aggregator, it keeps its frames on disk; after a stop no process or lock
+    is left, and the exit code is 0.
+    """
     written = tmp_path / "truth.jsonl"
     with simulate(tmp_path, "--truth", str(written), "--seed", "7") as process:
         until(lambda: spooled(tmp_path) > 5000, "frames of the last host are on disk")
         lines = [json.loads(line) for line in written.read_text().splitlines()]
         expected = map(json.loads, truth.lines(World("three", 7, hosts=4)))
-        told = [[line.get("struck") for line in log] for log in (lines, expected)]
-        assert told[0] == told[1] and lines[0]["scenario"] == "three"
+        struck_hosts = [[line.get("struck") for line in log] for log in (lines, expected)]
+        assert struck_hosts[0] == struck_hosts[1] and lines[0]["scenario"] == "three"
         pid = process.pid
         assert process.stop() == 0
         assert not os.path.exists(f"/proc/{pid}")
-    said = (tmp_path / "log").read_text()
-    assert "4 simulated hosts, scenario three, seed 7" in said and "Traceback" not in said
+    log_text = (tmp_path / "log").read_text()
+    assert "4 simulated hosts, scenario three, seed 7" in log_text and "Traceback" not in log_text
     before = spooled(tmp_path)
     with simulate(tmp_path) as process:  # the same folders serve again
         until(lambda: spooled(tmp_path) > before, "the next run appends")
@@ -212,7 +209,7 @@ def test_it_runs_without_an_aggregator_and_ends_when_asked(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_held_folder_is_named(tmp_path: Path) -> None:
-    """A second `make run` beside the first gets words, not a stack trace."""
+    """A second `make run` beside the first gets an error message, not a stack trace."""
     with simulate(tmp_path) as first:
         until(lambda: spooled(tmp_path) > 0, "the first runs")
         with Process(first.arguments[3:], tmp_path / "second") as second:
@@ -238,7 +235,6 @@ def test_a_held_folder_is_named(tmp_path: Path) -> None:
 def test_wrong_arguments_are_answered_in_words(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was wrong, what would be right, and exit code 2."""
     from gangline.cli import USAGE, main
 
     with pytest.raises(SystemExit) as stop:

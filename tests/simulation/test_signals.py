@@ -1,4 +1,4 @@
-"""A simulated host says what an H100 machine would say: no more, and no less of what is judged by."""
+"""A simulated host reports the signals of an H100 machine: no others, and all signals that judging reads."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ COUNTERS_ABSENT = {
     "rdma.congestion_*": "of RoCE",
     "rdma.receive_icrc_errors": "of RoCE",
 }
-#: The catalogue marks what another maker's driver or another generation of links has, and nobody else.
+#: The catalog marks signals of another vendor's driver or another link generation, and no others.
 MARKS_ELSEWHERE = (
     "(bnxt_re)",
     "(bnxt_en)",
@@ -75,7 +75,7 @@ MARKS_ELSEWHERE = (
     "(NVLink 5)",
     "(links 0-11)",
 )
-#: What rules read and an H100 machine does not say -> why. Patterns.
+#: Signals that rules read and an H100 machine lacks -> reason. Patterns.
 READ_AND_ABSENT = {
     "agent.*": KINDS_ABSENT["agent"],
     "bond.*": KINDS_ABSENT["bond"],
@@ -100,7 +100,6 @@ READ_AND_ABSENT = {
 
 
 def all_said(seed: int = 1) -> dict[str, list[float | int | None]]:
-    """Return every signal of a healthy host's first step."""
     (reading,) = read(calm(seed, 1)).values()
     return {s.name: reading.column(s.name) for table in reading.blocks for s in TABLES[table]}
 
@@ -110,28 +109,28 @@ def explained(name: str, reasons: dict[str, str]) -> bool:
 
 
 def test_a_simulated_host_says_what_the_rules_read() -> None:
-    """A rule that reads what no simulated host says was tested on nothing: `make run` would look the
-    same without it."""
-    said = all_said()
-    missing = {name for name in SIGNALS_READ if None in said.get(name, [None])}
+    """A rule whose signal no simulated host has is untested, unnoticed by `make run`."""
+    signals = all_said()
+    missing = {name for name in SIGNALS_READ if None in signals.get(name, [None])}
     assert not {name for name in missing if not explained(name, READ_AND_ABSENT)}
 
 
 def test_the_list_of_what_is_not_said_is_true() -> None:
     """A reason that no longer holds would hide the next signal that goes missing."""
-    said = all_said()
+    signals = all_said()
     for pattern in READ_AND_ABSENT | COUNTERS_ABSENT:
         names = {name for name in BY_NAME if fnmatchcase(name, pattern)}
         assert names, f"{pattern} is the name of nothing"
         for name in names - {n for n in names if BY_NAME[n].kind is Kind.EVENT}:
-            assert set(said.get(name, [None])) == {None}, name
+            assert set(signals.get(name, [None])) == {None}, name
 
 
 def test_counters_of_trouble_stand_at_zero_or_are_not_there() -> None:
-    """A counter that is missing on every simulated host is a rule that never ran; one that real H100s
-    lack is a rule that runs nowhere else."""
-    said = all_said()
-    for name, values in said.items():
+    """A rule whose counter is missing on every simulated host never ran; a rule on a counter that
+    real H100s lack runs only here.
+    """
+    signals = all_said()
+    for name, values in signals.items():
         signal = BY_NAME[name]
         if signal.kind is not Kind.COUNTER or not signal.on_change:
             continue
@@ -144,22 +143,21 @@ def test_counters_of_trouble_stand_at_zero_or_are_not_there() -> None:
 
 
 def test_a_simulated_host_fills_what_a_real_one_would() -> None:
-    """A judge that works on simulated hosts only because a column is there that real ones lack, or
-    that breaks on a column they have, was tested on nothing."""
-    said = all_said()
-    kinds = {BY_NAME[name].device_kind for name in said}
+    """A judge that needs a column which real hosts lack, or fails on one which they have, would pass all tests."""
+    signals = all_said()
+    kinds = {BY_NAME[name].device_kind for name in signals}
     every = {rows[0].device_kind for rows in TABLES.values()}
     assert kinds == every - KINDS_ABSENT.keys()
     # A sensor shows either watts or degrees.
-    assert [value is None for value in said["hwmon.power_watts"]] == [True, True, False]
-    assert [value is None for value in said["hwmon.temperature_celsius"]] == [False, False, True]
+    assert [value is None for value in signals["hwmon.power_watts"]] == [True, True, False]
+    assert [value is None for value in signals["hwmon.temperature_celsius"]] == [False, False, True]
     for kind in kinds:
-        names = [name for name in said if BY_NAME[name].device_kind == kind]
-        assert any(set(said[name]) != {None} for name in names), f"{kind} says nothing"
+        names = [name for name in signals if BY_NAME[name].device_kind == kind]
+        assert any(set(signals[name]) != {None} for name in names), f"{kind} says nothing"
 
 
 def numbers(block: Block) -> tuple[Words, Words]:
-    """Return the whole numbers of *block*, (columns, rows), and which of them there are."""
+    """Return the integers of *block*, (columns, rows), and a mask of the present ones."""
     shape = len(block.signal_ids), block.rows
     cells = np.frombuffer(block.cells, np.uint64).reshape(shape)
     return cells.copy(), np.frombuffer(block.valid, np.uint8).reshape(shape).astype(np.uint64)
@@ -179,31 +177,33 @@ def test_counters_never_fall(seed: int) -> None:
                 if not chosen:
                     continue
                 widths = np.array([2 ** signals[i].width_bits - 1 for i in chosen], np.uint64)
-                now, there = (each[chosen] for each in numbers(block))
-                old, old_there = before.get((host, block.table), (now, there))
-                assert (there == old_there).all(), block.table
+                now, totals = (number[chosen] for number in numbers(block))
+                old, old_there = before.get((host, block.table), (now, totals))
+                assert (totals == old_there).all(), block.table
                 assert (now >= old).all() and (now <= widths[:, None]).all(), block.table
-                before[host, block.table] = now, there
+                before[host, block.table] = now, totals
     assert len(before) > 3 * 15
 
 
 @pytest.mark.parametrize("seed", FEW_SEEDS)
 def test_the_fast_lane_agrees_with_the_slow_one(seed: int) -> None:
-    """Two ways to the same watts and hertz that disagree would teach the fingerprints nonsense."""
+    """Two paths with different watts or hertz would falsify the fingerprints."""
     live = three(seed, 2)
     for _ in range(75):
         for reading in read(live).values():
-            of = {s.column: np.array(reading.numbers(s.name)) for s in TABLES["gpu_fast_1s"]}
-            assert (of["samples_count"] == SAMPLES_PER_SECOND).all()
+            by_column = {s.column: np.array(reading.numbers(s.name)) for s in TABLES["gpu_fast_1s"]}
+            assert (by_column["samples_count"] == SAMPLES_PER_SECOND).all()
             for name, unit in (("sm_clock", "hertz"), ("power", "watts")):
-                least, mean, most = (of[f"{name}_{w}_{unit}"] for w in ("min", "mean", "max"))
-                assert (least <= mean).all() and (mean <= most).all()
+                minimum, mean, maximum = (
+                    by_column[f"{name}_{w}_{unit}"] for w in ("min", "mean", "max")
+                )
+                assert (minimum <= mean).all() and (mean <= maximum).all()
             if "gpu_10s" in reading.blocks:
                 average = reading.numbers("gpu.power_average_watts")
-                assert np.allclose(of["power_mean_watts"], average, atol=0.01)
-            assert (of["sm_active_min_ratio"] <= of["sm_active_ratio"]).all()
-            assert (of["sm_active_ratio"] <= of["sm_active_max_ratio"]).all()
-            for name, values in of.items():
+                assert np.allclose(by_column["power_mean_watts"], average, atol=0.01)
+            assert (by_column["sm_active_min_ratio"] <= by_column["sm_active_ratio"]).all()
+            assert (by_column["sm_active_ratio"] <= by_column["sm_active_max_ratio"]).all()
+            for name, values in by_column.items():
                 assert not name.endswith("_ratio") or (values.min() >= 0 and values.max() <= 1)
 
 
@@ -230,7 +230,6 @@ def test_traffic_is_the_same_however_it_is_told(seed: int) -> None:
 
 
 def _of_links(reading: Reading) -> Floats:
-    """Return what all links of each GPU have sent."""
     values = np.array(reading.numbers("nvlink.transmitted_data_bytes"))
     assert (values % 1024 == 0).all(), "NVML counts in KiB"
     return np.asarray(values.reshape(GPUS, NVLINKS_PER_GPU).sum(axis=1))
@@ -238,7 +237,6 @@ def _of_links(reading: Reading) -> Floats:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_errors_by_location_add_up(seed: int) -> None:
-    """The sum of the parts is the whole, and every memory bank stands in one bin of the histogram."""
     reading = read(calm(seed, 4))["sim-002"]
     for kind in ("corrected", "uncorrected"):
         for since in ("volatile", "lifetime"):
@@ -252,7 +250,7 @@ def test_errors_by_location_add_up(seed: int) -> None:
 
 
 def test_the_cores_time_adds_up() -> None:
-    """A host whose shares are more than all of its time would be one that no kernel tells of."""
+    """The shares of a core's time must not exceed its time."""
     live = calm(1, 2)
     for _ in range(5):
         for reading in read(live).values():
@@ -262,7 +260,7 @@ def test_the_cores_time_adds_up() -> None:
 
 
 def test_pressure_totals_are_the_sum_of_their_shares() -> None:
-    """The total of PSI and its mean must tell one story."""
+    """The total of PSI must agree with its mean."""
     live = calm(1, 1)
     for name in ("cpu_some", "io_some", "io_full"):
         totals, shares = [], []
@@ -273,11 +271,8 @@ def test_pressure_totals_are_the_sum_of_their_shares() -> None:
         assert np.diff(totals) / 1e6 == pytest.approx(shares[1:], abs=1e-5)
 
 
-# Faults. ----------------------------------------------------------------------------------------
-
-
 def test_a_failed_cooler_shows_in_every_way_the_driver_tells_it() -> None:
-    """Share of the fast lane's samples, flags, and the time of each cause: one brake, told four times."""
+    """Share of the fast lane's samples, flags, and the time of each cause: four signals of the same throttling."""
     live = three(4, 3)
     fault = struck(live, "thermal")
     readings = [read(live)[fault.host] for _ in range(60)]
@@ -296,7 +291,7 @@ def test_a_failed_cooler_shows_in_every_way_the_driver_tells_it() -> None:
 
 
 def test_retransmissions_have_their_consequences() -> None:
-    """Whoever looks at duplicates or at timeouts alone must find the same port."""
+    """Duplicates and timeouts must point to the same port."""
     live = three(4, 32)
     fault = struck(live, "rdma_link")
     of_10s: dict[str, list[list[float]]] = {
@@ -315,22 +310,24 @@ def test_retransmissions_have_their_consequences() -> None:
 
 
 def test_an_xid_is_told_as_the_agent_tells_one() -> None:
-    """An event made by hand with fields that no line of the log gives would be judged by what real
-    hosts never say; and the counts of what was told must know of it."""
+    """An event with fields that no kernel log line gives would be judged unlike real ones.
+
+    The event counters must include the event.
+    """
     live = three(4, 3)
     fault = struck(live, "hbm")
-    told, counts, lost = [], [], []
+    sent_events, counts, lost = [], [], []
     for _ in range(60):
         for host, blocks, events in live.step(1.0):
-            told += [event for event in events if event.name == "gpu.xid"]
+            sent_events += [event for event in events if event.name == "gpu.xid"]
             reading = Reading(blocks)
             if host == fault.host and "gpu_10s_changes" in reading.blocks:
                 (count,) = reading.numbers("kernel_log.told_events")
                 assert reading.numbers("nvml_events.told_by_kernel_log_events") == [count]
                 counts.append((count, *reading.numbers("kernel_log.incidents_count")))
                 lost.append(reading.numbers("gpu.ecc_uncorrected_volatile_device_errors"))
-    assert [event.code for event in told][:2] == [48, 95] and len(told) == 3
-    for event in told:
+    assert [event.code for event in sent_events][:2] == [48, 95] and len(sent_events) == 3
+    for event in sent_events:
         notice = classify(event.message)
         assert notice is not None and (notice.name, notice.code) == (event.name, event.code)
         assert (event.process_id, event.process_name) == (notice.process_id, notice.process_name)

@@ -1,4 +1,4 @@
-"""The flight recorder of a simulated host: samples that agree with the second they are made of."""
+"""The flight recorder of a simulated host: its samples agree with the readings of the same second."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ def _columns() -> list[tuple[str]]:
 
 
 def test_a_recording_agrees_with_its_seconds() -> None:
-    """Eight GPUs at 10 Hz, marked simulated; their mean power over a minute is that of the readings."""
+    """Eight GPUs at 10 Hz, marked as simulated; their mean power over a minute equals the readings' mean."""
     answer, watts = answered(60)
-    found = decode_recording(answer.data)
-    assert (len(found.devices), found.samples, found.simulated) == (8, 600, True)
-    assert (found.signals, found.states) == (HISTORY_SIGNALS, STATES)
-    assert found.wall_time_ns - found.boottime_ns == 10**18
-    power = np.array(found.column(0, HISTORY_SIGNALS.index("power_watts")))
+    decoded = decode_recording(answer.data)
+    assert (len(decoded.devices), decoded.samples, decoded.simulated) == (8, 600, True)
+    assert (decoded.signals, decoded.states) == (HISTORY_SIGNALS, STATES)
+    assert decoded.wall_time_ns - decoded.boottime_ns == 10**18
+    power = np.array(decoded.column(0, HISTORY_SIGNALS.index("power_watts")))
     assert power.mean() == pytest.approx(np.mean(watts), rel=0.1)
-    state = np.array(found.column(0, HISTORY_SIGNALS.index("state")))
-    active = np.array(found.column(0, HISTORY_SIGNALS.index("sm_active_ratio")))
+    state = np.array(decoded.column(0, HISTORY_SIGNALS.index("state")))
+    active = np.array(decoded.column(0, HISTORY_SIGNALS.index("sm_active_ratio")))
     assert {0.0, 1.0} <= set(state) and active[state == 1.0].max() == 0.0
     assert power[state == 0.0].mean() > power[state == 1.0].mean()
 
 
 def test_no_more_seconds_than_requested() -> None:
     """The last five of a minute."""
-    found = decode_recording(answered(5)[0].data)
-    assert 45 <= found.samples <= 51 and found.seconds <= 5.0
+    decoded = decode_recording(answered(5)[0].data)
+    assert 45 <= decoded.samples <= 51 and decoded.seconds <= 5.0
 
 
 @pytest.mark.parametrize(

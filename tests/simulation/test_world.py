@@ -29,7 +29,6 @@ SETTINGS = load()
 
 
 def small(name: str, **changes: Any) -> WorldSettings:
-    """Return the file's world with a scenario changed."""
     scenario = replace(SETTINGS.scenarios[name], **changes)
     return replace(SETTINGS, scenarios={**SETTINGS.scenarios, name: scenario})
 
@@ -54,11 +53,11 @@ def first_frames(of: World) -> bytes:
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_gives_others() -> None:
-    """A finding of the bench that does not come again with its seed can be neither shown nor mended."""
-    one, again, other = (World("parade", seed) for seed in (3, 3, 4))
-    assert list(truth.lines(one)) == list(truth.lines(again))
-    assert first_frames(one) == first_frames(again) != first_frames(other)
-    assert set(truth.lines(one)) != set(truth.lines(other))
+    """A finding of the bench must be reproducible from its seed."""
+    first, again, other = (World("parade", seed) for seed in (3, 3, 4))
+    assert list(truth.lines(first)) == list(truth.lines(again))
+    assert first_frames(first) == first_frames(again) != first_frames(other)
+    assert set(truth.lines(first)) != set(truth.lines(other))
 
 
 def test_a_class_that_is_left_out_changes_no_other() -> None:
@@ -74,25 +73,25 @@ def test_a_class_that_is_left_out_changes_no_other() -> None:
 
 
 def test_faults_come_as_often_as_the_file_says() -> None:
-    """A world with a tenth of the faults makes any detector look calm."""
+    """A world with a tenth of the faults would make any detector look calm."""
     gpus, hours = 128 * 8, 10 * 24
     rows = world().schedule.rows
     for name in ("flap", "power_cap"):
-        each = SETTINGS.classes[name]
+        class_ = SETTINGS.classes[name]
         number = list(SETTINGS.classes).index(name)
-        expected = each.rate * 8.0 * gpus * hours
+        expected = class_.rate * 8.0 * gpus * hours
         assert 0.6 * expected < (rows["cls"] == number).sum() < 1.3 * expected, name
 
 
 def test_hosts_come_back_and_fail_again() -> None:
-    """Faults cluster after repair; a memoryless world would make recency worthless, which it is not."""
+    """Faults cluster after repair; in a memoryless world recency would be worthless, unlike in reality."""
     again = [i for i in incidents(world()) if i["origin"] is not None]
     assert again
     by_cause = {i["cause"]: i for i in incidents(world())}
-    for one in again:
-        first = by_cause[one["origin"]]
-        assert first["begin_seconds"] < one["begin_seconds"]
-        assert one["struck"][0] in first["struck"] and one["class"] == first["class"]
+    for incident in again:
+        first = by_cause[incident["origin"]]
+        assert first["begin_seconds"] < incident["begin_seconds"]
+        assert incident["struck"][0] in first["struck"] and incident["class"] == first["class"]
 
 
 def test_what_hosts_share_does_not_come_back_on_one_of_them() -> None:
@@ -109,7 +108,7 @@ def test_what_hosts_share_does_not_come_back_on_one_of_them() -> None:
 
 
 def test_a_gang_hangs_until_its_time_out_and_dies_then() -> None:
-    """`world.toml` said that it dies with the onset; what hangs for minutes (a lost GPU's peers) is what victims show."""
+    """`world.toml` ended jobs at the onset; in fact they hang for minutes, and show a lost GPU's peers as victims."""
     parade = World("parade", 1)
     for name in ("gpu_lost", "gsp_hang", "nic", "hbm"):
         row = parade.schedule.rows[
@@ -133,7 +132,7 @@ def test_the_hazard_after_a_return_is_spent_span_by_span(exponential: float, day
 
 
 def test_no_host_is_in_two_jobs_or_away_with_one() -> None:
-    """Such a world would have victims of jobs that they are not in."""
+    """Such a world would have victims in jobs of other hosts."""
     schedule = world().schedule
     for host in range(schedule.hosts):
         jobs: list[SimulatedJob] = [schedule.jobs[n] for n in schedule.jobs_by_host.get(host, [])]
@@ -150,12 +149,12 @@ def test_a_fault_that_kills_ends_the_job_of_all_its_hosts() -> None:
     """A gang dies with any of its members."""
     schedule = world().schedule
     killed = {job.killed_by: job for job in schedule.jobs if job.killed_by >= 0}
-    told = {i["cause"]: i for i in incidents(world()) if i["killed_jobs"]}
-    assert killed and told
-    for one in told.values():
-        each = SETTINGS.classes[one["class"]]
-        assert each.kills or each.ends in ("repair", "restart")
-        assert set(one["killed_jobs"]) <= set(one["jobs"])
+    killing = {i["cause"]: i for i in incidents(world()) if i["killed_jobs"]}
+    assert killed and killing
+    for incident in killing.values():
+        class_ = SETTINGS.classes[incident["class"]]
+        assert class_.kills or class_.ends in ("repair", "restart")
+        assert set(incident["killed_jobs"]) <= set(incident["jobs"])
 
 
 def test_shared_causes_strike_a_whole_place_within_two_seconds() -> None:
@@ -172,7 +171,6 @@ def test_shared_causes_strike_a_whole_place_within_two_seconds() -> None:
 
 
 def test_the_healthy_world_has_look_alikes_and_no_fault() -> None:
-    """The negative control: all that is named there is a false alarm."""
     calm = World("healthy", 1, settings=small("healthy", hosts=96, days=5.0))
     sorts = {i["sort"] for i in incidents(calm)}
     assert sorts == {"benign"}
@@ -184,7 +182,6 @@ def test_the_healthy_world_has_look_alikes_and_no_fault() -> None:
 
 
 def test_every_class_has_its_turn_in_a_parade() -> None:
-    """A class that never befalls is a class that nobody tests."""
     for nvlink_hosts in (1, 8):
         parade = World("parade", 1, settings=small("parade", nvlink_hosts=nvlink_hosts))
         wanted = {c.name for c in SETTINGS.active_classes(parade.scenario) if c.per != "share"}
@@ -193,7 +190,7 @@ def test_every_class_has_its_turn_in_a_parade() -> None:
 
 
 def test_the_truth_says_who_what_when_how_much_and_who_waited() -> None:
-    """What the judge is judged by must be complete."""
+    """The truth that the judge is measured by must be complete."""
     parade = World("parade", 1)
     lines = log(parade)
     assert [line["what"] for line in lines[:2]] == ["world", "job"]
@@ -210,7 +207,7 @@ def test_the_truth_says_who_what_when_how_much_and_who_waited() -> None:
 
 
 def test_hours_sample_all_time_alike() -> None:
-    """False alarms per node-day come from samples: one at random from each equal part, weighing what it stands for."""
+    """False alarms per node-day come from samples: a random span from each equal part, with that part's weight."""
     spans = list(random_spans(world(), 12))
     assert sum(e.weight * (e.end - e.begin) for e in spans) == pytest.approx(world().seconds)
     assert all(e.hosts == tuple(range(128)) and e.end <= world().seconds for e in spans)
@@ -219,58 +216,78 @@ def test_hours_sample_all_time_alike() -> None:
 
 
 def test_eventful_episodes_hold_the_culprit_its_gang_and_the_onset() -> None:
-    """A judge that is shown the culprit alone has nobody to compare it with."""
-    found = list(fault_episodes(world(), 2))
-    assert len({e.class_name for e in found}) > 15
+    """A judge that sees only the culprit cannot compare it with other hosts."""
+    episodes = list(fault_episodes(world(), 2))
+    assert len({e.class_name for e in episodes}) > 15
     truths = {i["cause"]: i for i in incidents(world())}
     names = world().names
-    for each in found:
-        told = truths[each.cause]
-        assert told["struck"][0][0] in {names[h] for h in each.hosts}
-        begin = told["begin_seconds"]
-        is_fault = told["sort"] == "faults" and each.class_name != "slow_host"  # that has no begin
-        is_whole = is_fault or told["end_seconds"] - begin <= LENGTH_SECONDS_MAX
-        assert not is_whole or (each.begin <= max(begin, STEP_SECONDS) and begin < each.end)
-        assert each.weight >= 1.0 and len(each.hosts) >= 8
+    for episode in episodes:
+        reported = truths[episode.cause]
+        assert reported["struck"][0][0] in {names[h] for h in episode.hosts}
+        begin = reported["begin_seconds"]
+        is_fault = (
+            reported["sort"] == "faults" and episode.class_name != "slow_host"
+        )  # that has no begin
+        is_whole = is_fault or reported["end_seconds"] - begin <= LENGTH_SECONDS_MAX
+        assert not is_whole or (episode.begin <= max(begin, STEP_SECONDS) and begin < episode.end)
+        assert episode.weight >= 1.0 and len(episode.hosts) >= 8
 
 
 def test_what_stands_for_long_is_watched_at_any_time_and_what_is_short_until_it_is_over() -> None:
     """Look-alikes of whole jobs were looked at in their first five minutes, and no reboot until its host was back."""
-    sorts = {each.name: each.sort for each in world().schedule.classes}
-    found = [one for one in fault_episodes(world(), 5) if sorts[one.class_name] != "faults"]
+    sorts = {class_.name: class_.sort for class_ in world().schedule.classes}
+    episodes = [
+        episode for episode in fault_episodes(world(), 5) if sorts[episode.class_name] != "faults"
+    ]
     rows = world().schedule.rows
     late = []
-    for one in found:
-        mine = rows[rows["cause"] == one.cause]
+    for episode in episodes:
+        mine = rows[rows["cause"] == episode.cause]
         begin, end = float(mine["begin"].min()), min(float(mine["end"].max()), world().seconds)
-        stood = min(one.end, end) - max(one.begin, begin)
+        stood = min(episode.end, end) - max(episode.begin, begin)
         assert stood >= min(end - begin, LENGTH_SECONDS_MAX) - 1e-6
-        assert one.end - one.begin <= BEFORE_SECONDS + LENGTH_SECONDS_MAX + AFTER_SECONDS
+        assert episode.end - episode.begin <= BEFORE_SECONDS + LENGTH_SECONDS_MAX + AFTER_SECONDS
         if end - begin <= LENGTH_SECONDS_MAX:
-            assert one.end == pytest.approx(min(end + AFTER_SECONDS, world().seconds))
+            assert episode.end == pytest.approx(min(end + AFTER_SECONDS, world().seconds))
         if end - begin > 36_000.0:
-            late.append(one.begin > begin + LENGTH_SECONDS_MAX)
-    reboots = [one for one in found if one.class_name == "planned_reboot"]
+            late.append(episode.begin > begin + LENGTH_SECONDS_MAX)
+    reboots = [episode for episode in episodes if episode.class_name == "planned_reboot"]
     assert len(reboots) == 5 and sum(late) > 0.8 * len(late) > 8
-    assert found == [one for one in fault_episodes(world(), 5) if sorts[one.class_name] != "faults"]
+    assert episodes == [
+        episode for episode in fault_episodes(world(), 5) if sorts[episode.class_name] != "faults"
+    ]
 
 
 def test_a_fault_that_stands_for_ever_is_watched_at_any_time() -> None:
-    """Slow hosts were seen in the first eight minutes of the world alone: as all jobs begin, before any checkpoint."""
-    found = [one for one in fault_episodes(world(), 5) if one.class_name == "slow_host"]
-    parts = {int(4 * one.begin / world().seconds) for one in found}
-    assert len(found) > 3 and len(parts) > 2
+    """Slow hosts were only watched in the first eight minutes of the world, when all jobs begin,
+    before any checkpoint.
+    """
+    episodes = [
+        episode for episode in fault_episodes(world(), 5) if episode.class_name == "slow_host"
+    ]
+    parts = {int(4 * episode.begin / world().seconds) for episode in episodes}
+    assert len(episodes) > 3 and len(parts) > 2
     longest = BEFORE_SECONDS + LENGTH_SECONDS_MAX + AFTER_SECONDS
-    assert all(one.end - one.begin <= longest for one in found)
-    # Its gang is that of then.
-    jobs = [world().schedule.job_at(one.hosts[0], one.begin + BEFORE_SECONDS) for one in found]
-    gangs = [(one, {*job.hosts.tolist()}) for one, job in zip(found, jobs, strict=True) if job]
-    assert gangs and all(len(gang & {*one.hosts}) >= min(len(gang), 40) for one, gang in gangs)
+    assert all(episode.end - episode.begin <= longest for episode in episodes)
+    # Its gang is the gang at the onset.
+    jobs = [
+        world().schedule.job_at(episode.hosts[0], episode.begin + BEFORE_SECONDS)
+        for episode in episodes
+    ]
+    gangs = [
+        (episode, {*job.hosts.tolist()}) for episode, job in zip(episodes, jobs, strict=True) if job
+    ]
+    assert gangs and all(
+        len(gang & {*episode.hosts}) >= min(len(gang), 40) for episode, gang in gangs
+    )
 
 
 def test_causes_begin_anywhere_between_two_steps() -> None:
-    """All began on a step: what lasts for two seconds was seen every time, and each delay was half a step too short."""
+    """All faults began on a step: a fault of two seconds was always seen, and each delay was half a step too short."""
     begins = {int(row["cause"]): float(row["begin"]) for row in world().schedule.rows[::-1]}
-    phases = [(begins[one.cause] - one.begin) % STEP_SECONDS for one in fault_episodes(world(), 5)]
+    phases = [
+        (begins[episode.cause] - episode.begin) % STEP_SECONDS
+        for episode in fault_episodes(world(), 5)
+    ]
     counts, _ = np.histogram(phases, 5, (0.0, STEP_SECONDS))
     assert counts.min() >= 0.1 * len(phases), counts

@@ -1,4 +1,4 @@
-"""`world.toml`: every number has its source, and what is wrong is said in words."""
+"""`world.toml`: every number has its source, and errors name the valid form."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ TEXT = PATH.read_text()
 
 
 def test_every_class_says_where_its_numbers_come_from() -> None:
-    """A rate without a source is an opinion; one that nobody has published says so."""
+    """A rate needs a source; an unpublished rate is marked as such."""
     settings = load()
     assert len(settings.classes) == 32 and len(settings.scenarios) == 14
-    for each in settings.classes.values():
-        assert len(each.source) > 5 and each.amount_is
-        if "chosen" in each.source.split(":")[0]:
-            assert each.assumed, each.name
+    for class_ in settings.classes.values():
+        assert len(class_.source) > 5 and class_.amount_is
+        if "chosen" in class_.source.split(":")[0]:
+            assert class_.assumed, class_.name
         if (
-            each.kills
-        ):  # its duration is how long a gang hangs before it dies, and nobody tells that
-            assert each.assumed or {"duration_median_seconds", "duration_sigma"} <= {*each.chosen}
-        if "assumed" in each.source:
-            assert each.assumed or each.chosen or "as which XID" in each.source, each.name
+            class_.kills
+        ):  # its duration is how long a gang hangs before it dies, and no source gives that
+            assert class_.assumed or {"duration_median_seconds", "duration_sigma"} <= {
+                *class_.chosen
+            }
+        if "assumed" in class_.source:
+            assert class_.assumed or class_.chosen or "as which XID" in class_.source, class_.name
     # No public rates exist for link flaps, throttling by power and caps: they are labelled.
     assert all(settings.classes[n].assumed for n in ("flap", "power_cap", "power_brake"))
 
@@ -115,13 +117,13 @@ def test_every_class_says_where_its_numbers_come_from() -> None:
     ],
 )
 def test_what_is_wrong_is_said_in_words(old: str, new: str, words: str) -> None:
-    """Somebody sweeps a rate and mistypes it: the world must not run on with another."""
+    """The world must not run with a mistyped rate."""
     with pytest.raises(ScenarioError, match=words):
         parse(TEXT.replace(old, new, 1))
 
 
 def test_a_rate_that_memory_does_not_bear_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each number is within its bounds, and together they are a billion incidents."""
+    """Each number is within its bounds, but together they are a billion incidents."""
     many = parse(TEXT.replace("rate = 1.0e-3", "rate = 1.0", 1))
     with pytest.raises(
         ScenarioError, match=r"thermal\] rate: 1 gpu_hour makes about 34,560,000 incid"
@@ -136,7 +138,6 @@ def test_a_rate_that_memory_does_not_bear_is_refused(monkeypatch: pytest.MonkeyP
 
 
 def test_a_file_that_is_no_world_is_refused(tmp_path: Path) -> None:
-    """Also one of a gigabyte, and one that is no text."""
     path = tmp_path / "world.toml"
     path.write_bytes(b"#" * (FILE_BYTES_MAX + 1))
     with pytest.raises(ScenarioError, match="longer than 1048576 bytes"):
@@ -149,7 +150,7 @@ def test_a_file_that_is_no_world_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_world_is_refused() -> None:
-    """A class that has no effect in code would befall and show nothing."""
+    """A class without an effect in code would occur and show nothing."""
     with pytest.raises(ScenarioError, match="expected one of quarter"):
         World("quater", 1)
     with pytest.raises(ScenarioError, match="expected 1 to 20000"):

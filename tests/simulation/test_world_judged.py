@@ -1,4 +1,4 @@
-"""The world before the real judge: culprits are named, and nobody while nothing is wrong."""
+"""The world and the real judge: culprits are named, and no host while all are healthy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMED = (HealthState.DEGRADED, HealthState.SUSPECT, HealthState.UNHEALTHY)
 def judged(
     world: World, hosts: Sequence[int], begin: float, end: float
 ) -> dict[str, set[HealthState]]:
-    """Feed what *hosts* send to a fleet that never saw them, and return the states each was in."""
+    """Feed the frames of *hosts* to a new fleet, and return the states of each host."""
     fleet, snapshot, boots = Fleet(epoch=1), None, dict[str, bytes]()
     index = {name: i for i, name in enumerate(world.names)}
     states: dict[str, set[HealthState]] = {}
@@ -53,10 +53,11 @@ def _note(states: dict[str, set[HealthState]], snapshot: Judgement) -> None:
 
 
 def test_hosts_say_where_they_stand() -> None:
-    """A rack whose supply brakes is one cause only for who knows what stands in it."""
-    said, is_so = place_of(PARADE.labels(37)), PARADE.location(37)
+    labeled, is_so = place_of(PARADE.labels(37)), PARADE.location(37)
     assert is_so.rack == "rack-009" and len(is_so.rails) == 8
-    assert all(getattr(said, field.name) == getattr(is_so, field.name) for field in fields(is_so))
+    assert all(
+        getattr(labeled, field.name) == getattr(is_so, field.name) for field in fields(is_so)
+    )
 
 
 @pytest.mark.slow
@@ -67,14 +68,14 @@ def test_hosts_say_where_they_stand() -> None:
     ],
 )  # fmt: skip
 def test_the_culprit_is_named_and_its_victims_are_not(name: str) -> None:
-    """Frames, tables, units and flags of the world are those that judgement reads; else it sees nothing."""
+    """The world's frames, tables, units and flags must be those that judging reads."""
     episode = next(e for e in fault_episodes(PARADE, 1) if e.class_name == name)
     hosts = episode.hosts[:12]
     number = next(i for i, c in enumerate(PARADE.schedule.classes) if c.name == name)
     rows = PARADE.schedule.rows[PARADE.schedule.rows["cls"] == number]
     struck = {PARADE.names[h] for h in rows["host"].tolist()}
     end = float((rows["begin"] + rows["onset"]).max()) + 100.0
-    # What else stands in a parade must not be counted against this class.
+    # Other faults of the parade must not count against this class.
     others = PARADE.schedule.rows[(PARADE.schedule.rows["cls"] != number)]
     others = others[(others["begin"] < end) & (others["end"] > episode.begin - 600)]
     clean = {PARADE.names[h] for h in hosts} - struck - {PARADE.names[h] for h in others["host"]}
@@ -84,11 +85,11 @@ def test_the_culprit_is_named_and_its_victims_are_not(name: str) -> None:
 
 
 def test_nobody_is_named_for_a_stall_that_rotates() -> None:
-    """One host of the job waits for its data at every moment, and it is no host's fault."""
+    """At every moment a single host of the job waits for its data, and no host is at fault."""
     number = next(n for n, c in enumerate(PARADE.schedule.classes) if c.name == "rotating_stall")
     rows = PARADE.schedule.rows[PARADE.schedule.rows["cls"] == number]
     begin, hosts = float(rows["begin"].min()), sorted(rows["host"].tolist())
-    faults = np.array([each.sort == "faults" for each in PARADE.schedule.classes])
+    faults = np.array([class_.sort == "faults" for class_ in PARADE.schedule.classes])
     stood = PARADE.schedule.rows[faults[PARADE.schedule.rows["cls"]]]
     stood = stood[(stood["begin"] < begin + 400.0) & (stood["end"] > begin - 600.0)]
     ill = {PARADE.names[host] for host in stood["host"].tolist()}

@@ -1,4 +1,4 @@
-"""What each class shows on its culprit and on those who wait for it, and what look-alikes show."""
+"""The signs of each class on its culprit and on the waiting hosts, and the signs of look-alikes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gangline.simulator.world import World
 from tests.simulation.readings import Reading
 
 WORLD = World("parade", 1)
-NUMBERS = {each.name: number for number, each in enumerate(WORLD.schedule.classes)}
+NUMBERS = {class_.name: number for number, class_ in enumerate(WORLD.schedule.classes)}
 
 
 @dataclass
 class Seen:
-    """Readings of the culprit and of one who shares its job, once the onset is over."""
+    """Readings of the culprit and of a host of its job, after the onset."""
 
     before: dict[int, Reading]
     after: dict[int, Reading]
@@ -33,7 +33,7 @@ class Seen:
 
 @lru_cache(maxsize=40)
 def seen(name: str, age_seconds: float = 25.0) -> Seen:
-    """Return what is read before the onset of a class, and *age_seconds* after it is over."""
+    """Return the readings before the onset of a class, and *age_seconds* after the onset."""
     rows = WORLD.schedule.rows[WORLD.schedule.rows["cls"] == NUMBERS[name]]
     row = rows[0]
     begin, culprit = float(row["begin"]), int(row["host"])
@@ -56,38 +56,37 @@ def seen(name: str, age_seconds: float = 25.0) -> Seen:
         taken.append(
             {h: Reading(view.readings.blocks(i, -1.0, seconds)) for i, h in enumerate(hosts)}
         )
-        told = [event for i in range(len(hosts)) for event in view.events(i)]
-        events += [event.code for event in told if event.name != "gpu.process"]
-        ids += [event.event_id for event in told if event.name != "gpu.process"]
+        reported = [event for i in range(len(hosts)) for event in view.events(i)]
+        events += [event.code for event in reported if event.name != "gpu.process"]
+        ids += [event.event_id for event in reported if event.name != "gpu.process"]
     part, cause = max(int(row["part"]), 0), int(row["cause"])
     return Seen(taken[0], taken[-1], culprit, part, victim, events, ids, cause)
 
 
 def gpu(of: Seen, signal: str, when: str = "after") -> float:
-    """Return a signal of the struck GPU."""
     return float(getattr(of, when)[of.culprit].numbers(signal)[of.part])
 
 
 @pytest.mark.parametrize("name", ["thermal", "power_cap", "power_brake"])
 def test_a_braked_gpu_is_slow_and_says_why(name: str) -> None:
-    """Clock down and the reason beside it; without the reason an operator cannot act."""
-    it = seen(name, 30.0)
-    assert gpu(it, "gpu.sm_clock_hertz") < 0.93 * gpu(it, "gpu.sm_clock_hertz", "before")
+    """The clock falls and the reason is set; without a reason an operator cannot act."""
+    signs = seen(name, 30.0)
+    assert gpu(signs, "gpu.sm_clock_hertz") < 0.93 * gpu(signs, "gpu.sm_clock_hertz", "before")
     counter, flag = {
         "thermal": ("gpu.violation_thermal_nanoseconds", 0x20),
         "power_cap": ("gpu.violation_power_nanoseconds", 0x4),
         "power_brake": ("gpu.violation_hw_power_brake_nanoseconds", 0x80),
     }[name]
-    assert gpu(it, counter) > gpu(it, counter, "before") + 5e9
-    said = int(gpu(it, "gpu.clock_event_reasons_flags"))
-    assert said & flag or name != "power_brake", "held for 98 % of the time"
-    assert not said & ~flag & 0xA4, "and for no other reason"
-    hot = gpu(it, "gpu.temperature_celsius") >= 86
+    assert gpu(signs, counter) > gpu(signs, counter, "before") + 5e9
+    flags = int(gpu(signs, "gpu.clock_event_reasons_flags"))
+    assert flags & flag or name != "power_brake", "held for 98 % of the time"
+    assert not flags & ~flag & 0xA4, "and for no other reason"
+    hot = gpu(signs, "gpu.temperature_celsius") >= 86
     assert hot == (name == "thermal")
 
 
 def test_heat_leads_the_clock() -> None:
-    """Temperature at its limit with the clock still up is the only warning that there is."""
+    """Temperature at its limit at full clock is the only warning."""
     rows = WORLD.schedule.rows[WORLD.schedule.rows["cls"] == NUMBERS["thermal"]]
     host, part = int(rows["host"][0]), int(rows["part"][0])
     middle = float(rows["begin"][0] + 0.45 * rows["onset"][0])
@@ -100,67 +99,69 @@ def test_heat_leads_the_clock() -> None:
 
 
 def test_who_waits_shows_full_utilisation_at_wait_power() -> None:
-    """100 % utilisation at 150 W of 550: never score on utilisation. The culprit is who does not wait."""
+    """100 % utilization at 150 W of 550: never score on utilization. The culprit is the host that does not wait."""
     hung = [seen(name) for name in ("gsp_hang", "nic", "hbm", "gpu_lost", "gpu_fault", "leaf_down")]
-    gangs = [it for it in hung if it.victim != it.culprit]
+    gangs = [signs for signs in hung if signs.victim != signs.culprit]
     assert len(gangs) >= 2
-    for it in gangs:
-        waits = it.after[it.victim]
+    for gang in gangs:
+        waits = gang.after[gang.victim]
         assert waits.numbers("gpu.utilization_ratio") == [1.0] * 8
         assert all(120 < watts < 180 for watts in waits.numbers("gpu.power_watts"))
         assert waits.numbers("gpu.recovery_action_state") == [0.0] * 8
 
 
 def test_a_slow_rank_computes_while_the_others_wait() -> None:
-    """By busy shares the culprit alone has none to spare: its mean power is up, the others' down."""
+    """By busy shares only the culprit never waits: its mean power is up, the others' is down."""
     rows = WORLD.schedule.rows[WORLD.schedule.rows["cls"] == NUMBERS["thermal"]]
     host, part = int(rows["host"][0]), int(rows["part"][0])
-    at = float(rows["begin"][0] + rows["onset"][0]) + 15.0
-    view = WORLD.open([host], at - 10.0, at + 1.0)
-    shares = view.step(at).gauges.shares
+    seconds = float(rows["begin"][0] + rows["onset"][0]) + 15.0
+    view = WORLD.open([host], seconds - 10.0, seconds + 1.0)
+    shares = view.step(seconds).gauges.shares
     own, others = shares.wait[0, part], np.delete(shares.wait, 0, axis=0)
     assert own < 0.01 and others[shares.at_work[1:]].min() > own
     assert np.allclose((shares.compute + shares.exchange + shares.gap + shares.wait)[0], 1.0)
 
 
 def test_lost_memory_tells_its_xids_and_asks_for_a_reset() -> None:
-    """48, 95 and 63 or 64 in one breath are one incident of one GPU."""
-    it = seen("hbm")
-    assert it.events[:2] == [48, 95] and it.events[2] in (63, 64)
-    assert gpu(it, "gpu.ecc_uncorrected_volatile_errors") == 1
-    assert gpu(it, "gpu.recovery_action_state") == 1
+    """48, 95 and 63 or 64 at the same time are a single incident of a single GPU."""
+    signs = seen("hbm")
+    assert signs.events[:2] == [48, 95] and signs.events[2] in (63, 64)
+    assert gpu(signs, "gpu.ecc_uncorrected_volatile_errors") == 1
+    assert gpu(signs, "gpu.recovery_action_state") == 1
 
 
 def test_a_gpu_off_the_bus_leaves_only_that() -> None:
-    """What is gone has no clock: a reading of 0 Hz would be a lie."""
-    it = seen("gpu_lost")
-    assert it.events == [79]
-    assert str(it.cause) not in " ".join(it.event_ids), "only the truth log says what is one cause"
-    readings = it.after[it.culprit]
-    assert readings.column("gpu.lost_state")[it.part] == 1
-    assert readings.column("gpu.sm_clock_hertz")[it.part] is None
+    """A lost GPU has no clock: a reading of 0 Hz would be false."""
+    signs = seen("gpu_lost")
+    assert signs.events == [79]
+    assert str(signs.cause) not in " ".join(signs.event_ids), (
+        "only the truth log says what is one cause"
+    )
+    readings = signs.after[signs.culprit]
+    assert readings.column("gpu.lost_state")[signs.part] == 1
+    assert readings.column("gpu.sm_clock_hertz")[signs.part] is None
     assert len(readings.column("gpu.pcie_width_lanes")) == 7
 
 
 def test_a_hung_driver_takes_the_readings_away() -> None:
-    """Fields vanish before any XID: missing is not zero."""
-    it = seen("gsp_hang")
-    assert len(it.after[it.culprit].column("gpu.sm_clock_hertz")) == 7
-    assert 4 in it.after[it.culprit].numbers("collector.outcome_state")
-    assert it.events == [119]
+    """Readings disappear before any XID: missing is not zero."""
+    signs = seen("gsp_hang")
+    assert len(signs.after[signs.culprit].column("gpu.sm_clock_hertz")) == 7
+    assert 4 in signs.after[signs.culprit].numbers("collector.outcome_state")
+    assert signs.events == [119]
     same = seen("hung_collector", 5.0)
     assert len(same.after[same.culprit].column("gpu.sm_clock_hertz")) == 7 and not same.events
 
 
 def test_links_and_ports_show_theirs() -> None:
-    """A cable shows on its port, a NIC is gone, an NVLink repeats."""
+    """A cable fault shows on its port, a NIC disappears, an NVLink replays."""
     port = seen("rdma_link", 60.0)
     culprit = port.after[port.culprit]
     assert culprit.numbers("rdma.packet_sequence_errors")[port.part] > 100
     assert culprit.numbers("rdma.symbol_errors")[port.part] > 10
     gone = seen("nic")
     assert gone.after[gone.culprit].numbers("rdma.port_state")[gone.part] == 1
-    # It polls: a port that is disabled is down on purpose, and nobody is told.
+    # The port polls: a disabled port is down on purpose, and is not reported.
     assert gone.after[gone.culprit].numbers("rdma.physical_state")[gone.part] == 2
     assert gone.after[gone.culprit].numbers("rdma.link_downed_events")[gone.part] == 1
     # While it comes on: its job dies of another host's fault before the onset is over.
@@ -173,7 +174,7 @@ def test_links_and_ports_show_theirs() -> None:
 
 
 def test_contention_and_storage_show_on_the_host() -> None:
-    """Clocks are normal in both: the hardest to see, so their few signs must be there."""
+    """Clocks are normal in both: the few signs of these hard cases must be present."""
     cpu, disk = seen("cpu_contention"), seen("storage_stall")
     pressure = "host.pressure_cpu_some_ratio"
     assert cpu.after[cpu.culprit].numbers(pressure)[0] > 0.1
@@ -185,9 +186,9 @@ def test_contention_and_storage_show_on_the_host() -> None:
 
 
 def test_pcie_is_narrow_under_load_and_idle_links_shrink_by_themselves() -> None:
-    """Width below its maximum under load is a fault; a lower generation on an idle GPU is none."""
-    it = seen("pcie_width")
-    assert gpu(it, "gpu.pcie_width_lanes") in (4, 8)
+    """A width below its maximum under load is a fault; a lower generation on an idle GPU is normal."""
+    signs = seen("pcie_width")
+    assert gpu(signs, "gpu.pcie_width_lanes") in (4, 8)
     for host in range(64):
         if WORLD.schedule.job_at(host, 30.0) is None and not WORLD.schedule.is_away(host, 30.0):
             view = WORLD.open([host], 20.0, 31.0)
@@ -202,7 +203,7 @@ def test_pcie_is_narrow_under_load_and_idle_links_shrink_by_themselves() -> None
 
 @pytest.mark.slow
 def test_faults_of_the_telling_change_the_telling_alone() -> None:
-    """A skewed clock is in the stamp, a gap is no frame, and after a restart come all tables."""
+    """A skewed clock is in the stamp, a gap sends no frame, and after a restart all tables are sent."""
     for name in ("skewed_clock", "gap", "agent_restart"):
         row = WORLD.schedule.rows[WORLD.schedule.rows["cls"] == NUMBERS[name]][0]
         host, begin, end = int(row["host"]), float(row["begin"]), float(row["end"])
@@ -221,19 +222,19 @@ def test_faults_of_the_telling_change_the_telling_alone() -> None:
 
 
 def test_a_reboot_is_another_boot_and_counters_begin_anew() -> None:
-    """Counted on across a boot, energy would fall below zero."""
+    """Counted across a boot, energy would become negative."""
     row = WORLD.schedule.rows[WORLD.schedule.rows["cls"] == NUMBERS["planned_reboot"]][0]
     host, begin, end = int(row["host"]), float(row["begin"]), float(row["end"])
     steps = list(WORLD.frames([host], begin - 30.0, end + 25.0))
-    heard = [(s.seconds, s.deliveries[0]) for s in steps if s.deliveries]
-    assert not [s for s, _ in heard if begin <= s < end]
-    assert len({d.boot_id for _, d in heard}) == 2
+    deliveries = [(s.seconds, s.deliveries[0]) for s in steps if s.deliveries]
+    assert not [s for s, _ in deliveries if begin <= s < end]
+    assert len({d.boot_id for _, d in deliveries}) == 2
     energy = [
-        Reading(frame.decode(d.frame).blocks).numbers("gpu.energy_joules")[0] for _, d in heard
+        Reading(frame.decode(d.frame).blocks).numbers("gpu.energy_joules")[0] for _, d in deliveries
     ]
     assert energy[-1] < energy[2]
-    last = frame.read_stamp(heard[-1][1].frame)
-    assert last.boottime_ns < 30e9 and last.sequence == len(heard)
+    last = frame.read_stamp(deliveries[-1][1].frame)
+    assert last.boottime_ns < 30e9 and last.sequence == len(deliveries)
 
 
 def test_imbalance_moves_from_rank_to_rank_or_stays_with_its_stage() -> None:
@@ -255,24 +256,24 @@ def test_imbalance_moves_from_rank_to_rank_or_stays_with_its_stage() -> None:
 def test_healthy_parts_spread_as_published() -> None:
     """IQR 2-3 %, p95 3 to 6 % above the median, 2-3 % of the parts outliers."""
     clock = World("healthy", 1, hosts=1000).hardware.clock.ravel()
-    low, median, high, most = np.percentile(clock, (25, 50, 75, 95))
+    low, median, high, upper = np.percentile(clock, (25, 50, 75, 95))
     assert 0.02 < (high - low) / median < 0.03
-    assert 1.03 < most / median < 1.06
+    assert 1.03 < upper / median < 1.06
     assert 0.02 < (np.abs(clock - 1) >= 0.05).mean() < 0.03
 
 
 def test_noise_is_a_function_of_who_and_when_alone() -> None:
-    """Readings asked for one by one must be those asked for together."""
-    all_of, some = Noise(7, np.arange(4000)), Noise(7, np.arange(1000, 1010))
+    """Readings requested one by one must equal those requested together."""
+    all_of, subset = Noise(7, np.arange(4000)), Noise(7, np.arange(1000, 1010))
     drawn = all_of.normal(3, 1)
-    assert (drawn[1000:1010] == some.normal(3, 1)).all()
+    assert (drawn[1000:1010] == subset.normal(3, 1)).all()
     assert abs(drawn.mean()) < 0.05 and abs(drawn.std() - 1) < 0.05
     uniform = all_of.uniform(3, 2)
     assert uniform.min() >= 0 and uniform.max() < 1 and abs(uniform.mean() - 0.5) < 0.02
 
 
 def test_the_noise_of_two_seeds_is_not_the_same_in_another_order() -> None:
-    """Seed 22's noise was seed 9's with the parts changing places: what is judged there had been tuned on."""
+    """Seed 22's noise was seed 9's with the parts permuted: the published seed was not independent of the tuned seed."""
     parts = np.arange(4096)
     tuned, published = (set(Noise(seed, parts).random_bits(3, 1).tolist()) for seed in (9, 22))
     assert len(tuned) == len(published) == parts.size and not tuned & published

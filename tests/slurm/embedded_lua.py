@@ -1,4 +1,4 @@
-"""Lua as Slurm embeds it: liblua5.1, by ctypes, with what slurmctld puts into it."""
+"""Lua as Slurm embeds it: liblua5.1, by ctypes, with slurmctld's additions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 MISSING = "liblua 5.1 is not installed: apt-get install --no-install-recommends liblua5.1-0"
 SCRIPT = Path(__file__).parents[2] / "packaging" / "slurm" / "job_submit.lua"
 
-#: What of Slurm's own table the script uses, and a job as Slurm hands it over: what is not set has its NO_VAL.
+#: The part of Slurm's own table that the script uses, and a job in Slurm's form: an unset field has
+#: its NO_VAL.
 SLURM = """
 heard, logged = {}, {}
 slurm = { SUCCESS = 0, NO_VAL = 4294967294 }
@@ -67,7 +68,6 @@ class Lua:
         return value.decode() if value is not None else ""
 
     def close(self) -> None:
-        """Free the state."""
         self._library.lua_close(self._state)
 
 

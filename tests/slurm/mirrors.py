@@ -1,4 +1,4 @@
-"""Mirror files for tests: good ones, and what becomes of one that is stale, torn, cut short or put there by somebody else."""
+"""Mirror files for tests: good files, and stale, torn, truncated or planted ones."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def node(name: str, state: str = "HEALTHY", bucket: int = 0) -> MirrorNode:
 
 def fleet(*faulty: str, nodes: int = NODES) -> list[MirrorNode]:
     """Return gpu1 to gpuN, of which some have a fault."""
-    names = [f"gpu{at}" for at in range(1, nodes + 1)]
+    names = [f"gpu{index}" for index in range(1, nodes + 1)]
     return [node(name, "UNHEALTHY" if name in faulty else "HEALTHY") for name in names]
 
 
 def alike(features: Mapping[str, frozenset[str]] | None = None) -> SlurmNodes:
-    """Return nodes of Slurm of one kind; *features*: of nodes by name."""
-    names = [f"gpu{at}" for at in range(1, NODES + 1)]
+    """Return equal nodes of Slurm; *features*: by node name."""
+    names = [f"gpu{index}" for index in range(1, NODES + 1)]
     none = frozenset[str]()
     return SlurmNodes(
         dict.fromkeys(names, ("8", "gpu:h100:4", "main")),
@@ -45,7 +45,6 @@ def alike(features: Mapping[str, frozenset[str]] | None = None) -> SlurmNodes:
 def mirror(
     now: float, *faulty: str, valid_seconds: int = 30, slurm: SlurmNodes | None = None, feature: str = "", degraded: bool = False,
 ) -> bytes:  # fmt: skip
-    """Return a file of now."""
     return render(
         fleet(*faulty), computed_seconds=int(now), valid_until_seconds=int(now) + valid_seconds,
         slurm=alike() if slurm is None else slurm, feature=feature, degraded=degraded,
@@ -57,21 +56,21 @@ def _missing(path: Path, content: bytes) -> None:
 
 
 def _stale(path: Path, content: bytes) -> None:
-    at = content.index(b"computed=") + 9
-    path.write_bytes(mirror(int(content[at : at + 10]) - 100, "gpu8"))
+    offset = content.index(b"computed=") + 9
+    path.write_bytes(mirror(int(content[offset : offset + 10]) - 100, "gpu8"))
 
 
 def _valid_for_ever(path: Path, content: bytes) -> None:
-    at = content.index(b"computed=") + 9
+    offset = content.index(b"computed=") + 9
     path.write_bytes(
-        mirror(int(content[at : at + 10]), "gpu8", valid_seconds=VALID_SECONDS_MAX + 10)
+        mirror(int(content[offset : offset + 10]), "gpu8", valid_seconds=VALID_SECONDS_MAX + 10)
     )
 
 
 def _in_place(path: Path, content: bytes) -> None:
-    """The next file is written over the one before, and the writer dies half-way."""
-    at = content.index(b"computed=") + 9
-    later = mirror(int(content[at : at + 10]) + 1, "gpu8")
+    """Write the next file over the previous one, as a writer that dies halfway."""
+    offset = content.index(b"computed=") + 9
+    later = mirror(int(content[offset : offset + 10]) + 1, "gpu8")
     path.write_bytes(later[: len(later) // 2] + content[len(later) // 2 :])
 
 
@@ -101,7 +100,7 @@ def _folder(path: Path, content: bytes) -> None:
     path.mkdir()
 
 
-#: What is told from a good file by its bytes alone.
+#: Damages that the bytes alone reveal.
 DAMAGES: dict[str, Callable[[Path, bytes], object]] = {
     "missing": _missing,
     "empty": lambda path, _: path.write_bytes(b""),
@@ -151,7 +150,7 @@ def _of_another_user(path: Path, content: bytes) -> None:
     os.chown(path, 65_533, 65_533)
 
 
-#: What is told by owner, mode and kind: a good file, in the wrong hands.
+#: Damages that owner, mode and file type reveal: a good file with the wrong owner or type.
 PLANTED: dict[str, Callable[[Path, bytes], object]] = {
     "a link": _by_link,
     "a pipe": _pipe,

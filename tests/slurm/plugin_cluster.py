@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.slurm_cluster import COMMAND_SECONDS, SlurmCluster
 
-#: Where Debian and others put plugins.
+#: The plugin folders of Debian and other distributions.
 PLUGIN_FOLDERS = ("/usr/lib/*/slurm-wlm", "/usr/lib*/slurm", "/usr/local/lib/slurm")
 MISSING_PLUGIN = (
     "Slurm's plugin job_submit/lua is not installed: "
@@ -25,7 +25,6 @@ def has_plugin() -> bool:
 
 @contextmanager
 def running_cluster(folder: Path, nodes: int, *lines: str) -> Iterator[SlurmCluster]:
-    """Have a cluster with more *lines* in its slurm.conf."""
     cluster = SlurmCluster(folder, nodes)
     cluster.conf.write_text("\n".join([cluster.conf.read_text(), *lines, ""]))
     try:
@@ -36,7 +35,7 @@ def running_cluster(folder: Path, nodes: int, *lines: str) -> Iterator[SlurmClus
 
 
 def sbatch(cluster: SlurmCluster, *options: str) -> tuple[str, str]:
-    """Submit a job that lasts; return its number, "" if it was refused, and what was said to the user."""
+    """Submit a long job; return its number ("" if refused) and the message to the user."""
     command = ["sbatch", "--parsable", "--output=/dev/null", *options, "--wrap=sleep 300"]
     done = subprocess.run(
         command, env=cluster.environment, cwd=cluster.folder, capture_output=True, text=True,
@@ -47,7 +46,6 @@ def sbatch(cluster: SlurmCluster, *options: str) -> tuple[str, str]:
 
 
 def excluded_nodes(cluster: SlurmCluster, number: str) -> str:
-    """Return the nodes that a job leaves out; "" for none."""
     text = cluster.command("scontrol", "-o", "show", "job", number)
     match = re.search(r" ExcNodeList=(\S+)", text)
     return "" if match is None or match[1] == "(null)" else match[1]

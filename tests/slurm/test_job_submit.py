@@ -1,4 +1,6 @@
-"""What job_submit.lua decides, in the Lua that Slurm embeds, without Slurm: what it leaves alone, and that nothing stops a job."""
+"""Decisions of job_submit.lua in Slurm's Lua, without Slurm: the jobs that it leaves alone, and
+that it never stops a job.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,6 @@ Plugin = Callable[..., "Outcome"]
 
 
 class Outcome:
-    """What became of a job."""
-
     def __init__(self, text: str) -> None:
         code, excluded, preferred, self.told, self.logged = text.split("\n")
         assert code == "0"  # slurm.SUCCESS, always
@@ -30,15 +30,15 @@ class Outcome:
 
 @pytest.fixture
 def state() -> Iterator[Lua]:
-    one = Lua()
-    one.run(SLURM)
-    yield one
-    one.close()
+    lua = Lua()
+    lua.run(SLURM)
+    yield lua
+    lua.close()
 
 
 @pytest.fixture
 def plugin(state: Lua, tmp_path: Path) -> Plugin:
-    """Return what submits a job to the plugin, with *content* as the file and a site's choices."""
+    """Return a function that submits a job to the plugin, with a mirror file and a site's choices."""
 
     def submit(job: str, content: bytes | None, **choices: object) -> Outcome:
         tmp_path.chmod(0o755)
@@ -55,7 +55,7 @@ def now_mirror(*faulty: str, slurm: SlurmNodes | None = None, feature: str = "")
 
 
 def test_it_ships_with_all_turned_off(plugin: Plugin) -> None:
-    """A site that installs it gets words, and no job is another than it was."""
+    """A site that installs the plugin gets messages, and no job changes."""
     outcome = plugin("", now_mirror("gpu8"))
     assert (outcome.excluded, outcome.preferred, outcome.told) == ("", "", "")
     assert "gpu8" in plugin('req_nodes = "gpu8"', now_mirror("gpu8")).told
@@ -79,7 +79,7 @@ def test_a_job_that_others_can_run_leaves_faulty_nodes_out(plugin: Plugin, job: 
     ],
 )  # fmt: skip
 def test_a_job_that_might_be_refused_is_left_alone(plugin: Plugin, job: str) -> None:
-    """It needs more than is left, says itself where it runs, or Slurm alone can tell."""
+    """The job needs more nodes than are left, names its nodes, or depends on facts that only Slurm knows."""
     outcome = plugin(job, now_mirror("gpu8"), exclude=True)
     given = "gpu1" if "exc_nodes" in job else ""
     assert (outcome.excluded, outcome.logged) == (given, "")
@@ -102,7 +102,7 @@ def test_without_slurms_word_nothing_is_excluded(plugin: Plugin) -> None:
 
 def test_a_feature_is_preferred_by_jobs_that_it_can_hold(plugin: Plugin) -> None:
     has = frozenset({"well"})
-    slurm = alike({f"gpu{at}": has for at in range(1, 6)})
+    slurm = alike({f"gpu{index}": has for index in range(1, 6)})
     for size, preferred in ((1, "well"), (5, "well"), (6, "")):
         job = f"min_nodes = {size}, max_nodes = {size}"
         assert plugin(job, now_mirror(slurm=slurm, feature="well"), prefer="well").preferred == preferred  # fmt: skip
@@ -119,12 +119,12 @@ def test_a_feature_is_preferred_by_jobs_that_it_can_hold(plugin: Plugin) -> None
     ],
 )  # fmt: skip
 def test_no_job_stops_it(plugin: Plugin, job: str) -> None:
-    """What a user wrote is not checked yet when the plugin sees it; an error is logged, and the job goes on."""
+    """A user's fields are not validated yet when the plugin sees them; an error is logged, and the job continues."""
     plugin(job, now_mirror("gpu8"), exclude=True)
 
 
 def test_a_fault_of_its_own_lets_the_job_through(plugin: Plugin, state: Lua) -> None:
-    """As in a Slurm whose table lacks something; the log says what."""
+    """A Slurm whose table lacks a function; the log names the fault."""
     state.run("slurm.log_user = nil")
     outcome = plugin('req_nodes = "gpu8"', now_mirror("gpu8"))
     assert "gangline: " in outcome.logged and "log_user" in outcome.logged

@@ -1,4 +1,6 @@
-"""job_submit.lua in a real slurmctld: words and exclusions reach jobs, and none is refused because of us, whatever the file says."""
+"""job_submit.lua in a real slurmctld: messages and exclusions reach jobs, and the plugin refuses no
+job with any file.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ pytestmark = [
 ]
 
 NODES = 6
-#: gpu1 has a generic resource of its own, and gpu5 and gpu6 are in another partition, too: no other node stands in for them.
+#: gpu1 has its own generic resource, and gpu5 and gpu6 are in a second partition, too: no other
+#: node can replace them.
 LINES = (
     "JobSubmitPlugins=lua",
     "PartitionName=large Nodes=gpu[5-6] MaxTime=INFINITE State=UP",
@@ -52,7 +55,7 @@ CHOICES: tuple[Callable[[random.Random], list[str]], ...] = (
 
 
 class PluginCluster:
-    """A cluster, the file that its plugin reads, and what Slurm says of its nodes."""
+    """A cluster, the file of its plugin, and Slurm's state of its nodes."""
 
     def __init__(self, cluster: SlurmCluster, mirror: Path) -> None:
         self.slurm, self.mirror = cluster, mirror
@@ -61,7 +64,7 @@ class PluginCluster:
         )  # fmt: skip
 
     def write(self, *faulty: str, degraded: bool = False) -> bytes:
-        """Write a good file of now; *faulty* nodes have a fault. Returns it."""
+        """Write a good, current file; *faulty* nodes have a fault. Return it."""
         nodes: list[MirrorNode] = [
             node(name, "UNHEALTHY" if name in faulty else "HEALTHY") for name in self.slurm.nodes
         ]
@@ -71,12 +74,12 @@ class PluginCluster:
         return content
 
     def submit(self, *options: str) -> tuple[str, str, str]:
-        """Return a job's number, what it leaves out, and what was said; then cancel it."""
-        number, said = sbatch(self.slurm, *options)
+        """Return a job's number, its excluded nodes, and the message; then cancel it."""
+        number, message = sbatch(self.slurm, *options)
         excluded = excluded_nodes(self.slurm, number) if number else ""
         if number:
             self.slurm.command("scancel", number)
-        return number, excluded, said
+        return number, excluded, message
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +87,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PluginCluster]
     folder, mirrors = tmp_path_factory.mktemp("slurm"), tmp_path_factory.mktemp("mirror")
     mirrors.chmod(0o755)
     (folder / "job_submit.lua").write_text(script(mirrors / "nodes", exclude=True))
-    with running_cluster(folder, NODES, *LINES) as one:
-        yield PluginCluster(one, mirrors / "nodes")
+    with running_cluster(folder, NODES, *LINES) as slurm:
+        yield PluginCluster(slurm, mirrors / "nodes")
 
 
 @pytest.fixture(autouse=True)
@@ -98,11 +101,11 @@ def _closed_folder(cluster: PluginCluster) -> Iterator[None]:
 
 
 def test_a_small_job_leaves_out_a_faulty_node(cluster: PluginCluster) -> None:
-    """It says so, and is accepted."""
+    """The user gets a message, and the job is accepted."""
     cluster.write("gpu2")
-    number, excluded, said = cluster.submit("-N2")
+    number, excluded, message = cluster.submit("-N2")
     assert number and excluded == "gpu2"
-    assert "gangline: this job leaves out nodes with a fault: gpu2" in said
+    assert "gangline: this job leaves out nodes with a fault: gpu2" in message
 
 
 @pytest.mark.parametrize(
@@ -119,19 +122,19 @@ def test_a_job_that_needs_the_node_is_accepted(
 ) -> None:
     """`exc_nodes` on it would end in "Requested node configuration is not available"."""
     cluster.write("gpu2", "gpu5")
-    number, excluded, said = cluster.submit(*options)
-    assert number, said
-    assert excluded == "", said
+    number, excluded, message = cluster.submit(*options)
+    assert number, message
+    assert excluded == "", message
 
 
 def test_what_a_job_leaves_out_itself_stays_as_it_is(cluster: PluginCluster) -> None:
-    """With ours beside his own too few nodes might be left."""
+    """With the plugin's exclusions added to the user's, too few nodes might be left."""
     cluster.write("gpu2")
     assert cluster.submit("-x", "gpu[3-6]", "-N2")[1] == "gpu[3-6]"
 
 
 def test_a_feature_is_preferred_where_enough_nodes_have_it(cluster: PluginCluster) -> None:
-    """`--prefer` of a job larger than the nodes with the feature would be refused, and so would one that no node has."""
+    """`--prefer` of a job larger than the nodes with the feature would be refused, and so would an unknown feature."""
     slurm = cluster.slurm
     plugin = slurm.folder / "job_submit.lua"
     before = plugin.read_text()
@@ -155,9 +158,9 @@ def test_a_feature_is_preferred_where_enough_nodes_have_it(cluster: PluginCluste
                     [node(name) for name in slurm.nodes], computed_seconds=now, valid_until_seconds=now + 50, slurm=nodes, feature="well",
                 )  # fmt: skip
                 mirror_file.write(cluster.mirror, content)
-                # Held: a job that starts where the feature could not be had shows no preference.
-                number, said = sbatch(slurm, "-H", f"-N{size}")
-                assert number, said
+                # Held: a job that starts without the feature shows no preference.
+                number, message = sbatch(slurm, "-H", f"-N{size}")
+                assert number, message
                 job = slurm.command("scontrol", "-o", "show", "job", number)
                 slurm.command("scancel", number)
                 assert ("Prefer=well" in job) == (size <= max(sizes, default=0)), (having, size)
@@ -168,17 +171,17 @@ def test_a_feature_is_preferred_where_enough_nodes_have_it(cluster: PluginCluste
 
 
 def test_the_user_is_told_of_a_node_that_he_names(cluster: PluginCluster) -> None:
-    """The job is his: it is as he wrote it."""
+    """The job stays as the user wrote it."""
     cluster.write("gpu2")
-    number, excluded, said = cluster.submit("-w", "gpu[1-2]")
+    number, excluded, message = cluster.submit("-w", "gpu[1-2]")
     assert number and excluded == ""
-    assert "gangline: this job names nodes that are not fit for jobs now: gpu2" in said
+    assert "gangline: this job names nodes that are not fit for jobs now: gpu2" in message
 
 
 def test_the_user_is_told_that_too_few_are_ready(cluster: PluginCluster) -> None:
     cluster.write("gpu2")
-    number, _, said = cluster.submit("-N6")
-    assert number and "this job needs 6 nodes, and 5 of 6 are fit for jobs now" in said
+    number, _, message = cluster.submit("-N6")
+    assert number and "this job needs 6 nodes, and 5 of 6 are fit for jobs now" in message
 
 
 def test_a_degraded_picture_does_nothing(cluster: PluginCluster) -> None:
@@ -191,20 +194,38 @@ def test_a_damaged_or_planted_file_does_nothing(cluster: PluginCluster) -> None:
     for case, damage in DAMAGES.items():
         content = cluster.write("gpu2")
         damage(cluster.mirror, content)
-        number, excluded, said = cluster.submit("-N2")
-        assert number, (case, said)
-        assert "gpu2" not in excluded + said, case
+        number, excluded, message = cluster.submit("-N2")
+        assert number, (case, message)
+        assert "gpu2" not in excluded + message, case
         if cluster.mirror.is_dir():
             cluster.mirror.rmdir()
 
 
 def test_a_planted_file_refuses_no_job(cluster: PluginCluster) -> None:
-    """Where it can be read at all; a pipe would be waited for, so that the folder must not let one be made."""
+    """Where the file can be read at all; the plugin would block on a pipe, so the folder must not
+    be writable by others.
+    """
     for case in set(PLANTED) - {"a pipe"}:
         content = cluster.write("gpu2")
         PLANTED[case](cluster.mirror, content)
         assert cluster.submit("-N6")[0], case
         cluster.mirror.parent.chmod(0o755)
+
+
+#: Options of a random job.
+CHOICES: tuple[Callable[[random.Random], list[str]], ...] = (
+    lambda source: [f"-N{source.randint(1, 6)}"],
+    lambda source: [f"-N{source.randint(1, 3)}-{source.randint(3, 6)}"],
+    lambda source: [f"-n{source.randint(1, 48)}"],
+    lambda source: [f"-N{source.randint(1, 6)}", f"--gpus-per-node={source.randint(1, 4)}"],
+    lambda source: [f"--gpus={source.randint(1, 24)}"],
+    lambda source: ["-p", "large", f"-N{source.randint(1, 2)}"],
+    lambda source: ["-p", "main,large", f"-N{source.randint(1, 6)}"],
+    lambda source: [f"-N{source.randint(1, 6)}", "--exclusive"],
+    lambda source: [f"-n{source.randint(1, 12)}", f"-c{source.randint(1, 8)}"],
+    lambda source: [f"-n{source.randint(1, 24)}", f"--ntasks-per-node={source.randint(1, 8)}"],
+    lambda source: [f"-N{source.randint(1, 6)}", f"--mem={source.randint(1, 100)}"],
+)
 
 
 def _refused_with_and_without(cluster: PluginCluster, seed: int, jobs: int) -> int:
@@ -216,18 +237,17 @@ def _refused_with_and_without(cluster: PluginCluster, seed: int, jobs: int) -> i
         without = cluster.submit(*options)[0]
         faulty = source.sample(cluster.slurm.nodes, source.randint(1, 3))
         cluster.write(*faulty)
-        number, excluded, said = cluster.submit(*options)
-        assert bool(number) == bool(without), (options, faulty, said)
+        number, excluded, message = cluster.submit(*options)
+        assert bool(number) == bool(without), (options, faulty, message)
         left_out += bool(excluded)
     return left_out
 
 
 def test_no_random_job_is_refused_because_of_us(cluster: PluginCluster) -> None:
-    """What Slurm accepts without a file it accepts with one."""
+    """Slurm accepts the same jobs with a file as without."""
     assert _refused_with_and_without(cluster, 1, 30) > 0
 
 
 @pytest.mark.slow
 def test_no_random_job_of_many_is_refused_because_of_us(cluster: PluginCluster) -> None:
-    """The same with 400 jobs."""
     assert _refused_with_and_without(cluster, 2, 400) > 0

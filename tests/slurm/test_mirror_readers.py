@@ -58,7 +58,7 @@ end
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Return where a mirror is, in a folder that only we write in, with a good one in it."""
+    """Yield the path of a good mirror, in a folder that others cannot write."""
     folder = tmp_path / "mirror"
     folder.mkdir(mode=0o755)
     folder.chmod(0o755)
@@ -80,14 +80,14 @@ def read_by_c(reader: Path, *arguments: str | Path) -> tuple[int, str]:
 
 @pytest.fixture
 def state() -> Iterator[Lua]:
-    one = Lua()
-    one.run(SLURM)
-    yield one
-    one.close()
+    lua_state = Lua()
+    lua_state.run(SLURM)
+    yield lua_state
+    lua_state.close()
 
 
 def excluded_by_lua(state: Lua, path: Path) -> str:
-    """Return what the plugin does with a job of a node: which nodes it leaves out, after the code it returns."""
+    """Return the nodes that the plugin excludes for a job of a single node, after the code it returns."""
     state.run(script(path, exclude=True))
     code, excluded, _, _, logged = state.run("return submitted({})").split("\n")
     assert (code, logged) == ("0", "")
@@ -96,12 +96,12 @@ def excluded_by_lua(state: Lua, path: Path) -> str:
 
 def test_python_reads_what_was_written(path: Path) -> None:
     """All fields, and the records in order."""
-    found = mirror_file.read(path)
-    assert stale_reason(found, time.time()) == ""
-    assert [each.name for each in found.nodes] == [f"gpu{at}" for at in range(1, 9)]
-    assert found.lists["b0"] == "gpu[1-7]" and found.counts["b0"] == 7
-    assert found.lists["out"] == found.lists["exclude"] == "gpu8"
-    assert found.exclude_safe_nodes == 7 and found.by_slurm and not found.degraded
+    parsed = mirror_file.read(path)
+    assert stale_reason(parsed, time.time()) == ""
+    assert [node.name for node in parsed.nodes] == [f"gpu{index}" for index in range(1, 9)]
+    assert parsed.lists["b0"] == "gpu[1-7]" and parsed.counts["b0"] == 7
+    assert parsed.lists["out"] == parsed.lists["exclude"] == "gpu8"
+    assert parsed.exclude_safe_nodes == 7 and parsed.by_slurm and not parsed.degraded
 
 
 @compiler
@@ -116,7 +116,7 @@ def test_c_reads_what_was_written(path: Path, c_reader: Path) -> None:
 
 @lua
 def test_lua_reads_what_was_written(path: Path, state: Lua) -> None:
-    """The first line is all that it reads, and a new file replaces what it knew."""
+    """The plugin reads only the first line, and a new file replaces its knowledge."""
     assert excluded_by_lua(state, path) == "gpu8"
     mirror_file.write(path, mirror(time.time(), "gpu3", "gpu4"))
     assert state.run("return submitted({})").split("\n")[1] == "gpu[3-4]"
@@ -124,7 +124,7 @@ def test_lua_reads_what_was_written(path: Path, state: Lua) -> None:
 
 @pytest.mark.parametrize("case", DAMAGES)
 def test_python_believes_no_damaged_file(path: Path, case: str) -> None:
-    """Missing, stale, torn, absurd: as if it were not there."""
+    """Missing, stale, torn, absurd: as if the file did not exist."""
     DAMAGES[case](path, path.read_bytes())
     try:
         assert stale_reason(mirror_file.read(path), time.time())
@@ -181,10 +181,10 @@ def test_lua_believes_no_planted_file_where_it_can_see_it(
         if planted:
             PLANTED[case](path, content)
         answers = []
-        for each in (path, path.parent):
-            status = os.lstat(each)
+        for owned in (path, path.parent):
+            status = os.lstat(owned)
             # As if root ran slurmctld: only its own files and the folder owner's count.
-            answers.append(f'["{each}"] = {{ {status.st_mode}, {status.st_uid} }}')
+            answers.append(f'["{owned}"] = {{ {status.st_mode}, {status.st_uid} }}')
         state.run(f"answers = {{ {', '.join(answers)} }}")
         assert excluded_by_lua(state, path) == ("nil" if planted else "gpu8")
 

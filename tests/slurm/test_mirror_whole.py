@@ -1,4 +1,4 @@
-"""All of it together: simulated hosts, a real aggregator, `gangline mirror`, and the plugin in a real slurmctld."""
+"""End to end: simulated hosts, a real aggregator, `gangline mirror`, and the plugin in a real slurmctld."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.slurm.plugin_cluster import MISSING_PLUGIN, excluded_nodes, has_plugi
 from tests.slurm_cluster import MISSING, SlurmCluster, has_slurm
 
 HOSTS = 4
-NAMES = [f"sim-{at:03d}" for at in range(HOSTS)]
+NAMES = [f"sim-{index:03d}" for index in range(HOSTS)]
 
 
 def _cluster(folder: Path, mirror: Path) -> SlurmCluster:
     """Return a cluster whose nodes have the names of the simulated hosts."""
     cluster = SlurmCluster(folder, HOSTS)
-    # All nodes are alike, so that one stands in for another.
+    # All nodes are alike and interchangeable.
     text = (
         cluster.conf.read_text()
         .replace(",lic:1", "")
@@ -50,7 +50,9 @@ def test_a_fault_of_a_host_reaches_the_next_job(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """An XID on a host; a job that others can run leaves it out, one that needs all is accepted; then all of us are killed."""
+    """After an XID a job that others can run excludes the host, a job that needs all nodes is
+    accepted; then Gangline is killed.
+    """
     folder = tmp_path_factory.mktemp("whole")
     for name in ("slurm", "mirror", "store"):
         (folder / name).mkdir(mode=0o755)
@@ -74,22 +76,22 @@ def test_a_fault_of_a_host_reaches_the_next_job(
 
         cluster.until(faulty, "a fault in the mirror")
         bad = mirror_file.read(path).lists["exclude"]
-        number, said = sbatch(cluster, "-N1")
+        number, message = sbatch(cluster, "-N1")
         assert number and excluded_nodes(cluster, number) == bad and bad in NAMES
-        assert f"leaves out nodes with a fault: {bad}" in said
-        number, said = sbatch(cluster, f"-N{HOSTS}")
+        assert f"leaves out nodes with a fault: {bad}" in message
+        number, message = sbatch(cluster, f"-N{HOSTS}")
         assert number and excluded_nodes(cluster, number) == ""
-        assert f"needs {HOSTS} nodes, and {HOSTS - 1} of {HOSTS} are fit" in said
+        assert f"needs {HOSTS} nodes, and {HOSTS - 1} of {HOSTS} are fit" in message
         cluster.command("scontrol", "update", f"nodename={bad}", "state=drain", "reason=test")
         waiting, _ = sbatch(cluster, f"-N{HOSTS}", "--gpus-per-node=4")
         capsys.readouterr()
         assert cli.main(["why", waiting, "--aggregator", address]) == cli.OK
-        said = capsys.readouterr().out
-        assert f"too few nodes are left: {HOSTS - 1} of the {HOSTS} that it needs" in said
-        assert "1 DRAIN: test" in said and "below each constraint: changes" in said
+        message = capsys.readouterr().out
+        assert f"too few nodes are left: {HOSTS - 1} of the {HOSTS} that it needs" in message
+        assert "1 DRAIN: test" in message and "below each constraint: changes" in message
         cluster.command("scancel", waiting)
         assert aggregator.end(signal.SIGKILL) == -signal.SIGKILL
-        # The file is not touched by anybody any more, and says itself when it ends.
+        # The file is no longer written, and contains its own expiry.
         cluster.until(
             lambda: excluded_nodes(cluster, sbatch(cluster, "-N1")[0]) == "", "the file's end"
         )

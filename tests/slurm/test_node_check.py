@@ -38,7 +38,7 @@ unknown) case "$*" in *--json*) echo '{{"known": false, "why": "no agent"}}' ;; 
 *) exit "$mode" ;;
 esac
 """
-#: Shows what the file `node` says, and notes what it was told to do.
+#: Prints the file `node`, and records its arguments.
 SCONTROL = """#!/bin/sh
 folder=$(dirname "$0")
 case "$*" in
@@ -46,7 +46,7 @@ case "$*" in
 *) printf '%s\\n' "$*" >>"$folder/done" ;;
 esac
 """
-#: Exit codes and accidents that say nothing about the host.
+#: Exit codes and accidents that contain no information about the host.
 ACCIDENTS = ("0", "1", "2", "126", "127", "124", "137", "mute", "words", "killed")
 
 DRAIN = f"update nodename=gpu1 state=drain reason={OURS}"
@@ -67,14 +67,13 @@ class Host:
         self.shows("IDLE")
 
     def shows(self, state: str, reason: str = "", seconds_ago: float = 0.0) -> None:
-        """Have Slurm show the node like this."""
-        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() - seconds_ago))
-        shown = f" Reason={reason} [root@{at}]" if reason else ""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() - seconds_ago))
+        shown = f" Reason={reason} [root@{stamp}]" if reason else ""
         line = f"NodeName=gpu1 Arch=x86_64 State={state} ThreadsPerCore=1 Partitions=main{shown}\n"
         (self.folder / "node").write_text(line)
 
     def run(self, mode: str, context: str = "") -> int:
-        """Run the script as Slurm does; *context*: of a prolog or an epilog. Returns its exit code."""
+        """Run the script as Slurm does; *context*: of a prolog or an epilog. Return its exit code."""
         (self.folder / "gangline.mode.gpu1").write_text(mode)
         environment = {
             "PATH": f"{self.folder}:/usr/bin:/bin", "SLURMD_NODENAME": "gpu1", "GANGLINE": str(self.gangline),
@@ -87,14 +86,13 @@ class Host:
         ).returncode
 
     def done(self) -> list[str]:
-        """Return what scontrol was told to do since the last call."""
+        """Return the scontrol commands since the last call."""
         path = self.folder / "done"
         lines = path.read_text().splitlines() if path.exists() else []
         path.unlink(missing_ok=True)
         return lines
 
     def questions(self) -> int:
-        """Return how often Slurm was asked."""
         path = self.folder / "asked"
         return len(path.read_text().splitlines()) if path.exists() else 0
 
@@ -106,7 +104,7 @@ def host(tmp_path: Path) -> Host:
 
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_exit_code_10_drains(host: Host, context: str) -> None:
-    """A prolog and an epilog fail, after they have set our reason; a health check has nothing to fail."""
+    """A prolog and an epilog fail after setting Gangline's reason; a health check does not fail."""
     assert host.run("10", context) == (1 if context else 0)
     assert host.done() == [DRAIN]
 
@@ -114,7 +112,7 @@ def test_exit_code_10_drains(host: Host, context: str) -> None:
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("mode", ACCIDENTS)
 def test_nothing_else_does(host: Host, mode: str, context: str) -> None:
-    """A missing command, a killed interpreter, another program of that name: no job is stopped."""
+    """A missing command, a killed interpreter, a foreign program of that name: no job is stopped."""
     assert host.run(mode, context) == 0
     assert host.done() == []
 
@@ -131,7 +129,7 @@ def test_without_the_command_no_job_is_stopped(host: Host, context: str) -> None
 
 @pytest.mark.slow
 def test_a_hung_command_stops_no_job(host: Host) -> None:
-    """It is ended after five seconds."""
+    """The command is ended after five seconds."""
     assert host.run("hung", "prolog_slurmd") == 0
     assert host.done() == []
 
@@ -139,7 +137,7 @@ def test_a_hung_command_stops_no_job(host: Host) -> None:
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("state", ["IDLE+DRAIN", "MIXED+DRAIN", "DOWN", "DOWN*+DRAIN"])
 def test_a_drain_of_somebody_elses_keeps_its_reason(host: Host, state: str, context: str) -> None:
-    """Whoever set it is told by it why the node is out, and it is his to end."""
+    """The reason informs the person who set it; only that person ends the drain."""
     for reason in ("burn-in", "gangline:v1;act=drain;cause=xid79;ttl=3600;adv=a12", f"see {OURS}"):
         host.shows(state, reason)
         assert host.run("10", context) == (1 if context else 0)
@@ -149,7 +147,7 @@ def test_a_drain_of_somebody_elses_keeps_its_reason(host: Host, state: str, cont
 
 
 def test_our_own_drain_is_renewed_before_it_ends(host: Host) -> None:
-    """The reason says for how long it is to be believed; it is not set again each minute."""
+    """The reason contains its validity; the script does not set it again each minute."""
     host.shows("IDLE+DRAIN", OURS, seconds_ago=1700)
     host.run("10")
     assert host.done() == []
@@ -195,7 +193,7 @@ def test_our_own_drain_is_taken_back_when_the_fault_is_gone(host: Host) -> None:
 def test_while_the_fault_stands_or_nothing_is_known_the_drain_lasts_as_long_as_it_said(
     host: Host, mode: str
 ) -> None:
-    """The permit ran out, or the agent is gone: that does not mend a host. After the ttl it is not ours to say any more."""
+    """An expired permit, or an ended agent, does not repair a host. After the ttl the drain is no longer Gangline's."""
     host.shows("IDLE+DRAIN", OURS, seconds_ago=3500)
     host.run(mode)
     assert host.done() == []
@@ -206,14 +204,14 @@ def test_while_the_fault_stands_or_nothing_is_known_the_drain_lasts_as_long_as_i
 
 @pytest.mark.parametrize("context", CONTEXTS[:2])
 def test_only_the_health_check_takes_back(host: Host, context: str) -> None:
-    """No job starts on a drained node; an epilog ends one that began before."""
+    """No job starts on a drained node; an epilog belongs to a job that began earlier."""
     host.shows("IDLE+DRAIN", OURS)
     assert host.run("well", context) == 0
     assert host.done() == []
 
 
 def test_slurm_is_not_asked_each_minute_by_each_host(host: Host) -> None:
-    """Once after a start of the host, and after each drain until it is taken back."""
+    """Once after a start of the host, and after each drain until its end."""
     for _ in range(3):
         host.run("well")
     assert host.questions() == 1
@@ -224,14 +222,14 @@ def test_slurm_is_not_asked_each_minute_by_each_host(host: Host) -> None:
     host.run("well")
     assert host.done() == [TAKE_BACK]
     host.shows("IDLE")
-    asked = host.questions()
+    questions = host.questions()
     for _ in range(3):
         host.run("well")
-    assert host.questions() == asked + 1
+    assert host.questions() == questions + 1
 
 
 def test_a_controller_that_does_not_answer_is_borne(host: Host) -> None:
-    """The prolog fails all the same: Slurm drains the node with a reason of its own."""
+    """The prolog still fails: Slurm drains the node with its own reason."""
     (host.folder / "scontrol").write_text("#!/bin/sh\nexit 1\n")
     assert host.run("10", "prolog_slurmd") == 1
     assert host.run("10") == 0
@@ -272,9 +270,6 @@ def test_the_real_command_is_understood(host: Host) -> None:
     assert host.done() == []
 
 
-# ----------------------------------------------------------------------
-# In a real Slurm.
-
 slurm = pytest.mark.skipif(not has_slurm(), reason=MISSING)
 
 
@@ -285,25 +280,23 @@ class CheckedCluster:
         self.slurm, self._folder = cluster, folder
 
     def answer(self, *modes: str) -> None:
-        """Have `gangline check` answer this, node by node."""
+        """Set the answers of `gangline check`, node by node."""
         answer(self._folder, *modes)
 
     def node(self, name: str) -> str:
-        """Return what Slurm shows of a node."""
         return self.slurm.command("scontrol", "-o", "show", "node", name)
 
     def drained(self) -> list[str]:
-        """Return the nodes that are drained with our reason."""
         states = self.slurm.node_states()
         return [name for name in states if "DRAIN" in states[name] and f"Reason={OURS} " in self.node(name)]  # fmt: skip
 
 
 def answer(folder: Path, *modes: str) -> None:
     """Write what `gangline check` is to answer on gpu1, gpu2, ..."""
-    for at, mode in enumerate(modes, 1):
-        beside = folder / "mode.new"
-        beside.write_text(mode)
-        beside.rename(folder / f"gangline.mode.gpu{at}")
+    for number, mode in enumerate(modes, 1):
+        temporary = folder / "mode.new"
+        temporary.write_text(mode)
+        temporary.rename(folder / f"gangline.mode.gpu{number}")
 
 
 def _wrapped(folder: Path, name: str, conf: Path) -> Path:
@@ -343,7 +336,7 @@ def _is_completed(cluster: SlurmCluster, job: str) -> bool:
 def test_a_prolog_drains_with_our_reason_and_accidents_drain_nothing(
     checked: CheckedCluster,
 ) -> None:
-    """ "Prolog error" would be Slurm's own word: ours was set before, and stays."""
+    """ "Prolog error" would be Slurm's own reason: Gangline's was set earlier, and stays."""
     cluster = checked.slurm
     checked.answer("1", "127", "killed")
     jobs = [cluster.submit("#!/bin/sh\n", "-w", name) for name in cluster.nodes]
@@ -360,7 +353,7 @@ def test_a_prolog_drains_with_our_reason_and_accidents_drain_nothing(
 @slurm
 @pytest.mark.parametrize("checked", ["health"], indirect=True)
 def test_a_health_check_drains_and_takes_back(checked: CheckedCluster) -> None:
-    """What a person has drained stays drained, with his words."""
+    """A person's drain stays, with its reason."""
     checked.slurm.command("scontrol", "update", "nodename=gpu3", "state=drain", "reason=burn-in")
     checked.answer("10", "10", "10")
     checked.slurm.until(lambda: checked.drained() == ["gpu1", "gpu2"], "two drained")

@@ -27,7 +27,7 @@ from tests.slurm_cluster import MISSING, SlurmCluster, has_slurm, running_slurm
 
 pytestmark = pytest.mark.skipif(not has_slurm(), reason=MISSING)
 
-NAMES = [f"gpu{at}" for at in range(1, 7)]
+NAMES = [f"gpu{index}" for index in range(1, 7)]
 
 
 class Fleet(ScoreServiceServicer, PlacementServiceServicer):
@@ -37,11 +37,9 @@ class Fleet(ScoreServiceServicer, PlacementServiceServicer):
         self.asked: list[placement_pb2.PlanPlacementRequest] = []
 
     def GetNodeDictionary(self, request: Any, context: Any) -> score_pb2.NodeDictionary:
-        """Return the names."""
         return score_pb2.NodeDictionary(version=7, names=NAMES)
 
     def ScoreNodes(self, request: Any, context: Any) -> score_pb2.ScoreNodesResponse:
-        """Return the columns."""
         assert request.dictionary_version == 7
         reply = score_pb2.ScoreNodesResponse(
             dictionary_version=7, node_index=range(6), score=[0.9] * 6, hazard_per_hour=[0.1] * 6, relative_speed=[1.0] * 6,
@@ -62,17 +60,17 @@ class Fleet(ScoreServiceServicer, PlacementServiceServicer):
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    """Of six nodes one is drained, one is reserved, and one works."""
-    with running_slurm(tmp_path_factory.mktemp("slurm"), 6) as one:
-        one.command(
+    """Yield a cluster of six nodes: one drained, one reserved, one busy."""
+    with running_slurm(tmp_path_factory.mktemp("slurm"), 6) as slurm:
+        slurm.command(
             "scontrol", "update", "nodename=gpu1", "state=drain", "reason=burn-in for a day"
         )
-        one.command(
+        slurm.command(
             "scontrol", "create", "reservation", "reservationname=window", "nodes=gpu2", "starttime=now", "duration=60", "users=root",
         )  # fmt: skip
-        number, _ = sbatch(one, "-w", "gpu3", "--gpus-per-node=4", "--job-name=busy")
-        one.until(lambda: one.job(number)["JobState"] == "RUNNING", "a busy node")
-        yield one
+        number, _ = sbatch(slurm, "-w", "gpu3", "--gpus-per-node=4", "--job-name=busy")
+        slurm.until(lambda: slurm.job(number)["JobState"] == "RUNNING", "a busy node")
+        yield slurm
 
 
 @pytest.fixture
@@ -92,11 +90,10 @@ def aggregator() -> Iterator[tuple[Fleet, str]]:
 
 @pytest.fixture
 def job(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Have a job of four nodes, which waits."""
     monkeypatch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
     monkeypatch.setenv("PATH", cluster.environment["PATH"])
-    number, said = sbatch(cluster, "-N4", "--gpus-per-node=4")
-    assert number, said
+    number, message = sbatch(cluster, "-N4", "--gpus-per-node=4")
+    assert number, message
     yield number
     cluster.command("scancel", number)
 
@@ -104,29 +101,29 @@ def job(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
 def test_nodes_are_counted_and_changes_priced(
     job: str, aggregator: tuple[Fleet, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The plan is asked for on what Slurm leaves: the floor and the domain are the plan's own, so that they can be relaxed."""
+    """The plan covers Slurm's remaining nodes: floor and domain belong to the plan, so that they can be relaxed."""
     fleet, address = aggregator
     arguments = ["why", job, "--aggregator", address, "--score-min", "0.95", "--within", "leaf"]
     assert cli.main(arguments) == cli.OK
-    said = capsys.readouterr().out
-    assert "from 'in use' on too few nodes are left: 3 of the 4 that it needs" in said
-    for words in (
+    output = capsys.readouterr().out
+    assert "from 'in use' on too few nodes are left: 3 of the 4 that it needs" in output
+    for expected in (
         "5     state", "gpu1", "1 DRAIN: burn-in for a day", "4     reservations", "1 window", "3     in use", "1 GPUs in use",
         "2     health", "UNHEALTHY: score 0.900", "it does not fit", "node_score_min 0.95 -> 0.90", "12.5 GPU-hours",
     ):  # fmt: skip
-        assert words in said, (words, said)
-    (asked,) = fleet.asked
-    assert asked.candidates.node_bitmap == bytes([0b111000])
-    assert (asked.gang.nodes, asked.gang.gpus_per_node) == (4, 4)
-    assert asked.gang.invariants.within == placement_pb2.TIER_LEAF
-    assert abs(asked.gang.node_score_min - 0.95) < 1e-6
+        assert expected in output, (expected, output)
+    (request,) = fleet.asked
+    assert request.candidates.node_bitmap == bytes([0b111000])
+    assert (request.gang.nodes, request.gang.gpus_per_node) == (4, 4)
+    assert request.gang.invariants.within == placement_pb2.TIER_LEAF
+    assert abs(request.gang.node_score_min - 0.95) < 1e-6
 
 
 def test_without_an_aggregator_slurms_part_is_said(job: str, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     arguments = ["why", job, "--aggregator", "127.0.0.1:9"]
     assert cli.main(arguments) == cli.NO_ANSWER
-    said = capsys.readouterr().out
-    assert "3     in use" in said and "are unknown: no aggregator answers" in said
+    output = capsys.readouterr().out
+    assert "3     in use" in output and "are unknown: no aggregator answers" in output
     assert cli.main([*arguments, "--json"]) == cli.NO_ANSWER
     fields = json.loads(capsys.readouterr().out)
     assert fields["left"] == ["gpu4", "gpu5", "gpu6"] and fields["plan"] is None

@@ -15,7 +15,7 @@ _CONTROL = struct.Struct("<IIq")
 
 
 class Faults:
-    """The switch: what is set here happens at once in every process that was started with `environment`."""
+    """The switch: its settings take effect at once in every process that was started with `environment`."""
 
     def __init__(self, place: Path, under: Path) -> None:
         """Compile the library into *place*; only files below *under* fail. Raises CalledProcessError."""
@@ -38,14 +38,14 @@ class Faults:
     def set(
         self, mode: int = WELL, *, fsync_milliseconds: int = 0, clock_seconds: float = 0.0
     ) -> None:
-        """From now on: how the disk is, how slow, and how far the wall clock is off."""
+        """Set the disk's fault and delay, and the offset of the wall clock."""
         clock_ns = int((self.ahead_seconds + clock_seconds) * 1e9)
         packed = _CONTROL.pack(mode, fsync_milliseconds, clock_ns)
         self._map[: _CONTROL.size] = packed
 
 
 def cut(path: Path, source: random.Random) -> str:
-    """Cut the file off at a random byte; return what was done."""
+    """Truncate the file at a random byte; return a description."""
     size = path.stat().st_size
     keep = source.randrange(size) if size else 0
     os.truncate(path, keep)
@@ -53,18 +53,17 @@ def cut(path: Path, source: random.Random) -> str:
 
 
 def spoil(path: Path, source: random.Random) -> str:
-    """Turn the bits of a random stretch over; return what was done."""
+    """Flip the bits of a random range; return a description."""
     size = path.stat().st_size
-    at, length = source.randrange(max(1, size)), source.choice((1, 16, 4096))
+    offset, length = source.randrange(max(1, size)), source.choice((1, 16, 4096))
     with open(path, "r+b") as file:
-        file.seek(at)
+        file.seek(offset)
         data = file.read(length)
-        file.seek(at)
+        file.seek(offset)
         file.write(bytes(byte ^ 0xFF for byte in data))
-    return f"{path.name}: {len(data)} bytes turned over at {at} of {size}"
+    return f"{path.name}: {len(data)} bytes turned over at {offset} of {size}"
 
 
 def remove(path: Path, source: random.Random) -> str:
-    """Remove the file; return what was done."""
     path.unlink()
     return f"{path.name} is gone"

@@ -1,7 +1,8 @@
-"""Simulated agents that know what they were told: each sends numbered rows and events, and remembers the receipts.
+"""Simulated agents that remember their receipts: each sends numbered rows and events.
 
-What has a receipt may never be lost; what has none is sent again, by the next stream, for as long as it takes. All
-of them live in one process, on an event loop of their own, and speak to the aggregator through the generated stub.
+Data with a receipt may never be lost; data without a receipt is sent again by the next stream until
+it has one. All agents are in a single process, on their own event loop, and call the aggregator
+through the generated stub.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _OPTIONS = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.use_local_subchan
 
 @dataclass
 class Memory:
-    """What one agent was told, as it survives every fault here: the harness is never killed."""
+    """An agent's receipts, which survive every fault here: the harness is never killed."""
 
     frames: set[int] = field(default_factory=set[int])
     events: set[str] = field(default_factory=set[str])
@@ -92,7 +93,6 @@ class Simulated:
         )  # fmt: skip
 
     async def live(self, target: Fleet) -> None:
-        """Connect, send, and begin anew, for ever."""
         while True:
             try:
                 async with grpc.aio.insecure_channel(target.address, options=_OPTIONS) as channel:
@@ -124,14 +124,14 @@ class Simulated:
             if reading.done():
                 reading.result()
         finally:
-            for each in (reading, reporting):
-                each.cancel()
+            for task in (reading, reporting):
+                task.cancel()
             stream.cancel()
 
     async def _read(self, stream: Any) -> None:
         while (ack := await stream.read()) is not grpc.aio.EOF:
-            for one in ack.durable:
-                for sequence in [n for n in self.waiting if one.first <= n <= one.last]:
+            for span in ack.durable:
+                for sequence in [n for n in self.waiting if span.first <= n <= span.last]:
                     self.received.append((sequence, self.waiting.pop(sequence)))
                     self.told.frames.add(sequence)
             for refusal in ack.refused:
@@ -165,7 +165,7 @@ class Fleet:
         self.begin_anew(agents)
 
     def begin_anew(self, agents: int) -> None:
-        """Fresh agents with fresh run ids, that know of nothing."""
+        """Replace the agents with new ones with new run ids."""
         self._run(self._end())
         self.agents = [
             Simulated(
@@ -188,11 +188,11 @@ class Fleet:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     def reconnect(self) -> None:
-        """All agents leave their streams at once, and come back."""
+        """End all agents' streams at once; the agents reconnect."""
         self.generation += 1
 
     def acknowledged(self) -> dict[str, Memory]:
-        """Return what each agent was told until now, in copies."""
+        """Return copies of each agent's receipts so far."""
 
         async def copies() -> dict[str, Memory]:
             return {a.host: Memory(set(a.told.frames), set(a.told.events)) for a in self.agents}
@@ -200,11 +200,9 @@ class Fleet:
         return dict(self._run(copies()))
 
     def receipts(self) -> int:
-        """Return how many frames have a receipt."""
         return sum(len(agent.told.frames) for agent in self.agents)
 
     def waiting(self) -> int:
-        """Return how many frames and events wait for one."""
         return sum(len(a.waiting) + len(a.events_waiting) for a in self.agents)
 
     def close(self) -> None:
@@ -218,9 +216,8 @@ class Fleet:
 def fleet(
     address: str, agents: int, source: random.Random, period: float = 0.02
 ) -> Iterator[Fleet]:
-    """A fleet that ends with the block."""
-    made = Fleet(address, agents, source, period)
+    created = Fleet(address, agents, source, period)
     try:
-        yield made
+        yield created
     finally:
-        made.close()
+        created.close()

@@ -1,8 +1,10 @@
-"""Rounds of one fault each against a real aggregator with simulated agents; after each nothing acknowledged is missing.
+"""Rounds of one fault each against a real aggregator with simulated agents; after each no
+acknowledged data is missing.
 
-A round: agents send; the fault; then the aggregator starts, or says precisely why not and what to do, and a restore
-from the last backup does; all that waits gets its receipt; the aggregator ends (asked, or killed), and what is in the
-store is compared with what the agents were told. What was destroyed on disk may be missing, if it was said.
+A round: agents send; the fault; then the aggregator starts, or its error names the cause and the
+remedy, and a restore from the last backup succeeds; all pending data gets its receipt; the
+aggregator ends (stopped or killed), and the store is compared with the agents' receipts. Data
+destroyed on disk may be missing if the aggregator reported it.
 """
 
 from __future__ import annotations
@@ -25,27 +27,25 @@ from tests.processes import GUARD_SECONDS, Process, free_port, listening, until
 from tests.survival.faults import FSYNC_FAILS, FULL, READ_ONLY, Faults, cut, remove, spoil
 from tests.survival.fleet import Fleet, Memory
 
-#: A folder is used for so many rounds, then everything begins anew.
+#: Rounds per folder; then everything begins again.
 ROUNDS_OF_A_FOLDER = 20
 LOST = "stored readings are gone: "
 MISSING = "are missing from queries"
 STORE, WAL, JOURNAL = "gangline.duckdb", "gangline.duckdb.wal", "events.journal"
-#: A part is closed once so much has passed.
+#: Seconds after which a part is closed.
 PART_SECONDS = 306.0
-#: What a refusal to start must name: something to do.
+#: A refusal to start must name one of these remedies.
 REMEDY = re.compile(
     r"gangline admin restore|move it away|--data|remount|make room|free some space|start the aggregator again"
 )
 
 
 class Broken(AssertionError):
-    """A round found the store at fault; the words say how, with seed and round."""
+    """A round found a fault of the store; the message has the kind, the seed and the round."""
 
 
 @dataclass
 class Counted:
-    """What all rounds together saw, by fault."""
-
     rounds: Counter[str] = field(default_factory=Counter[str])
     refused: Counter[str] = field(default_factory=Counter[str])
     said_lost: Counter[str] = field(default_factory=Counter[str])
@@ -73,15 +73,15 @@ class World:
         self.anew()
 
     def later(self) -> None:
-        """Let five minutes pass: what was stored until now leaves for Parquet."""
+        """Advance five minutes: the data stored so far moves to Parquet."""
         self.faults.ahead_seconds += PART_SECONDS
         self.faults.set()
 
     def anew(self) -> None:
-        """An empty folder, fresh agents."""
+        """Begin with an empty folder and new agents."""
         self.fleet.begin_anew(0)
-        for each in self.disk.iterdir():
-            shutil.rmtree(each) if each.is_dir() else each.unlink()
+        for path in self.disk.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         shutil.rmtree(self.place / "backups", ignore_errors=True)
         self.data = self.disk / "data"
         settings = [
@@ -93,44 +93,42 @@ class World:
         ]
         settings.append(
             "disk_free_share_min=0"
-        )  # no reading goes for want of room: what goes is a fault
+        )  # no reading is dropped for lack of space: a missing reading is a fault
         arguments = ["aggregator", "--data", str(self.data), "--listen", self.address]
-        arguments += [word for each in settings for word in ("--set", each)]
+        arguments += [word for setting in settings for word in ("--set", setting)]
         self.aggregator = Process(arguments, self.log, environment=self.faults.environment)
         self.fleet.begin_anew(self.count)
         self.backed_up: dict[str, Memory] = {}
         #: Frames of which some rows went with a Parquet file.
         self.in_part: set[tuple[str, int]] = set()
 
-    # -- the aggregator ---------------------------------------------------------------------------
-
     def start(self) -> str:
-        """Start it; return "" once it listens, or the words with which it refused."""
-        said = len(self.aggregator.said()) if self.log.exists() else 0
+        """Start the aggregator; return "" once it listens, or its error message."""
+        offset = len(self.aggregator.said()) if self.log.exists() else 0
         self.aggregator.start()
         until(
             lambda: listening(self.port) or not self.aggregator.alive(),
             f"listening or ended; see {self.log}",
         )
-        words = self.aggregator.said()[said:]
+        message = self.aggregator.said()[offset:]
         if self.aggregator.alive():
             return ""
         child = self.aggregator.child
         code = child.wait() if child else None
         self.aggregator.child = None
-        if code != 1 or "Traceback" in words or not REMEDY.search(words):
-            raise Broken(f"it ended with {code}, and did not say what to do: {words[-1500:]}")
-        if str(self.data) not in words:
-            raise Broken(f"it refused, and named nothing of {self.data}: {words[-1500:]}")
-        return words
+        if code != 1 or "Traceback" in message or not REMEDY.search(message):
+            raise Broken(f"it ended with {code}, and did not say what to do: {message[-1500:]}")
+        if str(self.data) not in message:
+            raise Broken(f"it refused, and named nothing of {self.data}: {message[-1500:]}")
+        return message
 
     def running(self) -> None:
-        """Start it unless it runs; it must."""
-        if not self.aggregator.alive() and (words := self.start()):
-            raise Broken(f"it does not start: {words}")
+        """Start the aggregator unless it runs; a refusal is an error."""
+        if not self.aggregator.alive() and (message := self.start()):
+            raise Broken(f"it does not start: {message}")
 
     def wait_receipts(self, more: int) -> None:
-        """Wait until so many more frames have a receipt."""
+        """Wait until *more* further frames have a receipt."""
         wanted = self.fleet.receipts() + more
         until(
             lambda: self.fleet.receipts() >= wanted or not self.aggregator.alive(),
@@ -140,7 +138,7 @@ class World:
             raise Broken(f"it ended by itself: {self.aggregator.said()[-1500:]}")
 
     def settle(self) -> None:
-        """Wait until everything that was made has its receipt."""
+        """Wait until all data has its receipt."""
         self.fleet.making = False
         try:
             until(
@@ -159,27 +157,24 @@ class World:
             raise Broken(f"refused {refused}; {self.aggregator.said()[-1500:]}")
 
     def end(self) -> None:
-        """End it one way or the other."""
+        """Stop or kill the aggregator."""
         if self.source.random() < 0.5:
             self.aggregator.kill()
         elif code := self.aggregator.stop():
             raise Broken(f"it ended with {code}: {self.aggregator.said()[-1500:]}")
 
     def pause(self, seconds_max: float = 0.6) -> None:
-        """Let a random time pass: what is cut short by the fault is to be something else each round."""
+        """Wait a random time, so that the fault interrupts another step each round."""
         time.sleep(self.source.random() * seconds_max)
 
     def parquet(self) -> list[Path]:
-        """Return the Parquet files that are there."""
-        found = [
+        files = [
             path for top in ("segments", "rollups") for path in (self.data / top).rglob("*.parquet")
         ]
-        return sorted(found)
-
-    # -- backups ----------------------------------------------------------------------------------
+        return sorted(files)
 
     def admin(self, *arguments: str, wanted: int | None = 0) -> str:
-        """Run `gangline admin`, which is to end with *wanted* (None: 0 or 1); return what it said."""
+        """Run `gangline admin`, which must end with *wanted* (None: 0 or 1); return its output."""
         command = [sys.executable, "-m", "gangline.cli", "admin", *arguments]
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=GUARD_SECONDS
@@ -191,26 +186,25 @@ class World:
 
     def back_up(self) -> None:
         """Make a backup, and remember what was acknowledged before it."""
-        told = self.fleet.acknowledged()
+        acknowledged = self.fleet.acknowledged()
         to = str(self.place / "backups")
         where = ("--data", str(self.data), "--aggregator", self.address)
         self.admin("backup", "--to", to, "--keep", "2", *where)
-        self.backed_up = told
+        self.backed_up = acknowledged
 
     def restore(self) -> None:
-        """Put the last backup in place; what came after it is written off."""
+        """Restore the last backup; later data is written off."""
         self.admin(
             "restore", "--from", str(self.place / "backups"), "--data", str(self.data), "--force"
         )
         for old in self.disk.glob("data/replaced-*"):
             shutil.rmtree(old)
 
-    # -- what is there ----------------------------------------------------------------------------
-
     def stored(self, *, may_lose: bool = False) -> tuple[dict[str, set[int]], dict[str, set[str]]]:
-        """Return host -> numbers and host -> events; raise Broken for anything that is there twice or in part.
+        """Return host -> numbers and host -> events; raise Broken for duplicate or partial data.
 
-        A Parquet file is of one table: with it a frame may lose some of its rows, and counts as gone from then on.
+        A Parquet file belongs to a table: without it a frame may lose some of its rows, and counts
+        as lost.
         """
         with duckdb.connect(str(self.data / STORE), read_only=True) as base:
             rows = base.execute(
@@ -239,7 +233,9 @@ class World:
         return numbers, names
 
     def compare(self, told: dict[str, Memory], *, may_lose: bool = False) -> int:
-        """Compare the store with what agents were *told*; return how much is missing, which is then written off."""
+        """Compare the store with the receipts in *told*; return the number of missing items, which
+        are then written off.
+        """
         numbers, names = self.stored(may_lose=may_lose)
         missing = 0
         for agent in self.fleet.agents:
@@ -271,9 +267,6 @@ class World:
         self.aggregator.kill()
 
 
-# -- the faults: each leaves an aggregator that may run or not ------------------------------------
-
-
 def killed(world: World) -> None:
     """kill -9 at any moment: several times, also while it starts."""
     for _ in range(world.source.randint(1, 3)):
@@ -287,10 +280,10 @@ def killed(world: World) -> None:
 def _sick_disk(world: World, mode: int, **how: int) -> None:
     world.faults.set(mode, **how)
     world.pause(1.0)
-    if world.source.random() < 0.4:  # it dies of it, or is restarted in vain
+    if world.source.random() < 0.4:  # it dies of the fault, or its restart fails
         world.aggregator.kill()
-        words = world.start()
-        if not words:
+        message = world.start()
+        if not message:
             world.pause()
     if world.source.random() < 0.3:
         world.aggregator.kill()
@@ -298,7 +291,7 @@ def _sick_disk(world: World, mode: int, **how: int) -> None:
 
 
 def disk_full(world: World) -> None:
-    """No space left: nothing is receipted until there is."""
+    """The disk is full: no receipt until there is space."""
     if not world.small_disk:
         return _sick_disk(world, FULL)
     ballast = world.disk / "ballast"
@@ -319,7 +312,7 @@ def disk_read_only(world: World) -> None:
 
 
 def fsync_slow(world: World) -> None:
-    """A disk that takes its time: up to a second and a half for each fsync."""
+    """Make the disk slow: up to 1.5 s for each fsync."""
     world.faults.set(fsync_milliseconds=world.source.choice((50, 300, 1500)))
     world.pause(2.0)
     if world.source.random() < 0.3:
@@ -328,12 +321,12 @@ def fsync_slow(world: World) -> None:
 
 
 def fsync_fails(world: World) -> None:
-    """A disk that says EIO: what was written since is not known to be there."""
+    """fsync fails with EIO: data written since may not be durable."""
     _sick_disk(world, FSYNC_FAILS)
 
 
 def clock_jumps(world: World) -> None:
-    """The wall clock goes hours forth and back, with a restart now and then."""
+    """Step the wall clock by hours in both directions, with a restart now and then."""
     for _ in range(world.source.randint(1, 3)):
         world.faults.set(clock_seconds=world.source.uniform(-6 * 3600, 6 * 3600))
         world.pause(0.8)
@@ -353,7 +346,7 @@ def all_reconnect(world: World) -> None:
 
 
 def killed_in_upkeep(world: World) -> None:
-    """kill -9 of the aggregator while it compacts or is backed up; of the backup while it copies."""
+    """Kill -9 of the aggregator while it compacts or is backed up; of the backup while it copies."""
     what = world.source.choice(("backup", "compact"))
     more = ["--to", str(world.place / "backups")] if what == "backup" else []
     upkeep = Process(
@@ -383,12 +376,10 @@ def _damaged(world: World, name: str, harm: Callable[[Path, random.Random], str]
 
 
 def store_damaged(world: World) -> str:
-    """The file lost its end, or some of it."""
     return _damaged(world, STORE, world.source.choice((cut, cut, spoil)))
 
 
 def wal_damaged(world: World) -> str:
-    """The WAL lost its end, or some of it."""
     return _damaged(world, WAL, world.source.choice((cut, cut, spoil)))
 
 
@@ -401,17 +392,17 @@ def journal_damaged(world: World) -> str:
 
 
 def snapshot_damaged(world: World) -> str:
-    """The operators' file lost its end: it is written anew, and nothing depends on it."""
+    """Cut the operators' file: it is written again, and nothing depends on it."""
     return _damaged(world, "operators.duckdb", cut)
 
 
 def segment_damaged(world: World) -> str:
-    """A Parquet file, of readings or of a rollup, lost its end or some of it, or is gone."""
+    """Cut, overwrite or remove a Parquet file of readings or of a rollup."""
     until(lambda: world.parquet(), f"a Parquet file; see {world.log}")
     world.back_up()
     world.aggregator.kill()
-    found, harm = world.parquet(), world.source.choice((cut, spoil, remove))
-    return harm(world.source.choice(found), world.source)
+    files, harm = world.parquet(), world.source.choice((cut, spoil, remove))
+    return harm(world.source.choice(files), world.source)
 
 
 #: After these nothing that was acknowledged may be missing.
@@ -425,7 +416,7 @@ KEPT: dict[str, Callable[[World], None]] = {
     "all reconnect": all_reconnect,
     "killed in upkeep": killed_in_upkeep,
 }
-#: After these it may, if that is said.
+#: Faults after which data may be missing, if reported.
 DESTROYED: dict[str, Callable[[World], str]] = {
     "store damaged": store_damaged,
     "WAL damaged": wal_damaged,
@@ -450,9 +441,9 @@ def round_of(world: World, name: str) -> None:
     else:
         _destroyed(world, name)
     world.settle()
-    told = world.fleet.acknowledged()
+    acknowledged = world.fleet.acknowledged()
     world.end()
-    world.compare(told)
+    world.compare(acknowledged)
     world.counted.rounds[name] += 1
     world.counted.frames += 20
     world.counted.seconds[name] += round(time.monotonic() - begin, 1)  # type: ignore[assignment]
@@ -460,8 +451,8 @@ def round_of(world: World, name: str) -> None:
 
 def _destroyed(world: World, name: str) -> None:
     did = DESTROYED[name](world)
-    told = world.fleet.acknowledged()
-    said = len(world.aggregator.said())
+    acknowledged = world.fleet.acknowledged()
+    offset = len(world.aggregator.said())
     world.fleet.making = False
     try:
         refusal = world.start()
@@ -469,24 +460,25 @@ def _destroyed(world: World, name: str) -> None:
             world.counted.refused[name] += 1
             world.restore()
             world.compare(world.backed_up)
-            world.compare(told, may_lose=True)
+            world.compare(acknowledged, may_lose=True)
             world.running()
             return
-        words = world.aggregator.said()[said:]
+        message = world.aggregator.said()[offset:]
         world.aggregator.kill()
-        missing = _compare_or_restore(world, told, name)
-        is_said = _is_loss_said(words)
+        missing = _compare_or_restore(world, acknowledged, name)
+        is_said = _is_loss_said(message)
         if missing and not is_said:
-            # A fleet's Parquet files are too many to look at before a start: it says so soon after.
+            # A fleet has too many Parquet files to check before the start: the aggregator reports
+            # damage soon after.
             world.running()
             until(
-                lambda: _is_loss_said(world.aggregator.said()[said:]),
+                lambda: _is_loss_said(world.aggregator.said()[offset:]),
                 f"words on this: {did}; {missing} acknowledged frames and events are gone; see {world.log}",
             )
             world.aggregator.kill()
             is_said = True
         if name == "segment damaged" and not is_said:
-            _restore_if_wrong(world, told, name)
+            _restore_if_wrong(world, acknowledged, name)
         world.counted.said_lost[name] += is_said
         world.counted.written_off[name] += missing
         world.running()
@@ -499,7 +491,7 @@ def _is_loss_said(words: str) -> bool:
 
 
 def _compare_or_restore(world: World, told: dict[str, Memory], name: str) -> int:
-    """Compare; a file that opened and cannot be read whole is restored, once `verify` has said so."""
+    """Compare; restore a store that opened and cannot be read completely, after `verify` has reported it."""
     try:
         return world.compare(told, may_lose=True)
     except duckdb.Error:
@@ -509,7 +501,9 @@ def _compare_or_restore(world: World, told: dict[str, Memory], name: str) -> int
 
 
 def _restore_if_wrong(world: World, told: dict[str, Memory], name: str) -> bool:
-    """Put the backup in place if `verify` says so: a file may be other than was written, and be read without a word."""
+    """Restore the backup if `verify` finds damage: a file may differ from the written one, and be
+    read without an error.
+    """
     if "WRONG" not in world.admin("verify", "--data", str(world.data), wanted=None):
         return False
     world.counted.refused[name] += 1

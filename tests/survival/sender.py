@@ -49,7 +49,7 @@ def frame(spool: Spool, sequence: int) -> bytes:
 
 
 def values(sequence: int) -> dict[str, float]:
-    """What the gauges of a frame say, by column: from noise of all bits to decimals, some missing."""
+    """Return the gauges of frame *sequence*, by column: random bits to decimals, some missing."""
     source = random.Random(sequence)
     named = [s.column for s in TABLES["host_1s"] if s.kind is Kind.GAUGE]
     whole = {
@@ -78,7 +78,6 @@ def registration(spool: Spool) -> RegisterNodeRequest:
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", required=True)
     parser.add_argument("--folder", type=Path, required=True)
@@ -109,7 +108,7 @@ def main() -> None:
     )
     client.start()
     log = os.open(options.folder / "appended", os.O_CREAT | os.O_APPEND | os.O_RDWR)
-    while options.confuse_at and not client.connected:  # its first frames are to be live
+    while options.confuse_at and not client.connected:  # its first frames must be live
         time.sleep(0.01)
     appended = len((options.folder / "appended").read_text().split())
     while appended < options.frames:
@@ -119,18 +118,18 @@ def main() -> None:
         client.notify()
         appended += 1
         if appended % options.register_every == 0:
-            # A registration begins the memories anew: it is not to hide that one of them is wrong.
+            # A registration resets the dictionaries; it must not hide a wrong dictionary.
             while Confused.left > 0 and spool.unacknowledged_frames:
                 time.sleep(0.01)
             client.reregister()
         time.sleep(options.period_seconds)
     print(f"appended {appended}", flush=True)
-    said = ""
+    last_state = ""
     while waiting := spool.unacknowledged_frames:
         state = "connected" if client.connected else f"not connected: {client.last_error}"
-        if state != said:
+        if state != last_state:
             print(f"{waiting} frames wait for receipts; {state}", flush=True)
-            said = state
+            last_state = state
         time.sleep(0.05)
     client.close()
     print(

@@ -1,4 +1,4 @@
-"""The way survives: real processes on loopback, killed; what was acknowledged is stored exactly once."""
+"""The path of readings survives: real processes on loopback, killed; acknowledged data is stored exactly once."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class World:
         self._starts = 0
 
     def start_aggregator(self) -> None:
-        """Start it, and wait for its own word: whoever answers on its port may be another program."""
+        """Start the aggregator, and wait for its own log line: another program may answer on its port."""
         self.aggregator.start()
         self._starts += 1
         until(
@@ -64,24 +64,22 @@ class World:
         assert self.aggregator.alive(), self.state()
 
     def state(self) -> str:
-        """What both ends said last."""
         ended = "" if self.aggregator.alive() else "the aggregator has ended; "
         last = {
-            it.log.name: it.said()[-2000:]
-            for it in (self.aggregator, self.sender)
-            if it.log.exists()
+            process.log.name: process.said()[-2000:]
+            for process in (self.aggregator, self.sender)
+            if process.log.exists()
         }
         return ended + "".join(f"\n{name}:\n{text}" for name, text in last.items())
 
     def numbers(self) -> list[int]:
-        """What the sender's spool took, as far as the sender lived to note it."""
+        """Return the frames that the sender's spool accepted, as far as the sender noted them."""
         return [int(n) for n in self.appended.read_text().split()] if self.appended.exists() else []
 
     def until_appended(self, count: int) -> None:
         until(lambda: len(self.numbers()) >= count, lambda: f"{count} frames; {self.state()}")
 
     def until_done(self) -> dict[str, int]:
-        """Wait for the last receipt and return the sender's counts."""
         until(
             lambda: "\ndone " in self.sender.said() or not self.aggregator.alive(),
             lambda: f"all receipts; {self.state()}",
@@ -90,9 +88,9 @@ class World:
         return {k: int(v) for k, v in re.findall(r"(\w+)=(\d+)", self.sender.said())}
 
     def stored(self) -> list[tuple[int, int]]:
-        """End the aggregator and return (number, how often it is stored).
+        """End the aggregator and return (number, count of its stored copies).
 
-        What is stored under each number is what its frame said, to the last bit.
+        The data stored under each number equals its frame, to the last bit.
         """
         assert self.aggregator.stop() == 0
         with duckdb.connect(
@@ -100,23 +98,22 @@ class World:
         ) as base:
             rows = base.execute("SELECT * FROM readings.host_1s WHERE host = 'sender'")
             names = [column[0] for column in rows.description]
-            found = [dict(zip(names, row, strict=True)) for row in rows.fetchall()]
+            frames_stored = [dict(zip(names, row, strict=True)) for row in rows.fetchall()]
         gauges = {s.column for s in TABLES["host_1s"] if s.kind is Kind.GAUGE}
-        for row in found:
-            said = {name: row[name] for name in gauges if row[name] is not None}
-            assert said == values(row["context_switches_count"])
-        return sorted(Counter(row["context_switches_count"] for row in found).items())
+        for row in frames_stored:
+            gauges_sent = {name: row[name] for name in gauges if row[name] is not None}
+            assert gauges_sent == values(row["context_switches_count"])
+        return sorted(Counter(row["context_switches_count"] for row in frames_stored).items())
 
 
 @contextmanager
 def world(place: Path, frames: int = FRAMES, **sender: str) -> Iterator[World]:
-    """A world that is ended, whatever happens in it."""
-    made = World(place, frames, **sender)
+    started_world = World(place, frames, **sender)
     try:
-        yield made
+        yield started_world
     finally:
-        made.sender.kill()
-        made.aggregator.kill()
+        started_world.sender.kill()
+        started_world.aggregator.kill()
 
 
 def assert_each_once(stored: list[tuple[int, int]], appended: list[int]) -> None:
@@ -129,71 +126,71 @@ def assert_each_once(stored: list[tuple[int, int]], appended: list[int]) -> None
 def test_the_aggregator_is_killed_under_load(tmp_path: Path, kills: int) -> None:
     """An out-of-memory kill of the service, three times within as many seconds."""
     frames = FRAMES * (kills + 1) // 4
-    with world(tmp_path, frames) as it:
-        it.start_aggregator()
-        it.sender.start()
+    with world(tmp_path, frames) as running:
+        running.start_aggregator()
+        running.sender.start()
         for kill in range(1, kills + 1):
-            it.until_appended(kill * FRAMES // 4)
-            it.aggregator.kill()
-            it.start_aggregator()
-        counted = it.until_done()
-        assert_each_once(it.stored(), it.numbers())
+            running.until_appended(kill * FRAMES // 4)
+            running.aggregator.kill()
+            running.start_aggregator()
+        counted = running.until_done()
+        assert_each_once(running.stored(), running.numbers())
         assert (counted["dropped"], counted["refused"], counted["write_errors"]) == (0, 0, 0)
 
 
 @pytest.mark.slow
 def test_the_agent_is_killed(tmp_path: Path) -> None:
     """An agent that crashes, or is upgraded the rough way, three times."""
-    with world(tmp_path) as it:
-        it.start_aggregator()
-        it.sender.start()
+    with world(tmp_path) as running:
+        running.start_aggregator()
+        running.sender.start()
         for kill in (1, 2, 3):
-            it.until_appended(kill * FRAMES // 4)
-            it.sender.kill()
-            it.sender.start()
-        it.until_done()
-        assert_each_once(it.stored(), it.numbers())
+            running.until_appended(kill * FRAMES // 4)
+            running.sender.kill()
+            running.sender.start()
+        running.until_done()
+        assert_each_once(running.stored(), running.numbers())
 
 
 @pytest.mark.slow
 def test_both_are_killed(tmp_path: Path) -> None:
     """The power of a rack that holds the service as well."""
-    with world(tmp_path) as it:
-        it.start_aggregator()
-        it.sender.start()
+    with world(tmp_path) as running:
+        running.start_aggregator()
+        running.sender.start()
         for kill in (1, 2):
-            it.until_appended(kill * FRAMES // 3)
-            it.aggregator.kill()
-            it.sender.kill()
-            it.sender.start()
-            it.start_aggregator()
-        it.until_done()
-        assert_each_once(it.stored(), it.numbers())
+            running.until_appended(kill * FRAMES // 3)
+            running.aggregator.kill()
+            running.sender.kill()
+            running.sender.start()
+            running.start_aggregator()
+        running.until_done()
+        assert_each_once(running.stored(), running.numbers())
 
 
 @pytest.mark.slow
 def test_the_aggregator_is_away_for_a_minute(tmp_path: Path) -> None:
     """A minute's readings wait on the host and arrive under their own time when it is back."""
-    with world(tmp_path, frames=90) as it:
-        it.start_aggregator()
-        it.sender.start()
-        it.until_appended(20)
-        it.aggregator.kill()
-        it.until_appended(80)
-        it.start_aggregator()
-        assert it.until_done()["dropped"] == 0
-        assert_each_once(it.stored(), it.numbers())
+    with world(tmp_path, frames=90) as running:
+        running.start_aggregator()
+        running.sender.start()
+        running.until_appended(20)
+        running.aggregator.kill()
+        running.until_appended(80)
+        running.start_aggregator()
+        assert running.until_done()["dropped"] == 0
+        assert_each_once(running.stored(), running.numbers())
 
 
 @pytest.mark.slow
 def test_a_stream_that_cannot_be_followed(tmp_path: Path) -> None:
     """One turned bit in either memory costs one reconnect and no reading; a new inventory not even that."""
     options = {"confuse-at": "20", "register-every": "40"}
-    with world(tmp_path, FRAMES, **options) as it:
-        it.start_aggregator()
-        it.sender.start()
-        counted = it.until_done()
-        assert_each_once(it.stored(), it.numbers())
+    with world(tmp_path, FRAMES, **options) as running:
+        running.start_aggregator()
+        running.sender.start()
+        counted = running.until_done()
+        assert_each_once(running.stored(), running.numbers())
         assert counted == {"dropped": 0, "refused": 0, "write_errors": 0, "reconnects": 2}
 
 
@@ -213,12 +210,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_spool_disk(tmp_path: Path, small_disk: Path) -> None:
     """Somebody's core dump fills the disk while the aggregator is away: oldest first, and counted."""
     options = {"folder": str(small_disk), "period-seconds": "0", "bytes-max": str(64 << 20)}
-    with world(tmp_path, frames=1500, **options) as it:
-        it.sender.start()
-        it.until_appended(1500)
-        it.start_aggregator()
-        counted = it.until_done()
-        stored, appended = it.stored(), it.numbers()
+    with world(tmp_path, frames=1500, **options) as running:
+        running.sender.start()
+        running.until_appended(1500)
+        running.start_aggregator()
+        counted = running.until_done()
+        stored, appended = running.stored(), running.numbers()
     numbers = [n for n, _ in stored]
     assert counted["dropped"] > 0
     assert {times for _, times in stored} == {1}
@@ -227,7 +224,7 @@ def test_a_full_spool_disk(tmp_path: Path, small_disk: Path) -> None:
 
 
 def fresh(address: str) -> bool:
-    """Say whether the service has heard host `this` within the last two seconds."""
+    """Return whether the service has a frame of host `this` from the last two seconds."""
     try:
         with ScoreClient(address) as client:
             score = client.host("this")

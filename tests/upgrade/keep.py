@@ -1,7 +1,7 @@
-"""What an agent leaves on disk when it ends, kept as files: `python -m tests.upgrade.keep FOLDER`.
+"""Files that an agent leaves on disk at its end: `python -m tests.upgrade.keep FOLDER`.
 
-Run it with the code of a release before its format changes, commit what it wrote beside the others, and
-`test_upgrade.py` reads it with every later code. A folder that is kept is never written anew.
+Run it with the code of a release before its format changes, commit the written files next to the
+others, and `test_upgrade.py` reads them with all later code. A kept folder is never written again.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _ROWS = {"host_1s": ("host",), "gpu_1s": GPUS, "gpu_1s_changes": GPUS, "rdma_1s"
 
 
 def blocks(sequence: int) -> list[Block]:
-    """The readings of frame *sequence*: each cell a number made from where it stands; every fifth missing."""
-    made = []
+    """Return the readings of frame *sequence*: each cell a number computed from its position; every fifth missing."""
+    result = []
     for table, devices in _ROWS.items():
         block = Block(table, devices)
         for column, signal in enumerate(TABLES[table]):
@@ -42,12 +42,11 @@ def blocks(sequence: int) -> list[Block]:
                 if (number + row) % 5:
                     gauge = signal.kind == "gauge"
                     (block.put_float if gauge else block.put_int)(column, row, number)
-        made.append(block)
-    return made
+        result.append(block)
+    return result
 
 
 def event(number: int) -> HealthEvent:
-    """Event *number*."""
     return HealthEvent(
         event_id=f"{number:032x}",
         device_kind="gpu",
@@ -60,11 +59,10 @@ def event(number: int) -> HealthEvent:
 
 
 def main() -> None:
-    """Entry point."""
     folder = Path(sys.argv[1])
     (folder / "spool").mkdir(parents=True)
     run.RunRecord(RUN_ID, BOOT_ID, OWNER).write(folder / "spool")
-    # An empty segment is where a run begins: with its name the run id stands.
+    # An empty segment marks the start of a run: its name keeps the run id.
     (folder / "spool" / f"{1:020d}.seg").touch()
     (folder / "spool" / "unbroken").touch()
     spool = Spool.open(folder / "spool", bytes_max=1 << 20, boot_id=BOOT_ID, owner=OWNER)

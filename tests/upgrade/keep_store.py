@@ -1,7 +1,8 @@
-"""What an aggregator leaves on disk, kept as files: `python -m tests.upgrade.keep_store FOLDER [--killed]`.
+"""Files that an aggregator leaves on disk: `python -m tests.upgrade.keep_store FOLDER [--killed]`.
 
-Run it with the code of a release before its schema changes, pack what it wrote (`tar -cJf kept_stores/NAME.tar.xz -C
-FOLDER .`), and `test_stores.py` opens it with every later code. What is kept is never written anew.
+Run it with the code of a release before its schema changes, pack the written files (`tar -cJf
+kept_stores/NAME.tar.xz -C FOLDER .`), and `test_stores.py` opens them with all later code. Kept
+files are never written again.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ GPUS = ("GPU-00000000-1111-2222-3333-444444444444", "GPU-00000001-1111-2222-3333
 
 
 def frame(sequence: int) -> Any:
-    """Frame *sequence*: what its columns say is made from it."""
+    """Return frame *sequence*, with columns computed from it."""
     host, gpus = Block("host_1s", ["host"]), Block("gpu_1s", list(GPUS))
     host.put_float(0, 0, sequence / 4)
     for row in range(len(GPUS)):
@@ -40,7 +41,6 @@ def frame(sequence: int) -> Any:
 
 
 def event(host: str, number: int) -> HealthEvent:
-    """Event *number* of a host."""
     return HealthEvent(
         event_id=f"{host}/{number}", device_kind="gpu", device=GPUS[0], name="gpu.xid", code=79,
         message=f"kept event {number}", boottime_ns=number, wall_time_ns=NOW_NS,
@@ -48,21 +48,20 @@ def event(host: str, number: int) -> HealthEvent:
 
 
 def fill(store: Store) -> None:
-    """Put in what is kept, and wait until it is durable."""
+    """Store the kept data, and wait until it is durable."""
     done = threading.Semaphore(0)
     for host in HOSTS:
         events = [StoredEvent(host, NOW_NS, NOW_NS, event(host, n)) for n in range(EVENTS)]
         store.append_events(events)
         for sequence in range(1, FRAMES + 1):
             assert store.submit_frame(host, frame(sequence), NOW_NS, lambda _: done.release())
-    found = Finding(HOSTS[0], "gpu.xid", GPUS[0], "kept finding", NOW_NS)
-    store.submit_findings([found])
+    finding = Finding(HOSTS[0], "gpu.xid", GPUS[0], "kept finding", NOW_NS)
+    store.submit_findings([finding])
     for _ in range(FRAMES * len(HOSTS)):
         assert done.acquire(timeout=GUARD_SECONDS)
 
 
 def main() -> None:
-    """Entry point."""
     folder = Path(sys.argv[1])
     config = AggregatorConfig(data=folder, commit_seconds=0.01, ops_seconds=3600.0)
     store = Store.open(folder, config, lambda: NOW_NS)
@@ -70,7 +69,7 @@ def main() -> None:
     if "--killed" not in sys.argv:
         store.close()
     for name in ("lock", "operators.duckdb", "operators-base.duckdb", "operators-new.duckdb"):
-        (folder / name).unlink(missing_ok=True)  # made anew by each start
+        (folder / name).unlink(missing_ok=True)  # created by each start
     os._exit(9 if "--killed" in sys.argv else 0)  # the WAL stays
 
 

@@ -1,10 +1,11 @@
-"""The stores that earlier versions left (`keep_store.py` made them), and opening one while a kill waits at each step.
+"""Stores of earlier versions (made by `keep_store.py`), and opening a store with a kill at each step.
 
-    python -m tests.upgrade.kept_stores FOLDER WORK [all]
+python -m tests.upgrade.kept_stores FOLDER WORK [all]
 
-opens a copy of the store in FOLDER (none: an empty one) in WORK, and opens in another process what was on disk before
-each statement before which something had changed, as a kill there leaves it (`all`: again and again, killed before each
-statement there is). What that finds is printed, a line each, and first what it finds after no kill.
+opens a copy of the store in FOLDER (none: an empty one) in WORK. Before each statement since which
+the disk had changed, it keeps the files as a kill there leaves them, and opens them in another
+process (`all`: repeated runs, killed before each statement). It prints the findings, a line each,
+beginning with those without a kill.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ GPU_ROWS, EVENTS, FINDINGS = 80, 6, 1
 
 
 def unpack(archive: Path, folder: Path) -> Path:
-    """Unpack a kept store; return the folder."""
     with tarfile.open(archive) as packed:
         packed.extractall(folder, filter="data")
     return folder
@@ -41,7 +41,7 @@ def opened(path: Path, at: int = -1, kept: Path | None = None) -> list[list[Any]
 
 
 def found(path: Path) -> str:
-    """Open the store as the next start would, and say what is in it."""
+    """Open the store as the next start would, and return its contents."""
     connection = duckdb_file.open_store(path)
     counts = [
         connection.execute(f"SELECT count(*) FROM {table}").fetchone()
@@ -57,18 +57,17 @@ def found(path: Path) -> str:
 
 
 def main() -> None:
-    """Entry point."""
     source, work = Path(sys.argv[1]), Path(sys.argv[2])
     path, kept = work / duckdb_file.STORE_FILE, work.with_name("kept")
     steps, states = again(source, work, lambda: opened(path, kept=kept))
     print(life(lambda: found(path)), flush=True)
     every = "all" in sys.argv
-    for at in range(len(steps)) if every else worth_killing(states):
+    for step in range(len(steps)) if every else worth_killing(states):
         if every:
-            killed = again(source, work, lambda at=at: opened(path, at))  # type: ignore[misc]
+            killed = again(source, work, lambda step=step: opened(path, step))  # type: ignore[misc]
         else:
-            killed = as_killed(kept, at, work)
-        assert killed == signal.SIGKILL, f"at statement {at}, {steps[at]}: {killed}"
+            killed = as_killed(kept, step, work)
+        assert killed == signal.SIGKILL, f"at statement {step}, {steps[step]}: {killed}"
         print(life(lambda: found(path)), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Stores of earlier versions: opened by the code of now, killed at any step of it, with nothing lost or doubled."""
+"""Stores of earlier versions: opened by the current code, killed at any step of it, with nothing lost or doubled."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STORE_OF_EACH_VERSION = [
 
 
 def test_a_store_of_each_version_is_kept() -> None:
-    """A migration whose version before it nobody has a file of is tested on nothing: see keep_store.py."""
+    """A migration without a kept store of the version before it is untested: see keep_store.py."""
     assert {version_of(path) for path in KEPT} >= {1, 2, 5, 10, 11, 12, 14}
 
 
@@ -49,7 +49,7 @@ def test_a_store_of_each_version_is_kept() -> None:
 def test_a_store_is_backed_up_before_it_is_migrated(
     archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the chart's init container runs: one backup, of the old version; none once the store is of this version."""
+    """The chart's init container makes one backup, of the old version; none once the store has this version."""
     folder = tmp_path / "store"
     to = folder / BACKUPS_FOLDER
     command = ["admin", "backup", "--before-migration", "--data", str(folder), "--to", str(to), "--keep", "2"]  # fmt: skip
@@ -57,17 +57,17 @@ def test_a_store_is_backed_up_before_it_is_migrated(
     assert "no store yet" in capsys.readouterr().out and not folder.exists()
     unpack(archive, folder)
     assert cli.main(command) == cli.OK
-    (made,) = backup_files.backups(to)
-    assert backup_files.read(made).schema_version == version_of(archive)
+    (backup,) = backup_files.backups(to)
+    assert backup_files.read(backup).schema_version == version_of(archive)
     Store.open(folder, AggregatorConfig(data=folder, ops_seconds=0), lambda: NOW_NS).close()
     capsys.readouterr()
     assert cli.main(command) == cli.OK
     assert f"the store has version {NEWEST}" in capsys.readouterr().out
-    assert backup_files.backups(to) == [made]
+    assert backup_files.backups(to) == [backup]
     restore = ["admin", "restore", "--from", str(to), "--data", str(folder), "--force"]
     assert cli.main(restore) == cli.OK
     assert (folder / STORE_VERSION_FILE).read_text() == f"{version_of(archive)}\n"
-    assert backup_files.backups(to) == [made], "a restore leaves the backups where they are"
+    assert backup_files.backups(to) == [backup], "a restore leaves the backups where they are"
 
 
 @pytest.mark.parametrize("archive", STORE_OF_EACH_VERSION)
@@ -79,7 +79,7 @@ def test_what_an_earlier_version_left_is_there(archive: Path, tmp_path: Path) ->
     try:
         assert len(store.recent_events) == EVENTS
         done = threading.Semaphore(0)
-        for sequence in (1, FRAMES, FRAMES + 1):  # two that it has, and one that is new
+        for sequence in (1, FRAMES, FRAMES + 1):  # two stored frames, and a new one
             assert store.submit_frame(HOSTS[0], frame(sequence), NOW_NS, lambda _: done.release())
         for _ in range(3):
             assert done.acquire(timeout=GUARD_SECONDS)
@@ -107,10 +107,10 @@ def test_what_an_earlier_version_left_is_there(archive: Path, tmp_path: Path) ->
     "archive", [*KEPT, None], ids=lambda p: p.name.partition(".")[0] if p else "none"
 )
 def test_a_kill_at_any_step_of_a_migration(archive: Path | None, tmp_path: Path) -> None:
-    """The upgrade of a large store, and somebody who had no patience: begun again, it ends as if nothing had been.
+    """The upgrade of a large store was interrupted: started again, it ends as if it had not been.
 
-    Killed wherever something on disk has changed; `python -m tests.upgrade.kept_stores FOLDER WORK all` kills before
-    each statement.
+    Killed wherever the disk has changed; `python -m tests.upgrade.kept_stores FOLDER WORK all`
+    kills before each statement.
     """
     source = unpack(archive, tmp_path / "store") if archive else tmp_path / "store"
     source.mkdir(exist_ok=True)
@@ -122,10 +122,10 @@ def test_a_kill_at_any_step_of_a_migration(archive: Path | None, tmp_path: Path)
         timeout=GUARD_SECONDS,
     )
     assert done.returncode == 0, done.stderr
-    found = done.stdout.splitlines()
+    lines = done.stdout.splitlines()
     wanted = f"[({NEWEST},)] ({GPU_ROWS},) [({EVENTS},), ({FINDINGS},)]"
     empty = f"[({NEWEST},)] (None,) [(0,), (0,)]"
-    assert set(found) == {wanted if archive else empty}
+    assert set(lines) == {wanted if archive else empty}
     version = version_of(archive) if archive else 0
-    # after each COMMIT, after each CHECKPOINT, and once it was let live
-    assert len(found) > 2 * (NEWEST - version), "not every migration was killed in"
+    # after each COMMIT, after each CHECKPOINT, and without a kill
+    assert len(lines) > 2 * (NEWEST - version), "not every migration was killed in"

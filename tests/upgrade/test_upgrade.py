@@ -38,12 +38,11 @@ COMPILED = ("columns", "counterfiles")
 
 @pytest.fixture(params=VERSIONS)
 def left_behind(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A copy of what an agent of that version left on disk."""
+    """Return a copy of the files that an agent of that version left on disk."""
     return Path(shutil.copytree(KEPT / request.param, tmp_path / "left"))
 
 
 def cells(block: Block) -> dict[tuple[str, int], float | None]:
-    """Each cell of a block by device and signal."""
     return {
         (device, signal_id): value
         for row, device in enumerate(block.devices)
@@ -53,7 +52,7 @@ def cells(block: Block) -> dict[tuple[str, int], float | None]:
 
 @pytest.mark.parametrize("boot_id", [BOOT_ID, b"the boot after it"[:16]])
 def test_what_an_earlier_version_left_is_read(left_behind: Path, boot_id: bytes) -> None:
-    """A new version numbered a field anew, and took each spool of the fleet for a damaged one."""
+    """A new version renumbered a field, and took each spool of the fleet for a damaged one."""
     spool = Spool.open(left_behind / "spool", bytes_max=1 << 20, boot_id=boot_id, owner=OWNER)
     try:
         assert (spool.notice, spool.run_id, spool.dropped_frames) == ("", RUN_ID, 0)
@@ -75,7 +74,7 @@ def test_what_an_earlier_version_left_is_read(left_behind: Path, boot_id: bytes)
 
 
 def assert_same(read: tuple[Block, ...], made: list[Block]) -> None:
-    """All cells of *read* are as made; what this version's tables have besides was not kept then."""
+    """Check that all cells of *read* equal those of *made*, except tables that are new in this version."""
     now = {block.table: cells(block) for block in made}
     for block in read:
         then = cells(block)
@@ -93,7 +92,7 @@ class World:
         self.place = place
         self.port = free_port()
         address = f"127.0.0.1:{self.port}"
-        # Its store is one that an aggregator of version 1 left, and keeps what is in that, however old it is.
+        # Its store comes from an aggregator of version 1, and keeps its data regardless of age.
         unpack(STORES / "version-1.tar.xz", place / "aggregator")
         data = ["--data", str(place / "aggregator"), "--listen", address]
         for setting in ("retention_hours=8784", "segments_hours=87840", "history_days=3660"):
@@ -102,7 +101,7 @@ class World:
         folders = [f"{name}_folder={place / name}" for name in ("spool", "events", "state")]
         folders.append(f"spool_head_folder={place}")
         self._arguments = ["agent", "--aggregator", address, "--set", "host=upgraded"]
-        self._arguments += [word for each in folders for word in ("--set", each)]
+        self._arguments += [word for folder in folders for word in ("--set", folder)]
         self.agent: Process | None = None
 
     def start_aggregator(self) -> None:
@@ -110,7 +109,7 @@ class World:
         until(lambda: listening(self.port), f"listening; {self.aggregator.said()}")
 
     def start_agent(self, path: Path, name: str, *more: str) -> Process:
-        """Start the agent that *path*, put before all others, has the code or the version of."""
+        """Start the agent with *path* first on its module path, which sets its code or version."""
         agent = Process([*self._arguments, *more], self.place / f"{name}.log")
         before = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = str(path)
@@ -123,9 +122,9 @@ class World:
         return agent
 
     def frames_bytes(self) -> int:
-        """What waits, on disk and in memory."""
-        of = (self.place / "spool").stat()
-        head = self.place / f"gangline-spool-{of.st_dev:x}-{of.st_ino:x}"
+        """Return the size of the pending frames, on disk and in memory."""
+        status = (self.place / "spool").stat()
+        head = self.place / f"gangline-spool-{status.st_dev:x}-{status.st_ino:x}"
         files = [*(self.place / "spool").glob("*.seg"), *head.glob("*.seg")]
         return sum(file.stat().st_size for file in files)
 
@@ -139,7 +138,7 @@ class World:
         return score.HasField("data_age") and score.data_age.ToNanoseconds() < 2_000_000_000
 
     def next_and_waiting(self) -> tuple[int, set[int]]:
-        """What the next agent would find: the next sequence, and which frames it would send (again)."""
+        """Return the next agent's view: the next sequence, and the frames that it would send (again)."""
         boot_id = bytes.fromhex(
             Path("/proc/sys/kernel/random/boot_id").read_text().replace("-", "")
         )
@@ -155,8 +154,8 @@ class World:
         try:
             assert (spool.notice, spool.dropped_frames) == ("", 0)
             waiting: set[int] = set()
-            while found := spool.pending(max(waiting, default=0), 1000):
-                waiting |= {number for number, _ in found}
+            while result := spool.pending(max(waiting, default=0), 1000):
+                waiting |= {number for number, _ in result}
             return spool.next_sequence(), waiting
         finally:
             spool.close()
@@ -173,9 +172,9 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.close()
+    created = World(tmp_path)
+    yield created
+    created.close()
 
 
 def version(place: Path, name: str) -> Path:
@@ -185,7 +184,6 @@ def version(place: Path, name: str) -> Path:
 
 
 def frames_wait(world: World, agent: Process) -> None:
-    """Wait until some frames were made that nobody takes."""
     size = world.frames_bytes()
     until(
         lambda: world.frames_bytes() > size + 2000 or not agent.alive(), f"frames; see {agent.log}"
@@ -202,10 +200,10 @@ def assert_nothing_lost_or_doubled(world: World) -> None:
     numbers = [n for first, last in received for n in range(int(str(first)), int(str(last)) + 1)]
     following, waiting = world.next_and_waiting()
     assert len(numbers) == len(set(numbers)) > 3
-    made = sorted({*numbers, *waiting})
-    assert made[0] == 1
-    for before, after in itertools.pairwise([*made, following]):
-        # Numbers jump where a version cannot be sure of those before it; never back.
+    sequences = sorted({*numbers, *waiting})
+    assert sequences[0] == 1
+    for before, after in itertools.pairwise([*sequences, following]):
+        # Numbers jump where a version cannot be sure of the earlier ones; never back.
         assert after == before + 1 or (after > before and after % JUMP_SEQUENCES == 0)
     for table in ("host_1s", "agent_10s"):
         ((rows, times),) = world.rows(
@@ -232,13 +230,13 @@ def last_version(world: World) -> str:
 def changed_under_load(world: World, versions: list[tuple[str, Path]]) -> None:
     """Run these agents one after another, the first two across an absence of the aggregator."""
     world.start_aggregator()
-    for at, (name, path) in enumerate(versions):
-        agent = world.start_agent(path, f"agent-{at}-{name}")
-        if at == 1:  # it has taken up frames of the one before, and has made some
+    for index, (name, path) in enumerate(versions):
+        agent = world.start_agent(path, f"agent-{index}-{name}")
+        if index == 1:  # the agent has taken over the previous agent's frames, and has made some
             frames_wait(world, agent)
             world.start_aggregator()
         heard(world, agent)
-        if at == 0:
+        if index == 0:
             world.aggregator.kill()
             frames_wait(world, agent)
         assert agent.alive(), agent.said()
@@ -248,7 +246,7 @@ def changed_under_load(world: World, versions: list[tuple[str, Path]]) -> None:
 
 
 def heard(world: World, agent: Process) -> None:
-    """Wait until this agent is connected and its host's readings are of now."""
+    """Wait until this agent is connected and its host's readings are current."""
     connected = "cause=aggregator.connected"
     until(
         lambda: (connected in agent.said() and world.is_heard()) or not agent.alive(),
@@ -258,8 +256,12 @@ def heard(world: World, agent: Process) -> None:
 
 
 def earlier_code(place: Path) -> Path:
-    """Return a folder that has the code of the commit before the newest that changed the agent, and compiled parts
-    that fit it. Where there is no such commit (a shallow clone, a tarball) it has none: the code of now is the earlier."""
+    """Return a folder with the code of the commit before the newest that changed the agent, and
+    fitting compiled modules.
+
+    Without such a commit (a shallow clone, a tarball) the folder has none: the current code is the
+    earlier code.
+    """
     git = ["git", "-C", str(ROOT)]
     log = subprocess.run(
         [*git, "log", "-2", "--format=%H", "--", "agent"],
@@ -282,7 +284,7 @@ def earlier_code(place: Path) -> Path:
         name = part.name.partition(".")[0]
         if name in COMPILED and not same(ROOT / f"ext/{name}.pyx", tree / f"ext/{name}.pyx"):
             compiled(tree / "ext", name, part.name)
-        else:  # of no use to a host without GPUs, but wanted at the start
+        else:  # useless on a host without GPUs, but needed at the start
             shutil.copy(part, tree / "ext")
     if not starts(place):
         shutil.rmtree(tree)
@@ -297,6 +299,10 @@ def starts(path: Path) -> bool:
         command, check=False, capture_output=True, text=True, cwd=path, env=environment
     )
     return tried.returncode == 0 and tried.stdout.startswith(str(path))
+
+
+#: The modules that make a frame: with another version's there would be no frames.
+COMPILED = ("columns", "counterfiles")
 
 
 def same(one: Path, other: Path) -> bool:
@@ -317,9 +323,12 @@ def compiled(folder: Path, name: str, result: str) -> None:
 
 @pytest.mark.slow
 def test_upgrade_and_downgrade_under_load(world: World, tmp_path: Path) -> None:
-    """A rolling update of the fleet met a restart of its aggregator; then it was rolled back. The aggregator began with
-    a store of version 1. And the version under test
-    had been tried on what it wrote itself only; what the fleet ran had written something else."""
+    """A rolling update of the fleet met a restart of its aggregator; then it was rolled back, with
+    a store of version 1.
+
+    The version under test had been tried only on its own files; the fleet's version had written
+    others.
+    """
     old, new = earlier_code(version(tmp_path, "0.0.9")), version(tmp_path, "9.9.9")
     changed_under_load(world, [("old", old), ("new", new), ("old", old)])
     assert last_version(world) == "0.0.9"

@@ -1,7 +1,9 @@
-"""A hostile agent: it has a login of its own, and does what harms others most. A process, told what by its arguments.
+"""A hostile agent with a login of its own, which does maximal harm to others, as a process with its
+attacks as arguments.
 
-`python -m tests.aggregator.auth.hostile ATTACK,ATTACK... PORT CA FOLDER SECONDS`; prints what each was answered, as
-JSON. In the folder lies `ATTACK.token` for each, of the host `hostile-ATTACK`.
+`python -m tests.aggregator.auth.hostile ATTACK,ATTACK... PORT CA FOLDER SECONDS`; prints the
+answers to each attack as JSON. The folder contains `ATTACK.token` for each attack, of the host
+`hostile-ATTACK`.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ GUARD_SECONDS = 30.0
 
 
 class Hostile:
-    """Its login, its connection, and a tally of what it was answered."""
+    """The attacker's login, its connection, and a tally of the answers."""
 
     def __init__(self, host: str, port: int, ca: Path, token: str, seconds: float) -> None:
         self.host, self.run_id = host, host.encode().ljust(16)[-16:]
@@ -48,14 +50,14 @@ class Hostile:
 
     @property
     def going(self) -> bool:
-        """Until its time is over, and it has met something; a machine that is short of breath is waited for."""
+        """Return whether to continue: until the end, and beyond it while a slow machine has not answered yet."""
         late = time.monotonic() - self.end
         return late < 0 or (not self.met and late < GUARD_SECONDS)
 
     @property
     def met(self) -> bool:
         """Whether it was answered anything but that it may go on."""
-        answers = +self.tally  # a count of none is no answer: most acknowledgements refuse nothing
+        answers = +self.tally  # a zero count is skipped: most acknowledgements refuse nothing
         hears = bool(set(answers) - {"OK", "written", "connected"})
         return hears or (self.is_deaf and answers["written"] >= 500)
 
@@ -80,7 +82,6 @@ class Hostile:
         return wire.RegisterNodeRequest(**{**values, **changes})
 
     async def called(self, call: Any) -> Any:
-        """Await a call and count how it ended."""
         try:
             answer = await call
         except grpc.aio.AioRpcError as error:
@@ -90,7 +91,6 @@ class Hostile:
         return answer
 
     async def session(self, stub: Any) -> str:
-        """Register until it is let in; "" when the time is over."""
         while self.going:
             if answer := await self.called(
                 stub.RegisterNode(self.registration(), metadata=self.metadata)
@@ -108,7 +108,6 @@ class Hostile:
         return wire.TelemetryBatch(sequence=self.sequence, frame=frame)
 
     async def pour(self, make: Callable[[], wire.TelemetryBatch], *, deaf: bool = False) -> None:
-        """Write messages as fast as they are taken; reopen the stream when it is ended."""
         self.is_deaf = deaf
         async with self.channel() as channel:
             stub: Any = TelemetryServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -130,7 +129,7 @@ class Hostile:
     async def _listen(self, stream: Any) -> None:
         try:
             async for ack in stream:
-                self.tally["receipts"] += sum(one.last - one.first + 1 for one in ack.durable)
+                self.tally["receipts"] += sum(span.last - span.first + 1 for span in ack.durable)
                 self.tally["refused"] += len(ack.refused)
         except grpc.aio.AioRpcError as error:
             self.tally[error.code().name] += 1
@@ -146,8 +145,6 @@ def gpu_block(devices: list[str], value: Callable[[], float] = lambda: 500.0) ->
 
 
 async def garbage(one: Hostile) -> None:
-    """Frames that are none, at full speed."""
-
     def make() -> wire.TelemetryBatch:
         one.sequence += 1
         return wire.TelemetryBatch(sequence=one.sequence, frame=os.urandom(300))
@@ -156,7 +153,6 @@ async def garbage(one: Hostile) -> None:
 
 
 async def flood(one: Hostile) -> None:
-    """Good frames at full speed."""
     block = gpu_block([f"GPU-{gpu}" for gpu in range(8)])
     await one.pour(lambda: one.frame([block]))
 
@@ -185,13 +181,12 @@ async def time_travel(one: Hostile) -> None:
 
 
 async def deaf(one: Hostile) -> None:
-    """Good frames, and never a receipt read."""
     block = gpu_block(["GPU-0"])
     await one.pour(lambda: one.frame([block]), deaf=True)
 
 
 async def names(one: Hostile) -> None:
-    """Registers under a million names, none of them its own."""
+    """Register under a million foreign names."""
     async with one.channel() as channel:
         stub: Any = TelemetryServiceStub(channel)  # type: ignore[no-untyped-call]
 
@@ -220,7 +215,7 @@ async def strangers(one: Hostile) -> None:
 
 
 async def streams(one: Hostile) -> None:
-    """Ten thousand streams that say nothing."""
+    """Open ten thousand idle streams."""
 
     async def idle() -> None:
         async with one.channel() as channel:
@@ -236,7 +231,7 @@ async def streams(one: Hostile) -> None:
 
 
 async def connections(one: Hostile) -> None:
-    """Ten thousand connections that begin a handshake, or HTTP/2, and say no more."""
+    """Open ten thousand connections that begin a handshake, or HTTP/2, and then stay silent."""
     context = ssl.create_default_context(cafile=str(one.ca))
     context.set_alpn_protocols(["h2"])
 
@@ -284,13 +279,13 @@ async def events(one: Hostile) -> None:
         async def report() -> None:
             while one.going:
                 one.sequence += 1
-                several = [
+                running = [
                     wire.HealthEvent(
                         event_id=f"{one.sequence}-{n}", name="gpu.xid", code=79, boot_id=BOOT
                     )
                     for n in range(1000)
                 ]
-                request = wire.ReportEventsRequest(events=several)
+                request = wire.ReportEventsRequest(events=running)
                 metadata = (*one.metadata, ("gangline-session", session))
                 await one.called(stub.ReportEvents(request, metadata=metadata))
 
@@ -298,7 +293,7 @@ async def events(one: Hostile) -> None:
 
 
 async def _until_end(one: Hostile, *work: Coroutine[Any, Any, None]) -> None:
-    tasks = {asyncio.create_task(each) for each in work}
+    tasks = {asyncio.create_task(task) for task in work}
     while tasks and one.going:
         _, tasks = await asyncio.wait(tasks, timeout=min(0.2, one.left_seconds))
     for task in tasks:
@@ -306,8 +301,8 @@ async def _until_end(one: Hostile, *work: Coroutine[Any, Any, None]) -> None:
 
 
 ATTACKS: dict[str, Callable[[Hostile], Awaitable[None]]] = {
-    each.__name__: each
-    for each in (
+    task.__name__: task
+    for task in (
         garbage, flood, devices, odd_values, time_travel, deaf, names, strangers, streams, connections, giants,
         events,
     )
@@ -315,26 +310,24 @@ ATTACKS: dict[str, Callable[[Hostile], Awaitable[None]]] = {
 
 
 def host_of(attack: str) -> str:
-    """Return the host that commits it."""
     return f"hostile-{attack.replace('_', '-')}"
 
 
 async def main(attacks: str, port: str, ca: str, folder: str, seconds: str) -> None:
-    """Attack, in all ways named at once, and say what came of it."""
     hosts: dict[str, Hostile] = {}
     for name in attacks.split(","):
         token = (Path(folder) / f"{name}.token").read_text().strip()
         hosts[name] = Hostile(host_of(name), int(port), Path(ca), token, float(seconds))
     print("begins", flush=True)
-    await asyncio.gather(*(ATTACKS[name](one) for name, one in hosts.items()))
-    print(json.dumps({name: one.tally for name, one in hosts.items()}), flush=True)
+    await asyncio.gather(*(ATTACKS[name](host) for name, host in hosts.items()))
+    print(json.dumps({name: host.tally for name, host in hosts.items()}), flush=True)
     os._exit(0)  # thousands of calls and connections are left as they are
 
 
 async def receipts(
     stub: Any, host: str, metadata: Any, count: int, period_seconds: float
 ) -> AsyncIterator[float]:
-    """Be an honest agent: send a frame each *period_seconds*, and yield each one's seconds until its receipt."""
+    """Act as an honest agent: send a frame each *period_seconds*, and yield the seconds until each receipt."""
     run_id = host.encode().ljust(16)[:16]
     request = wire.RegisterNodeRequest(
         protocol_version=1, node=host, run_id=run_id, boot_id=BOOT, agent_version="x",
@@ -354,8 +347,8 @@ async def receipts(
         while sequence in sent:
             ack = await stream.read()
             assert not ack.refused, ack.refused
-            for one in ack.durable:
-                for number in range(one.first, one.last + 1):
+            for span in ack.durable:
+                for number in range(span.first, span.last + 1):
                     yield time.monotonic() - sent.pop(number)
         await asyncio.sleep(max(0.0, period_seconds))
     stream.cancel()

@@ -60,7 +60,7 @@ class Secured:
 
     def revoke(self, name: str) -> None:
         tokens.update_tokens(
-            tokens_file(self.data), lambda all_: [one for one in all_ if one.name != name]
+            tokens_file(self.data), lambda all_: [token for token in all_ if token.name != name]
         )
 
     def channel(self, port: int, files: CertificatePaths | None = None) -> grpc.aio.Channel:
@@ -88,7 +88,6 @@ def telemetry(channel: Any) -> Any:
 
 
 async def status_of(call: Any) -> tuple[grpc.StatusCode, str]:
-    """Return how a call ended, OK too."""
     try:
         await call
     except grpc.aio.AioRpcError as error:

@@ -1,4 +1,4 @@
-"""`gangline admin cert` and `token`: what they make works, and what they say can be pasted."""
+"""`gangline admin cert` and `token`: the created files work, and the printed lines can be pasted."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_one_command_makes_a_cluster_that_works(
 def test_nothing_is_overwritten_without_force(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The CA of the whole fleet, made anew by an arrow-up in a shell."""
+    """An arrow-up in a shell replaced the CA of the whole fleet."""
     assert made("init", folder=tmp_path) == cli.OK
     assert made("issue", "--role", "agent", "--host", "h", folder=tmp_path) == cli.OK
     before = {file: file.read_bytes() for file in (tmp_path / "access").iterdir()}
@@ -97,7 +97,7 @@ def test_nothing_is_overwritten_without_force(
 
 
 def test_leaves_are_for_what_they_are_for(tmp_path: Path) -> None:
-    """An agent's key, with which somebody poses as the aggregator, or signs certificates of his own."""
+    """An agent's key must neither serve as the aggregator's nor sign certificates."""
     made("cluster", "--trust", "site", "--server", "10.0.0.5", "--host", "h", folder=tmp_path)
     agent, server, ca = (
         x509.load_pem_x509_certificate((tmp_path / "access" / f"{name}.pem").read_bytes())
@@ -136,7 +136,6 @@ def test_leaves_are_for_what_they_are_for(tmp_path: Path) -> None:
 def test_wrong_usage_is_said(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A name that would be a path."""
     with pytest.raises(SystemExit) as ended:
         admin_access.cert_main(arguments and [*arguments, "--data", str(tmp_path)])
     assert ended.value.code == cli.USAGE and not list(tmp_path.iterdir())
@@ -179,14 +178,14 @@ def test_a_token_where_no_aggregator_is(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_data_folder_that_is_a_file(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Words with the file's name, and no traceback."""
+    """A message with the file's name, and no traceback."""
     (tmp_path / "file").touch()
     assert cli.main(["admin", *command.split(), "--data", str(tmp_path / "file")]) == cli.FAILED
     assert str(tmp_path) in capsys.readouterr().err
 
 
 def test_a_disk_that_is_full_is_no_file_named_none(capsys: pytest.CaptureFixture[str]) -> None:
-    """What fails while a file is written does not know its name."""
+    """An error while writing does not know the file's name."""
 
     def run() -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -200,7 +199,7 @@ def token(folder: Path, *arguments: str) -> int:
 
 
 def test_what_is_made_before_the_aggregator_is_not_open_to_all(tmp_path: Path) -> None:
-    """Its data folder came into being by `token new`, open to everybody, and stayed so with the store in it."""
+    """`token new` created the data folder, readable by everyone, and it stayed so with the store in it."""
     data = tmp_path / "var" / "aggregator"
     assert (
         admin_access.token_main(["new", "--role", "operator", "--name", "a", "--data", str(data)])
@@ -212,23 +211,22 @@ def test_what_is_made_before_the_aggregator_is_not_open_to_all(tmp_path: Path) -
 
 
 def test_a_token_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And never again: neither listed nor kept."""
     assert token(tmp_path, "new", "--role", "operator", "--name", "alice") == cli.OK
-    said = capsys.readouterr()
-    secret = said.out.strip()
-    assert "needs a login, even on loopback" in said.err and secret not in said.err
+    output = capsys.readouterr()
+    secret = output.out.strip()
+    assert "needs a login, even on loopback" in output.err and secret not in output.err
     assert token(tmp_path, "list") == token(tmp_path, "list", "--json") == cli.OK
     listed = capsys.readouterr().out
     assert "alice" in listed and secret not in listed and secret.split("_", 2)[2] not in listed
     (kept,) = read_tokens(tokens_file(tmp_path))
     assert kept.sha256 not in listed
-    assert [one["name"] for one in json.loads(listed.splitlines()[-1])] == ["alice"]
+    assert [load["name"] for load in json.loads(listed.splitlines()[-1])] == ["alice"]
 
 
 def test_tokens_of_many_hosts_go_into_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Sixteen hosts, and no secret on a screen or in a shell's history."""
+    """Sixteen hosts, without a secret on a screen or in a shell's history."""
     hosts = [f"gpu-{number:03}" for number in range(16)]
     names = [word for host in hosts for word in ("--host", host)]
     into = tmp_path / "tokens"
@@ -236,19 +234,19 @@ def test_tokens_of_many_hosts_go_into_files(
     files = sorted(into.iterdir())
     assert [file.name for file in files] == [f"agent-{host}.token" for host in hosts]
     assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in files)
-    said = capsys.readouterr()
-    assert not any(file.read_text().strip() in said.out + said.err for file in files)
+    output = capsys.readouterr()
+    assert not any(file.read_text().strip() in output.out + output.err for file in files)
     assert token(tmp_path, "new", "--role", "agent", *names, "--into", str(into)) == cli.FAILED
     assert "--force" in capsys.readouterr().err and len(read_tokens(tokens_file(tmp_path))) == 16
 
 
 def test_revoking_by_id_and_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One of a person's tokens, then all of them; and one that is not there is said."""
+    """Revoke a single token, then all of a person's; an unknown token is reported."""
     for _ in range(3):
         token(tmp_path, "new", "--role", "operator", "--name", "alice")
     first = read_tokens(tokens_file(tmp_path))[0].id
     assert token(tmp_path, "revoke", first) == cli.OK
-    assert [each.id == first for each in read_tokens(tokens_file(tmp_path))] == [False, False]
+    assert [token.id == first for token in read_tokens(tokens_file(tmp_path))] == [False, False]
     assert token(tmp_path, "revoke", "--name", "alice") == cli.OK
     assert read_tokens(tokens_file(tmp_path)) == []
     assert token(tmp_path, "revoke", "--name", "alice") == cli.NOT_FOUND

@@ -1,4 +1,4 @@
-"""The server's certificate, taken over while it serves; and one that cannot be used changes nothing."""
+"""The server's certificate, replaced while it serves; an unusable certificate changes nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_new_certificate_is_taken_over_while_clients_stay(lab: Any, secured: S
             await aggregator.access_control.refresh()
             second = await asyncio.to_thread(served, aggregator.port)
             assert first != second == serial(secured.server.certificate)
-            await ask(permit_pb2.GetPermitRequest(), metadata=token)  # on the connection of before
+            await ask(permit_pb2.GetPermitRequest(), metadata=token)  # on the earlier connection
             new = secured.channel(aggregator.port)
             await permits(new).GetPermit(permit_pb2.GetPermitRequest(), metadata=token)
             assert (
@@ -81,8 +81,8 @@ def test_a_new_ca_lets_in_whom_it_signed(lab: Any, secured: Secured, tmp_path: P
             secured.ca.write_bytes(both)
             await aggregator.access_control.refresh()
             taken = secured.channel(aggregator.port, files)
-            code, words = await status_of(permits(taken).GetPermit(ask))
-            assert code.name == "OK", words
+            code, message = await status_of(permits(taken).GetPermit(ask))
+            assert code.name == "OK", message
             await refused.close()
             await taken.close()
 
@@ -93,7 +93,7 @@ def test_a_new_ca_lets_in_whom_it_signed(lab: Any, secured: Secured, tmp_path: P
 def test_one_that_cannot_be_used_keeps_the_old_one(
     harm: str, secured: Secured, tmp_path: Path
 ) -> None:
-    """A deployment that stopped in the middle: the service goes on with what it has, and says what is wrong."""
+    """A deployment stopped halfway: the service keeps its certificate, and reports the error."""
     server = secured.server
     certificates = Certificates(ServerTlsFiles(server.certificate, server.key, None))
     before = certificates._active.certificate
@@ -103,7 +103,8 @@ def test_one_that_cannot_be_used_keeps_the_old_one(
         server.certificate.write_text("-----BEGIN CERTIFICATE-----\nnot one\n")
     elif harm == "another key":
         shutil.copy(secured.certificate("agent", "x").key, server.key)
-        os.utime(server.key, ns=(1, 1))  # of the same size, and some clocks of files tick each 4 ms
+        # of the same size, and some file systems have a clock of 4 ms
+        os.utime(server.key, ns=(1, 1))
     elif harm == "no key":
         server.key.write_text("very secret words")
     else:
@@ -113,13 +114,13 @@ def test_one_that_cannot_be_used_keeps_the_old_one(
     assert "the previous certificate stays in force" in certificates.error
     named = server.key if harm in ("another key", "no key") else server.certificate
     assert str(named) in certificates.error and "secret" not in certificates.error
-    assert not certificates.refresh()  # and it is said once
+    assert not certificates.refresh()  # and it is reported once
     secured.authority().issue_server(["localhost"], 30, force=True)
     assert certificates.refresh() and not certificates.error and certificates.reloads == 1
 
 
 def test_one_that_cannot_be_used_is_a_finding(lab: Any, secured: Secured, until: Any) -> None:
-    """Nobody reads the log of a service that runs."""
+    """The log of a running service is not read."""
 
     async def way() -> None:
         tls = secured.settings(access_look_seconds=60.0, judge_seconds=0.05)
@@ -133,14 +134,14 @@ def test_one_that_cannot_be_used_is_a_finding(lab: Any, secured: Secured, until:
             await until(lambda: not aggregator.fleet.findings)
 
     asyncio.run(way())
-    ((words, cleared),) = lab.rows(
+    ((message, cleared),) = lab.rows(
         "SELECT words, cleared FROM findings WHERE host = '(aggregator)'"
     )
-    assert "server.key" in words and "nonsense" not in words and cleared
+    assert "server.key" in message and "nonsense" not in message and cleared
 
 
 def test_one_that_ends_soon_is_spoken_of(secured: Secured) -> None:
-    """It ran out on a Sunday, and nobody had been told."""
+    """The certificate expired on a Sunday without any warning."""
     now = [datetime.now(UTC)]
     certificates = Certificates(
         ServerTlsFiles(secured.server.certificate, secured.server.key, None), lambda: now[0]
@@ -160,8 +161,9 @@ def test_one_that_ends_soon_is_spoken_of(secured: Secured) -> None:
 def test_one_that_may_not_be_read_yet_or_does_not_hold_yet_is_taken_later(
     secured: Secured, tmp_path: Path
 ) -> None:
-    """Root put it there, and gave it to the service a minute later; or the machine that made it was a minute ahead:
-    nothing about the files changes by that."""
+    """Root gave the file to the service a minute later, or the issuing machine's clock was a minute
+    ahead: neither changes the files.
+    """
     files, now = secured.server, [datetime.now(UTC)]
     certificates = Certificates(ServerTlsFiles(files.certificate, files.key, None), lambda: now[0])
     secured.authority(-timedelta(hours=1)).issue_server(["localhost"], 30, force=True)
@@ -200,7 +202,7 @@ def test_settings_that_do_not_go_together(
 
 
 def test_with_tls_it_listens_beyond_loopback(lab: Any, secured: Secured) -> None:
-    """No second setting is needed for what is encrypted; without TLS it is refused as before."""
+    """Encrypted connections need no second setting; without TLS the address is refused as before."""
 
     async def way() -> None:
         async with lab.aggregator(**secured.settings(listen="0.0.0.0:0")) as aggregator:
@@ -212,7 +214,7 @@ def test_with_tls_it_listens_beyond_loopback(lab: Any, secured: Secured) -> None
 
 
 def test_files_too_long_are_not_read(secured: Secured, tmp_path: Path) -> None:
-    """/dev/zero in a setting, and the service that read it for ever."""
+    """/dev/zero in a setting made the service read forever."""
     for files in (
         ServerTlsFiles(Path("/dev/zero"), secured.server.key, None),
         ServerTlsFiles(secured.server.certificate, secured.server.key, Path("/dev/zero")),

@@ -1,4 +1,4 @@
-"""Connections without a login, and too many of one: which are ended is a pure choice; that they are, by real sockets."""
+"""Limits of connections without a login, and per login: the choice is pure, real sockets show the effect."""
 
 from __future__ import annotations
 
@@ -39,30 +39,30 @@ def at(inode: int, address: str = "10.0.0.1", since: float = 0.0) -> AcceptedCon
 def ended(*connections: AcceptedConnection, now: float = 0.0, **callers: list[int]) -> set[int]:
     whose = {"alice": ALICE, "bob": BOB}
     by_peer = {
-        one.peer: whose[name]
+        connection.peer: whose[name]
         for name, inodes in callers.items()
-        for one in connections
-        if one.inode in inodes
+        for connection in connections
+        if connection.inode in inodes
     }
-    return {one.inode for one in too_many(connections, by_peer, LIMITS, now)}
+    return {connection.inode for connection in too_many(connections, by_peer, LIMITS, now)}
 
 
 def test_of_one_caller_the_oldest_go() -> None:
-    """An agent whose network broke comes back, and the dead connections are still there: the newest is the living one."""
+    """An agent reconnects after a network failure, and its dead connections still exist: the newest is the live one."""
     mine = [at(number, since=float(number)) for number in range(1, 5)]
     assert ended(*mine, alice=[1, 2, 3, 4]) == {1, 2}
     assert ended(*mine, alice=[1, 2], bob=[3, 4]) == set()
 
 
 def test_a_simulated_fleet_comes_by_one_login() -> None:
-    """`gangline simulate --hosts 32` with an admin's token: 24 of its hosts were cut off, in turn, for ever."""
+    """`gangline simulate --hosts 32` with an admin's token: 24 of its hosts were cut off in turn."""
     mine = [at(number, since=float(number)) for number in range(1, 33)]
     root = Principal(Role.ADMIN, "root", auth_method="token 3", proof=(1, 1))
-    assert too_many(mine, {one.peer: root for one in mine}, LIMITS, 0.0) == []
+    assert too_many(mine, {connection.peer: root for connection in mine}, LIMITS, 0.0) == []
 
 
 def test_who_does_not_log_in_goes() -> None:
-    """Ten thousand sockets that say nothing: after ten seconds, and from one address no more than two."""
+    """Silent sockets are closed after ten seconds, and beyond two per address."""
     assert ended(at(1), at(2, since=5.0), now=10.5) == {1}
     assert ended(at(1), at(2), at(3), at(4, "10.0.0.2")) == {3}
     crowd = [at(number, f"10.0.0.{number}", float(number)) for number in range(1, 6)]
@@ -77,15 +77,17 @@ def test_who_does_not_log_in_goes() -> None:
     )
 )
 def test_what_is_left_is_within_the_limits(drawn: list[tuple[int, float, str]]) -> None:
-    """Whatever there is: nobody with a login goes for the sake of those without, and what stays is bounded."""
+    """A connection with a login is never closed in favor of connections without, and the rest is bounded."""
     all_ = [at(number, f"10.0.0.{a}", since) for number, (a, since, _) in enumerate(drawn)]
     names = [name for _, _, name in drawn]
-    whose = {name: [n for n, one in enumerate(names) if one == name] for name in ("alice", "bob")}
+    whose = {
+        name: [n for n, holder in enumerate(names) if holder == name] for name in ("alice", "bob")
+    }
     over = ended(*all_, now=30.0, **whose)
-    left = [one for one in all_ if one.inode not in over]
-    unknown = [one for one in left if not names[one.inode]]
+    remaining = [connection for connection in all_ if connection.inode not in over]
+    unknown = [connection for connection in remaining if not names[connection.inode]]
     assert len(unknown) <= LIMITS.unknown_max
-    assert all(30.0 - one.since <= LIMITS.login_seconds_max for one in unknown)
+    assert all(30.0 - connection.since <= LIMITS.login_seconds_max for connection in unknown)
     for inodes in whose.values():
         assert len([n for n in inodes if n not in over]) == min(len(inodes), LIMITS.per_caller_max)
 
@@ -103,7 +105,6 @@ def test_what_is_left_is_within_the_limits(drawn: list[tuple[int, float, str]]) 
     ],
 )
 def test_where_a_peer_is(peer: str, found: tuple[str, int] | None) -> None:
-    """gRPC's words for an address."""
     assert peer_address(peer) == found
 
 
@@ -117,12 +118,12 @@ def accepted(count: int) -> Iterator[tuple[int, list[socket.socket], list[socket
         try:
             yield port, ours, theirs
         finally:
-            for one in ours + theirs:
-                one.close()
+            for connection in ours + theirs:
+                connection.close()
 
 
 def test_only_what_was_accepted_is_ended() -> None:
-    """The same process dials out too, and holds files: a look that ended one of those would break the store."""
+    """The process also has outgoing connections and files: closing one of them would break the store."""
     with accepted(4) as (port, ours, theirs), open(os.devnull) as file:
         now = [0.0]
         connections = Connections([port], LIMITS, lambda: now[0])
@@ -147,7 +148,7 @@ def test_only_what_was_accepted_is_ended() -> None:
 
 
 def test_an_aggregator_ends_what_does_not_log_in(lab: Any, secured: Secured) -> None:
-    """Slow loris: connections that open a handshake or HTTP/2 and say no more; whoever logged in stays."""
+    """Slow loris: connections that open a handshake or HTTP/2 and stay silent; logged-in clients stay."""
     settings = secured.settings(client_certificates=False, connections_unknown_per_address_max=5)
     token = bearer(secured.token("operator", "alice"))
 
@@ -181,7 +182,7 @@ def test_an_aggregator_ends_what_does_not_log_in(lab: Any, secured: Secured) -> 
 
 
 def test_more_connections_than_there_may_be_are_refused(lab: Any, secured: Secured) -> None:
-    """Ten thousand in the second between two looks: each holds buffers of TLS, logged in or not."""
+    """Ten thousand within the second between two checks: each has TLS buffers, logged in or not."""
     settings = secured.settings(
         client_certificates=False, connections_max=16, access_look_seconds=60.0
     )

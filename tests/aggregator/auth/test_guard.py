@@ -1,4 +1,4 @@
-"""Who may call what, over real connections: by certificate, by token, and without either."""
+"""The allowed methods per role, over real connections: by certificate, by token, and without either."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LET_IN = {
 
 
 class _Methods(grpc.GenericRpcHandler):
-    """Stands where gRPC asks a server's handlers, and remembers what was registered."""
+    """Takes the place of gRPC's lookup of handlers, and records the registered methods."""
 
     def service(self, handler_call_details: Any) -> None: ...
 
@@ -45,7 +45,7 @@ class _Methods(grpc.GenericRpcHandler):
 def test_every_method_of_every_service_is_in_the_table(
     monkeypatch: pytest.MonkeyPatch, lab: Any
 ) -> None:
-    """A new service, forgotten here, would be nobody's or, worse, anybody's."""
+    """A method missing from the role table would be unreachable or, worse, open to everyone."""
     served: set[str] = set()
     make = grpc.method_handlers_generic_handler
 
@@ -64,27 +64,27 @@ def test_every_method_of_every_service_is_in_the_table(
     assert [method for method in sorted(served) if not roles_of(method)] == []
     assert all(Role.ADMIN in roles_of(method) for method in served)
     agents = {method for method in served if Role.AGENT in roles_of(method)}
-    assert agents - {f"/grpc.health.v1.Health/{one}" for one in ("Check", "Watch", "List")} == {
-        f"/gangline.v1.TelemetryService/{one}"
-        for one in PERMISSIONS["gangline.v1.TelemetryService"]
+    assert agents - {
+        f"/grpc.health.v1.Health/{method}" for method in ("Check", "Watch", "List")
+    } == {
+        f"/gangline.v1.TelemetryService/{permission}"
+        for permission in PERMISSIONS["gangline.v1.TelemetryService"]
     }
 
 
 def test_a_method_that_no_table_names_is_nobodys() -> None:
-    """The name of a service with a letter more."""
     assert not roles_of("/gangline.v1.ScoreServiceX/GetNodeScore")
     assert not roles_of("/gangline.v1.ScoreService/Drain")
     assert not roles_of("")
 
 
 def test_a_service_without_a_guard_answers_nobody() -> None:
-    """A server that somebody wires without the interceptor."""
+    """A server without the interceptor refuses all calls."""
     with pytest.raises(PermissionDenied, match="no guard"):
         current_principal(None)
 
 
 def calls(channel: Any, metadata: Any = ()) -> dict[str, Any]:
-    """One call of each kind."""
     request = reflection_pb2.ServerReflectionRequest(list_services="")
     reflect: Any = cast(Any, reflection_pb2_grpc).ServerReflectionStub(channel).ServerReflectionInfo
     check: Any = cast(Any, health_pb2_grpc).HealthStub(channel).Check
@@ -109,15 +109,25 @@ def calls(channel: Any, metadata: Any = ()) -> dict[str, Any]:
     }
 
 
+#: Role -> its allowed methods. An agent without a session gets UNAUTHENTICATED from the ingest, not
+#: from the guard.
+LET_IN = {
+    "agent": {"health", "events"},
+    "scheduler": {"health", "reflection", "read"},
+    "operator": {"health", "reflection", "read", "permit", "grant"},
+    "admin": {"health", "reflection", "read", "permit", "grant", "events"},
+}
+
+
 async def let_in(channel: Any, metadata: Any = ()) -> set[str]:
-    found = {name: await status_of(call) for name, call in calls(channel, metadata).items()}
+    statuses = {name: await status_of(call) for name, call in calls(channel, metadata).items()}
     assert all(
-        code in (OK, DENIED, UNKNOWN, grpc.StatusCode.UNAVAILABLE) for code, _ in found.values()
+        code in (OK, DENIED, UNKNOWN, grpc.StatusCode.UNAVAILABLE) for code, _ in statuses.values()
     )
     return {
         name
-        for name, (code, words) in found.items()
-        if code not in (DENIED, UNKNOWN) or "gangline-session" in words
+        for name, (code, message) in statuses.items()
+        if code not in (DENIED, UNKNOWN) or "gangline-session" in message
     }
 
 
@@ -143,32 +153,34 @@ def test_each_role_may_what_its_row_says(way_in: str, lab: Any, secured: Secured
 
 
 def test_without_a_login_only_the_health_is_told(lab: Any, secured: Secured) -> None:
-    """A laptop in the management network. And the words say how one logs in."""
+    """A laptop in the management network gets only the health, and the error names the ways to log in."""
 
     async def way() -> None:
         async with lab.aggregator(**secured.settings(client_certificates=False)) as aggregator:
             channel = secured.channel(aggregator.port)
             assert await let_in(channel) == {"health"}
-            code, words = await status_of(permits(channel).GetPermit(permit_pb2.GetPermitRequest()))
-            assert code == UNKNOWN and "gangline admin token new" in words
+            code, message = await status_of(
+                permits(channel).GetPermit(permit_pb2.GetPermitRequest())
+            )
+            assert code == UNKNOWN and "gangline admin token new" in message
             for wrong in (
                 "Bearer nonsense",
                 "Basic eHh4",
                 "Bearer gangline_" + "0" * 12 + "_" + "A" * 43,
             ):
-                code, words = await status_of(
+                code, message = await status_of(
                     permits(channel).GetPermit(
                         permit_pb2.GetPermitRequest(), metadata=(("authorization", wrong),)
                     )
                 )
-                assert code == UNKNOWN and wrong.split()[1] not in words
+                assert code == UNKNOWN and wrong.split()[1] not in message
             await channel.close()
 
     asyncio.run(way())
 
 
 def test_what_is_refused_is_not_read(lab: Any, secured: Secured) -> None:
-    """Megabytes of a registration from whoever reaches the port, taken in before it is asked who it is."""
+    """Any client that reached the port could send megabytes of a registration before the login check."""
 
     async def way() -> None:
         tls = secured.settings(client_certificates=False)
@@ -190,7 +202,7 @@ def test_what_is_refused_is_not_read(lab: Any, secured: Secured) -> None:
 def test_plain_loopback_is_the_machines_own_until_there_is_a_token(
     lab: Any, connect: Any, make_agent: Any, secured: Secured, until: Any
 ) -> None:
-    """With the first token the local user loses what everybody on the machine had: also the streams that run."""
+    """The first token ends the local user's open access, also on running streams."""
 
     async def way() -> None:
         async with (
@@ -224,10 +236,10 @@ def test_an_agent_writes_as_its_own_host_only(lab: Any, secured: Secured, make_a
             mine = secured.channel(aggregator.port, secured.certificate("agent", "host-1"))
             other = secured.channel(aggregator.port, secured.certificate("agent", "host-2"))
             answer = await telemetry(mine).RegisterNode(make_agent().registration())
-            code, words = await status_of(
+            code, message = await status_of(
                 telemetry(other).RegisterNode(make_agent().registration())
             )
-            assert code == DENIED and "host-2" in words and "host-1" in words
+            assert code == DENIED and "host-2" in message and "host-1" in message
             stolen = (("gangline-session", answer.session),)
             code, _ = await status_of(
                 telemetry(other).ReportEvents(telemetry_pb2.ReportEventsRequest(), metadata=stolen)
@@ -245,7 +257,7 @@ def test_an_agent_writes_as_its_own_host_only(lab: Any, secured: Secured, make_a
 
 
 def test_the_better_proof_of_a_name_has_it(lab: Any, secured: Secured, make_agent: Any) -> None:
-    """A host is installed anew, its certificate issued anew: it need not wait for the ghost of the old one."""
+    """A reinstalled host with a new certificate need not wait for its old session to end."""
     old = secured.certificate("agent", "host-1", timedelta(days=2))
     files = old.certificate.read_bytes(), old.key.read_bytes()
 
@@ -254,26 +266,26 @@ def test_the_better_proof_of_a_name_has_it(lab: Any, secured: Secured, make_agen
             first = secured.channel(aggregator.port, old)
             await telemetry(first).RegisterNode(make_agent().registration())
             again = secured.channel(aggregator.port, old)
-            code, words = await status_of(
+            code, message = await status_of(
                 telemetry(again).RegisterNode(make_agent(run_id=b"s" * 16).registration())
             )
-            assert code == grpc.StatusCode.ALREADY_EXISTS and "stays" in words
+            assert code == grpc.StatusCode.ALREADY_EXISTS and "stays" in message
             assert files[0] == old.certificate.read_bytes()
             newer = secured.channel(
                 aggregator.port, secured.certificate("agent", "host-1", force=True)
             )
-            code, words = await status_of(
+            code, message = await status_of(
                 telemetry(newer).RegisterNode(make_agent(run_id=b"s" * 16).registration())
             )
-            assert code == OK, words
+            assert code == OK, message
             code, _ = await status_of(telemetry(first).RegisterNode(make_agent().registration()))
             assert code == grpc.StatusCode.ALREADY_EXISTS
             for channel in (first, again, newer):
                 await channel.close()
 
     asyncio.run(way())
-    told = lab.rows("SELECT DISTINCT words FROM findings WHERE name = 'identity.duplicate_name'")
-    both = " ".join(words for (words,) in told)
+    rows = lab.rows("SELECT DISTINCT words FROM findings WHERE name = 'identity.duplicate_name'")
+    both = " ".join(message for (message,) in rows)
     assert "72727272" in both and "73737373" in both
 
 
@@ -333,10 +345,10 @@ def test_a_certificate_of_no_role_is_told_what_it_lacks(lab: Any, secured: Secur
             finally:
                 await channel.close()
 
-    code, words = asyncio.run(way(()))
-    assert code == UNKNOWN and "Gpu-7.gpu.example" in words and "certificate_names" in words
-    code, words = asyncio.run(way(("operator={name}.ops.example", "agent={name}.gpu.example")))
-    assert code == DENIED and "agent 'gpu-7'" in words
+    code, message = asyncio.run(way(()))
+    assert code == UNKNOWN and "Gpu-7.gpu.example" in message and "certificate_names" in message
+    code, message = asyncio.run(way(("operator={name}.ops.example", "agent={name}.gpu.example")))
+    assert code == DENIED and "agent 'gpu-7'" in message
 
 
 def test_a_second_port_takes_tokens_where_the_first_wants_certificates(
@@ -356,8 +368,8 @@ def test_a_second_port_takes_tokens_where_the_first_wants_certificates(
             )
             assert code == grpc.StatusCode.UNAVAILABLE  # hands are not even shaken
             assert await let_in(second, bearer(token)) == LET_IN["scheduler"]
-            code, words = await status_of(scores(second).GetNodeDictionary(read))
-            assert code == UNKNOWN and "no token" in words
+            code, message = await status_of(scores(second).GetNodeDictionary(read))
+            assert code == UNKNOWN and "no token" in message
             await first.close()
             await second.close()
 
@@ -367,7 +379,7 @@ def test_a_second_port_takes_tokens_where_the_first_wants_certificates(
 def test_too_many_calls_are_refused_with_when_to_come_again(
     lab: Any, secured: Secured, make_agent: Any
 ) -> None:
-    """An agent gone mad registers in a loop; a scheduler leaks its streams. Others are not refused for it."""
+    """An agent registers in a loop; a scheduler leaks its streams. Other callers are not refused."""
 
     async def way() -> None:
         limits = secured.settings(agent_calls_per_minute_max=6.0, calls_per_caller_max=2)
@@ -399,8 +411,8 @@ def test_too_many_calls_are_refused_with_when_to_come_again(
             for stream in streams:
                 await stream.write(reflection_pb2.ServerReflectionRequest(list_services=""))
                 await stream.read()
-            code, words = await status_of(permits(leaks).GetPermit(permit_pb2.GetPermitRequest()))
-            assert code == MUCH and "calls_per_caller_max" in words
+            code, message = await status_of(permits(leaks).GetPermit(permit_pb2.GetPermitRequest()))
+            assert code == MUCH and "calls_per_caller_max" in message
             streams[0].cancel()
             async with asyncio.timeout(GUARD_SECONDS):
                 while (await status_of(permits(leaks).GetPermit(permit_pb2.GetPermitRequest())))[
@@ -415,13 +427,13 @@ def test_too_many_calls_are_refused_with_when_to_come_again(
 
 def test_retry_info_is_as_googles_clients_read_it() -> None:
     """Two messages written by hand: their bytes are those that protobuf's own library makes and reads."""
-    words = "x" * 300
-    (*_, (_, data)) = details_of(ResourceExhausted(words, 1.5))
+    message = "x" * 300
+    (*_, (_, data)) = details_of(ResourceExhausted(message, 1.5))
     delay = Duration(seconds=1, nanos=500_000_000).SerializeToString()
     value = b"\x0a" + bytes([len(delay)]) + delay
     packed = Packed(
         type_url="type.googleapis.com/google.rpc.RetryInfo", value=value
     ).SerializeToString()
     assert (
-        data == b"\x08\x08\x12\xac\x02" + words.encode() + b"\x1a" + bytes([len(packed)]) + packed
+        data == b"\x08\x08\x12\xac\x02" + message.encode() + b"\x1a" + bytes([len(packed)]) + packed
     )

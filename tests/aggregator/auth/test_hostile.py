@@ -1,6 +1,6 @@
-"""Real processes: an aggregator, honest agents, and one that has a login and is hostile.
+"""Real processes: an aggregator, honest agents, and a hostile agent with a login.
 
-What is asserted is what does not depend on the machine's speed; by how much receipts slow down is `make bench`'s.
+The assertions do not depend on the machine's speed; `make bench` measures the slowdown of receipts.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from tests.processes import GUARD_SECONDS, with_store
 
 ROOT = Path(__file__).parents[3]
 ATTACK_SECONDS = 2.0
-#: An aggregator of five hosts holds 200 MB; what an attack may add, in all.
+#: An aggregator of five hosts uses 200 MB; the limit of all additional memory during an attack.
 MORE_BYTES_MAX = 300 << 20
 HOSTS, FRAMES = 3, 8
 
 
 class Aggregator:
-    """The process."""
-
     def __init__(self, secured: Secured) -> None:
         with_store(secured.data)
         settings = secured.settings(client_certificates=False, commit_seconds=0.05, ops_seconds=0)
-        words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        arguments = [
+            word for key, value in settings.items() for word in ("--set", f"{key}={value}")
+        ]
         self.log = secured.data.parent / "aggregator.log"
         with open(self.log, "wb") as log:
             self.child = subprocess.Popen(
                 [sys.executable, "-m", "gangline.cli", "aggregator", "--data", str(secured.data),
-                 "--listen", "127.0.0.1:0", *words],
+                 "--listen", "127.0.0.1:0", *arguments],
                 stdout=subprocess.PIPE, stderr=log, text=True,
             )  # fmt: skip
         assert self.child.stdout is not None
-        said = self.child.stdout.readline()
-        self.port = int(said.partition("127.0.0.1:")[2].partition(",")[0])
+        line = self.child.stdout.readline()
+        self.port = int(line.partition("127.0.0.1:")[2].partition(",")[0])
 
     def rss_bytes(self) -> int:
         status = Path(f"/proc/{self.child.pid}/status").read_text()
@@ -71,7 +71,7 @@ def attacked(names: Sequence[str], port: int, secured: Secured) -> subprocess.Po
 
 
 async def honest(port: int, secured: Secured, tokens: dict[str, str]) -> int:
-    """Return how many receipts honest agents got; each frame is sent when the one before has its own."""
+    """Return the number of receipts of honest agents; each agent waits for a receipt before its next frame."""
     got: Counter[str] = Counter()
 
     async def one(name: str) -> None:
@@ -86,7 +86,7 @@ async def honest(port: int, secured: Secured, tokens: dict[str, str]) -> int:
 
 @pytest.mark.slow
 def test_honest_agents_get_every_receipt(secured: Secured) -> None:
-    """A fleet with compromised hosts, doing their worst eight ways at once: it costs them, not their neighbours."""
+    """A fleet with compromised hosts that attack in eight ways at once: the attack must not harm their neighbors."""
     attacks = (
         "garbage", "names", "connections", "odd_values", "devices", "time_travel", "streams", "strangers",
     )  # fmt: skip
@@ -97,7 +97,7 @@ def test_honest_agents_get_every_receipt(secured: Secured) -> None:
         before = aggregator.rss_bytes()
         with attacked(attacks, aggregator.port, secured) as child:
             assert asyncio.run(honest(aggregator.port, secured, tokens)) == HOSTS * FRAMES
-            found = json.loads(child.communicate(timeout=GUARD_SECONDS)[0])
+            tallies = json.loads(child.communicate(timeout=GUARD_SECONDS)[0])
         assert aggregator.rss_bytes() - before < MORE_BYTES_MAX
     finally:
         code = aggregator.end()
@@ -108,11 +108,10 @@ def test_honest_agents_get_every_receipt(secured: Secured) -> None:
         and "Handshake" not in log
         and secured.token("agent", "x")[:9] not in log
     )
-    check(found)
+    check(tallies)
 
 
 def check(found: dict[str, dict[str, int]]) -> None:
-    """What each attack must have met."""
     refusals: dict[str, Any] = {
         "garbage": lambda got: got["refused"] and not got.get("receipts"),
         "names": lambda got: got["PERMISSION_DENIED"] and "OK" not in got,
@@ -129,7 +128,7 @@ def check(found: dict[str, dict[str, int]]) -> None:
 
 @pytest.mark.slow
 def test_nothing_secret_is_in_the_log_or_the_process_list(secured: Secured) -> None:
-    """A token in `ps`, for everybody on the machine to read; a key in a log that is shipped to another company."""
+    """A token in `ps` is readable by everyone on the machine; a log may be shipped to another company."""
     secret = secured.token("operator", "alice")
     aggregator = Aggregator(secured)
     try:
@@ -140,9 +139,7 @@ def test_nothing_secret_is_in_the_log_or_the_process_list(secured: Secured) -> N
         arguments = Path(f"/proc/{aggregator.child.pid}/cmdline").read_bytes()
     finally:
         aggregator.end()
-    assert (
-        "Handshake" not in aggregator.log.read_text()
-    )  # nor is it filled by whoever reaches the port
+    assert "Handshake" not in aggregator.log.read_text()  # nor may any client fill it
     key = secured.server.key.read_text().splitlines()[1]
     assert secret.split("_", 2)[2].encode() not in arguments
     assert (

@@ -1,4 +1,4 @@
-"""What a certificate's names and an operator's patterns mean, whatever is in them."""
+"""Names in certificates and patterns of operators, with any content."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ from gangline.aggregator.principal import (
     ],
 )
 def test_a_spiffe_name_is_whole_or_none(text: str, found: CertificateSubject | None) -> None:
-    """A name that is nearly right is nobody's."""
     assert parse_spiffe(text) == found
 
 
@@ -55,7 +54,7 @@ def test_a_trust_domain_that_is_set_is_the_only_one() -> None:
 
 @given(st.text(max_size=300))
 def test_any_text_is_a_holder_of_ours_or_none(text: str) -> None:
-    """Whatever a CA signed: a role of ours and a host's name, or nothing; and it can be shown at a terminal."""
+    """Any signed name is a role and a host's name, or refused; and it is safe to print."""
     names = CertificateIdentity(("agent={name}", "operator=ops-{name}.example"), "")
     auth = {
         key: [text.encode("utf-8", "surrogatepass")]
@@ -86,7 +85,7 @@ def test_patterns_name_a_role_by_a_dns_name() -> None:
 
 
 def test_a_common_name_does_not_stand_in_for_a_foreign_uri() -> None:
-    """A workload's SPIFFE certificate of another service, whose common name somebody chose freely."""
+    """A foreign service's SPIFFE certificate, whose common name was chosen freely."""
     auth = {"peer_uri": [b"spiffe://t/ns/x/sa/y"], "x509_common_name": [b"ops-eve.example"]}
     assert CertificateIdentity(("operator=ops-{name}.example",), "").principal(auth) is None
 
@@ -106,7 +105,6 @@ def test_a_common_name_does_not_stand_in_for_a_foreign_uri() -> None:
     ],
 )
 def test_a_pattern_that_is_none_is_refused(text: str) -> None:
-    """A star where {name} belongs."""
     with pytest.raises(ValueError, match=r"ROLE=PATTERN with one \{name\}"):
         parse_name_pattern(text)
     with pytest.raises(ValueError, match="at most 64"):
@@ -114,7 +112,7 @@ def test_a_pattern_that_is_none_is_refused(text: str) -> None:
 
 
 def test_a_caller_is_told_apart_by_role_name_and_way() -> None:
-    """An operator and an agent of one name share no limit; an agent writes as itself, an admin as anybody."""
+    """An operator and an agent of the same name share no limit; an agent writes only as itself, an admin as any host."""
     agent = Principal(Role.AGENT, "a", "a", "token 1", (1, 1))
     assert agent.writes_as("a") and not agent.writes_as("b") and agent.is_authenticated
     assert Principal(Role.ADMIN, "root").writes_as("b")

@@ -28,7 +28,7 @@ OPERATOR = Principal(Role.OPERATOR, "a", auth_method="token 2", proof=(1, 1))
     st.lists(st.tuples(st.floats(0.0, 50.0), st.floats(0.0, 5000.0)), max_size=40),
 )
 def test_who_waits_as_told_never_goes_faster(rate: float, turns: list[tuple[float, float]]) -> None:
-    """Over any stretch no more than the rate and one burst, whatever is taken at once, if each wait is kept."""
+    """Over any span at most the rate and a burst, with any request sizes, if the caller keeps each wait."""
     now, total, last = 0.0, 0.0, 0.0
     bucket = TokenBucket(rate, rate * BURST_SECONDS, now)
     for pause, amount in turns:
@@ -40,7 +40,7 @@ def test_who_waits_as_told_never_goes_faster(rate: float, turns: list[tuple[floa
 
 
 def test_who_asks_too_often_is_told_when_to_come_again() -> None:
-    """And asking in vain costs nothing, or whoever asks in a loop would never be let in again."""
+    """A refused request costs no tokens: a client in a loop would otherwise stay locked out."""
     bucket = TokenBucket(2.0, 40.0, 100.0)
     assert [bucket.try_take(100.0) for _ in range(40)] == [0.0] * 40
     assert [bucket.try_take(100.0) for _ in range(1000)] == [0.5] * 1000
@@ -76,7 +76,7 @@ class World:
 
 
 def test_an_agents_calls_and_their_bytes_are_counted(tmp_path: Path) -> None:
-    """Registrations of megabytes in a loop: neither as many nor as long as it likes. Another role has no such limit."""
+    """Registrations of megabytes in a loop are limited by count and bytes. Other roles have no such limit."""
     world = World(tmp_path, agent_calls_per_minute_max=3.0, agent_bytes_per_second_max=100_000.0)
     assert world.count(AGENT) == "" and "agent_calls_per_minute_max" in world.count(AGENT)
     world.now += 20.0
@@ -97,7 +97,7 @@ def test_devices_and_events_cost_more_than_their_bytes(tmp_path: Path) -> None:
 
 
 def test_who_was_refused_and_waits_as_told_is_let_in(tmp_path: Path) -> None:
-    """Agents come again just when they are told to: a refusal that cost as much as the call would never end."""
+    """Agents return exactly at the announced time: a refusal as expensive as the call would repeat without end."""
     world = World(tmp_path, agent_rows_per_second_max=100.0)
     events = telemetry_pb2.ReportEventsRequest(events=[telemetry_pb2.HealthEvent(code=79)] * 150)
     assert world.count(AGENT, events) == ""
@@ -105,16 +105,14 @@ def test_who_was_refused_and_waits_as_told_is_let_in(tmp_path: Path) -> None:
         with pytest.raises(ResourceExhausted) as refused:
             world.door.admit(AGENT, events)
         assert refused.value.retry_seconds is not None
-        world.now += (
-            refused.value.retry_seconds + 0.001
-        )  # as the wire has it, in whole milliseconds
+        world.now += refused.value.retry_seconds + 0.001  # as on the wire, in whole milliseconds
         assert world.count(AGENT, events) == ""
 
 
 def test_refusals_are_held_back_from_who_wants_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Calls without a login at full speed: each costs us as much as him, until the answers come slowly."""
+    """Calls without a login at full speed cost the server as much as the client, until the answers slow down."""
     world, slept = World(tmp_path), list[float]()
 
     async def sleep(seconds: float) -> None:
@@ -141,7 +139,7 @@ def test_refusals_are_held_back_from_who_wants_many(
 def test_a_stream_that_sends_too_much_is_read_more_slowly(
     lab: Any, secured: Secured, make_agent: Any, until: Any
 ) -> None:
-    """Nothing is refused and nothing lost: the agent's spool holds it, and a finding says why it is late."""
+    """Nothing is refused or lost: the data stays in the agent's spool, and a finding gives the reason of the delay."""
 
     async def way() -> None:
         tokens = {name: bearer(secured.token("agent", name)) for name in ("host-1", "host-2")}

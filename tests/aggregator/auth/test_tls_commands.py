@@ -1,4 +1,4 @@
-"""Commands connect to an aggregator over TLS, and say what is wrong if they cannot."""
+"""Commands connect to an aggregator over TLS, and explain a failed connection."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Served:
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No variable and no file of whoever runs the tests; and whoever looks why there is no answer has time."""
+    """Hide the user's variables and files, and give the diagnosis of a failed connection enough time."""
     monkeypatch.setattr(connection, "PROBE_SECONDS", GUARD_SECONDS)
     for name in (
         "AGGREGATOR",
@@ -80,11 +80,13 @@ def test_an_operator_asks_by_certificate_token_and_file(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By options, by the environment, and by the file that `gangline admin cert` prints; the permit bears the login."""
+    """By options, by the environment, and by the file that `gangline admin cert` prints; the permit has the login."""
     files = secured.certificate("operator", "alice")
     way = ["--ca", str(secured.ca), "--cert", str(files.certificate), "--key", str(files.key)]
-    at = ["--aggregator", f"localhost:{served.aggregator.port}"]
-    assert cli.main(["permit", "grant", "--for", "60s", "--reason", "trial", *at, *way]) == cli.OK
+    address = ["--aggregator", f"localhost:{served.aggregator.port}"]
+    assert (
+        cli.main(["permit", "grant", "--for", "60s", "--reason", "trial", *address, *way]) == cli.OK
+    )
     assert "operator alice: " in capsys.readouterr().out
 
     token = tmp_path / "token"
@@ -122,24 +124,27 @@ def test_what_goes_wrong_is_said(
 ) -> None:
     """gRPC says `failed to connect to all addresses` for each of these."""
     port, token_port = served.aggregator.port, served.aggregator.token_port
-    at, ca = ["--aggregator", f"localhost:{port}"], ["--ca", str(secured.ca)]
-    assert "it speaks TLS: name the CA" in failing(at, capsys)
-    assert "it requires a client certificate" in failing([*at, *ca], capsys)
+    address, ca = ["--aggregator", f"localhost:{port}"], ["--ca", str(secured.ca)]
+    assert "it speaks TLS: name the CA" in failing(address, capsys)
+    assert "it requires a client certificate" in failing([*address, *ca], capsys)
     other = Secured(tmp_path / "other", tmp_path / "unused")
-    assert "no CA in" in failing([*at, "--ca", str(other.ca)], capsys)
-    assert "not for 'head.example'" in failing([*at, *ca, "--server-name", "head.example"], capsys)
-    assert "No such file" in failing([*at, "--ca", "/nowhere.pem"], capsys)
-    there = ["--aggregator", f"localhost:{token_port}", *ca]
-    assert "rejected the login" in failing(there, capsys)
+    assert "no CA in" in failing([*address, "--ca", str(other.ca)], capsys)
+    assert "not for 'head.example'" in failing(
+        [*address, *ca, "--server-name", "head.example"], capsys
+    )
+    assert "No such file" in failing([*address, "--ca", "/nowhere.pem"], capsys)
+    other_address = ["--aggregator", f"localhost:{token_port}", *ca]
+    assert "rejected the login" in failing(other_address, capsys)
     monkeypatch.setenv("GANGLINE_TOKEN", "gangline_000000000000_" + "A" * 43)
-    words = failing(there, capsys)
-    assert "revoked" in words and "AAAA" not in words
+    message = failing(other_address, capsys)
+    assert "revoked" in message and "AAAA" not in message
     assert "sent unencrypted" in failing(["--aggregator", "10.0.0.1:7600"], capsys, cli.USAGE)
 
 
 def test_an_aggregator_is_named_alike_by_every_command() -> None:
-    """`gangline advise --server head:7600`, as it had stood in a line of `gangline explain`, was taken for --server-name: it
-    asked this machine, where no aggregator answered."""
+    """`gangline advise --server head:7600`, copied from a line of `gangline explain`, was taken for
+    --server-name: the command asked this machine, which had no aggregator.
+    """
     parser = argparse.ArgumentParser()
     add_connection_options(parser)
     for option in ("--aggregator", "--server"):
@@ -153,14 +158,14 @@ def test_an_aggregator_is_named_alike_by_every_command() -> None:
 def test_a_file_of_settings_that_is_none_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A key mistyped in client.toml is named, with what would be right."""
+    """The error names a mistyped key in client.toml, and the valid keys."""
     parser = argparse.ArgumentParser()
     add_connection_options(parser)
     file = tmp_path / "client.toml"
     monkeypatch.setenv("GANGLINE_CLIENT_CONFIG", str(file))
     with pytest.raises(CommandError, match=f"GANGLINE_CLIENT_CONFIG={file}: No such file"):
         read_connection_options(parser.parse_args([]))
-    for text, words in (
+    for text, message in (
         ("token = 'x'", "unknown setting 'token'; did you mean 'token_file'"),
         ("aggregator = 'nowhere'", "expected ADDRESS:PORT"),
         ("ca = 1", "expected a text"),
@@ -168,7 +173,7 @@ def test_a_file_of_settings_that_is_none_is_said(
         ("certificate = 'c'\nkey = 'k'", "Name the aggregator's CA"),
     ):
         file.write_text(text)
-        with pytest.raises(CommandError, match=words) as refused:
+        with pytest.raises(CommandError, match=message) as refused:
             read_connection_options(parser.parse_args([]))
         assert refused.value.code == cli.USAGE
     file.write_text("ca = 'a'\naggregator = 'head:1'")
@@ -195,19 +200,19 @@ def test_sql_and_admin_go_by_tls_with_certificate_and_token(
     def asked(at: int, *login: str) -> tuple[int, str, str]:
         question = ["sql", "--csv", "SELECT 6 * 7 AS answer", "--server", f"localhost:{at}"]
         code = cli.main([*question, *login])
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        output = capsys.readouterr()
+        return code, output.out, output.err
 
     by_certificate = ["--cert", str(alice.certificate), "--key", str(alice.key)]
-    for at, login in ((port, by_certificate), (by_token, ["--token-file", str(token)])):
-        code, out, err = asked(at, *ca, *login)
+    for service_port, login in ((port, by_certificate), (by_token, ["--token-file", str(token)])):
+        code, out, err = asked(service_port, *ca, *login)
         assert code == cli.OK and "42" in out, err
     log = secured.data / "queries.log"
     until(lambda: log.read_text().count("\n") == 2, "both in the log")
     lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [one["who"] for one in lines] == ["alice", "bob"] and lines[0]["role"] == "operator"
+    assert [line["who"] for line in lines] == ["alice", "bob"] and lines[0]["role"] == "operator"
     secrets = (token.read_text(), scheduler.read_text())
-    assert not any(one in log.read_text() for one in secrets)
+    assert not any(secret in log.read_text() for secret in secrets)
 
     code, _, err = asked(by_token, *ca, "--token-file", str(scheduler))
     assert code == cli.FAILED and "may not call" in err and scheduler.read_text() not in err
@@ -233,10 +238,10 @@ def test_sql_and_admin_go_by_tls_with_certificate_and_token(
     as_root = [*there_it_is, "--cert", str(root.certificate), "--key", str(root.key)]
     for command in (["backup", "--to", str(tmp_path / "backups")], ["compact"]):
         assert cli.main(["admin", *command, *as_alice]) == cli.FAILED
-        words = capsys.readouterr().err
-        assert "it is for admin. Log in as an admin: --token-file" in words
+        message = capsys.readouterr().err
+        assert "it is for admin. Log in as an admin: --token-file" in message
         assert cli.main(["admin", *command, *as_root]) == cli.OK, capsys.readouterr().err
         capsys.readouterr()
-    copied = [one.name for one in (tmp_path / "backups").rglob("*")]
+    copied = [path.name for path in (tmp_path / "backups").rglob("*")]
     assert "gangline.duckdb" in copied and "tokens.json" not in copied
-    assert not [one for one in copied if one.endswith((".key", ".pem"))]
+    assert not [name for name in copied if name.endswith((".key", ".pem"))]

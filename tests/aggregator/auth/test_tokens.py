@@ -33,18 +33,18 @@ GOOD = dataclasses.asdict(make_token(Role.AGENT, "a", 1.0, NOW)[1])
 
 
 def written(folder: Path, *names: str) -> tuple[Path, list[str]]:
-    made = [make_token(Role.OPERATOR, name, 1.0, NOW) for name in names]
+    pairs = [make_token(Role.OPERATOR, name, 1.0, NOW) for name in names]
     path = folder / "access" / "tokens.json"
-    update_tokens(path, lambda before: [*before, *(kept for _, kept in made)])
-    return path, [secret for secret, _ in made]
+    update_tokens(path, lambda before: [*before, *(kept for _, kept in pairs)])
+    return path, [secret for secret, _ in pairs]
 
 
 def test_a_token_is_found_by_its_secret_alone(tmp_path: Path) -> None:
-    """Neither another's secret nor another's id, nor what the file says of it."""
+    """Neither another token's secret, nor its id, nor its fields in the file."""
     path, (alice, bob) = written(tmp_path, "alice", "bob")
     held = Tokens(path)
-    found = held.find(alice, NOW)
-    assert found is not None and (found.role, found.name) == ("operator", "alice")
+    holder = held.find(alice, NOW)
+    assert holder is not None and (holder.role, holder.name) == ("operator", "alice")
     mixed = "_".join([*bob.split("_")[:2], alice.split("_", 2)[2]])
     for wrong in (
         "",
@@ -53,14 +53,14 @@ def test_a_token_is_found_by_its_secret_alone(tmp_path: Path) -> None:
         alice + "A",
         alice.upper(),
         mixed,
-        found.sha256,
-        f"gangline_{found.id}_{found.sha256[:43]}",
+        holder.sha256,
+        f"gangline_{holder.id}_{holder.sha256[:43]}",
     ):
         assert held.find(wrong, NOW) is None
 
 
 def test_the_file_shows_nobody_how_to_log_in(tmp_path: Path) -> None:
-    """A backup of the data folder, on somebody's laptop."""
+    """A backup of the data folder may be on any laptop."""
     path, (secret,) = written(tmp_path, "alice")
     text = path.read_text()
     assert secret not in text and secret.split("_", 2)[2] not in text
@@ -69,7 +69,7 @@ def test_the_file_shows_nobody_how_to_log_in(tmp_path: Path) -> None:
 
 
 def test_a_token_ends(tmp_path: Path) -> None:
-    """One that was made for a trial, two years ago."""
+    """A token made for a trial two years ago has expired."""
     path, (secret,) = written(tmp_path, "alice")
     held = Tokens(path)
     assert held.find(secret, NOW + 86_399.0) and not held.find(secret, NOW + 86_400.0)
@@ -78,7 +78,7 @@ def test_a_token_ends(tmp_path: Path) -> None:
 def test_unknown_ids_and_wrong_secrets_are_compared_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever measures how long a refusal takes learns nothing: one comparison of two whole hashes each time."""
+    """The time of a refusal reveals nothing: each takes a comparison of two whole hashes."""
     path, (secret,) = written(tmp_path, "alice")
     held, compared = Tokens(path), list[tuple[int, int]]()
     real = hmac.compare_digest
@@ -95,7 +95,6 @@ def test_unknown_ids_and_wrong_secrets_are_compared_alike(
 
 
 def test_what_changed_is_in_force_at_the_next_look(tmp_path: Path) -> None:
-    """Revoked, made anew, the file replaced by nonsense, and removed."""
     path, (alice,) = written(tmp_path, "alice")
     held = Tokens(path)
     assert not held.refresh()
@@ -112,7 +111,7 @@ def test_what_changed_is_in_force_at_the_next_look(tmp_path: Path) -> None:
 def test_a_revocation_that_could_not_be_read_is_read_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There was no descriptor left at the one look that saw the file change; the token stayed in force for ever."""
+    """The read that saw the change had no file descriptor left; the revoked token stayed valid."""
     path, (alice,) = written(tmp_path, "alice")
     held = Tokens(path)
     update_tokens(path, lambda _: [])
@@ -129,7 +128,9 @@ def test_a_revocation_that_could_not_be_read_is_read_later(
 
 @pytest.mark.parametrize("make_other", [Path.symlink_to, Path.hardlink_to])
 def test_the_lock_is_no_way_to_what_only_root_may_open(tmp_path: Path, make_other: Any) -> None:
-    """The service's user laid `tokens.lock` as a link to /etc/shadow, and root's next `token new` gave that to him."""
+    """The service's user made `tokens.lock` a link to /etc/shadow, and root's next `token new` gave
+    that user the file.
+    """
     path, _ = written(tmp_path, "alice")
     shadow = tmp_path / "shadow"
     shadow.write_text("root's")
@@ -143,7 +144,7 @@ def test_the_lock_is_no_way_to_what_only_root_may_open(tmp_path: Path, make_othe
 
 
 def test_an_aggregator_does_not_start_on_a_file_it_cannot_read(tmp_path: Path) -> None:
-    """It would let everybody in, or nobody, and say neither."""
+    """It would admit everyone or no one, in silence."""
     path, _ = written(tmp_path, "alice")
     path.write_text('{"tokens": [{}]}')
     with pytest.raises(TokensError, match=r"tokens\.json"):
@@ -155,7 +156,7 @@ def _add(path: Path, name: str) -> None:
 
 
 def test_two_who_change_the_file_at_once_lose_nothing(tmp_path: Path) -> None:
-    """A loop in a shell, with an ampersand."""
+    """A shell loop started commands in parallel."""
     path = tmp_path / "access" / "tokens.json"
     context = multiprocessing.get_context("fork")
     children = [context.Process(target=_add, args=(path, f"host-{n}")) for n in range(8)]
@@ -163,7 +164,7 @@ def test_two_who_change_the_file_at_once_lose_nothing(tmp_path: Path) -> None:
         child.start()
     for child in children:
         child.join(60)
-    assert {each.name for each in read_tokens(path)} == {f"host-{n}" for n in range(8)}
+    assert {token.name for token in read_tokens(path)} == {f"host-{n}" for n in range(8)}
     assert sorted(os.listdir(path.parent)) == ["tokens.json", "tokens.lock"]
 
 
@@ -185,7 +186,7 @@ def test_two_who_change_the_file_at_once_lose_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_a_token_that_we_did_not_write_is_refused(fields: object) -> None:
-    """An empty hash would be that of no secret, and a role of nobody's making that of anybody."""
+    """An empty hash would match no secret, and an unknown role any caller."""
     with pytest.raises(TokensError):
         parse_tokens(json.dumps({"tokens": [GOOD, fields]}))
     assert parse_tokens(json.dumps({"tokens": [GOOD]})) == [Token(**GOOD)]
@@ -193,8 +194,8 @@ def test_a_token_that_we_did_not_write_is_refused(fields: object) -> None:
 
 @given(st.text(max_size=200))
 def test_any_text_is_a_file_or_is_refused(text: str) -> None:
-    """A disk that turned bits."""
+    """A disk flipped bits."""
     try:
-        assert all(isinstance(each, Token) for each in parse_tokens(text))
+        assert all(isinstance(token, Token) for token in parse_tokens(text))
     except TokensError as error:
         assert len(str(error)) < 400

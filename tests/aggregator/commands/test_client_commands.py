@@ -1,4 +1,4 @@
-"""What the client commands say when asked, or answered, something else than they expect."""
+"""Errors of the client commands for unexpected arguments and unexpected answers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ class Quiet(BaseHTTPRequestHandler):
 
 @contextmanager
 def http_server() -> Iterator[str]:
-    """Serve HTTP/1 on loopback; yield its address."""
     with HTTPServer(("127.0.0.1", 0), Quiet) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -58,12 +57,12 @@ def test_another_program_on_the_port_is_told_from_nobody(
     """Node exporter had the port: "no aggregator answers; start one" sent someone round in circles."""
     with http_server() as address:
         assert cli.main([*command, "--aggregator", address]) == cli.NO_ANSWER
-    words = capsys.readouterr().err
-    assert f"something listens at {address}" in words and "start one" not in words
+    message = capsys.readouterr().err
+    assert f"something listens at {address}" in message and "start one" not in message
 
 
 def test_another_grpc_service_on_the_port_is_named_so(capsys: pytest.CaptureFixture[str]) -> None:
-    """It answers UNIMPLEMENTED, which said nothing to whoever read it."""
+    """Such a service answers UNIMPLEMENTED, which explained nothing to the user."""
     with ThreadPoolExecutor(1) as pool:
         server: Any = grpc.server(pool)
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -82,7 +81,7 @@ def test_another_grpc_service_on_the_port_is_named_so(capsys: pytest.CaptureFixt
 def test_an_address_that_is_none_is_a_usage_error(
     address: str, by: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`--aggregator bad` waited for a name server and then said to start an aggregator."""
+    """`--aggregator bad` waited for a name server and then advised the user to start an aggregator."""
     arguments = ["hosts", "--aggregator", address]
     if by == "variable":
         monkeypatch.setenv("GANGLINE_AGGREGATOR", address)
@@ -104,12 +103,11 @@ def test_wrong_usage_is_said_shortly(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An empty shell variable, a pasted page; and no name of our own functions in the answer."""
-    said = usage_error(arguments, capsys)
-    assert words in said and "_seconds" not in said and len(said) < 600
+    message = usage_error(arguments, capsys)
+    assert words in message and "_seconds" not in message and len(message) < 600
 
 
 def usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Run a command that must exit with USAGE; return what it said on stderr."""
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
     assert ended.value.code == cli.USAGE
@@ -124,8 +122,8 @@ def test_none_in_a_state_is_not_none_at_all(
     monkeypatch.setattr(
         "gangline.aggregator.commands.score_client.ScoreClient.hosts", lambda *_: listing
     )
-    asked = ["hosts", "--state", "maintenance", "--state", "stale"]
-    assert hosts.main(asked[1:]) == cli.OK
+    arguments = ["hosts", "--state", "maintenance", "--state", "stale"]
+    assert hosts.main(arguments[1:]) == cli.OK
     assert capsys.readouterr().out == "none of 2 hosts is MAINTENANCE or STALE\n"
 
 

@@ -28,10 +28,10 @@ from gangline.contract.wire import score_pb2
 
 
 def score(name: str, **fields: object) -> score_pb2.NodeScore:
-    made = score_pb2.NodeScore(node=f"nodes/{name}", relative_speed=math.nan)
+    host_score = score_pb2.NodeScore(node=f"nodes/{name}", relative_speed=math.nan)
     for field, content in {"state": score_pb2.HEALTHY, **fields}.items():
-        setattr(made, field, content)
-    return made
+        setattr(host_score, field, content)
+    return host_score
 
 
 def test_an_empty_fleet_is_said_in_words() -> None:
@@ -47,7 +47,7 @@ def test_simulated_hosts_are_marked() -> None:
 
 
 def test_what_moved_nothing_is_not_shown_as_the_reason() -> None:
-    """A counter stuck for years stood as the reason of a healthy host, between two broken ones."""
+    """A counter that had been stuck for years was the reason shown for a healthy host, between two broken hosts."""
     stuck = score("a", reason=score_pb2.REASON_BLIND, reason_words="a counter is stuck")
     frozen = score("b", reason=score_pb2.REASON_STALE_TELEMETRY, reason_words="silent for 40 s")
     lines = render([stuck, frozen, score("c")], 120).splitlines()
@@ -58,45 +58,45 @@ def test_what_moved_nothing_is_not_shown_as_the_reason() -> None:
 
 def test_a_narrow_terminal_keeps_room_for_the_reason() -> None:
     """80 columns: hazard a day goes, the reason stays readable."""
-    one = score("gpu-node-017", reason_words="x" * 99, state=score_pb2.SUSPECT)
-    narrow, wide = render([one], 80), render([one], 100)
+    host_score = score("gpu-node-017", reason_words="x" * 99, state=score_pb2.SUSPECT)
+    narrow, wide = render([host_score], 80), render([host_score], 100)
     assert "HAZARD/DAY" not in narrow and "HAZARD/DAY" in wide
     assert narrow.count("x") > 24
 
 
 @pytest.mark.parametrize("width", [80, 160])
 def test_the_caption_counts_states_and_says_what_a_score_is(width: int) -> None:
-    """Of 1,000 hosts on a screen of 24 lines: how many stand how, worst last as in the table."""
+    """1,000 hosts on a screen of 24 lines: the caption counts the states, with the worst last as in the table."""
     hosts = [score("a", state=score_pb2.UNHEALTHY), score("b"), score("c")]
-    for one in hosts:
-        one.horizon.seconds = 8 * 3600
-    said = caption(ScoreListing(hosts, 1, ""), width)
-    assert said.startswith("3 hosts at ") and ": 2 HEALTHY, 1 UNHEALTHY" in said
-    assert "by state, then score" in said
-    assert "SCORE: chance of 8 h without a fault" in said
-    assert all(len(line) <= width for line in said.splitlines())
+    for host in hosts:
+        host.horizon.seconds = 8 * 3600
+    heading = caption(ScoreListing(hosts, 1, ""), width)
+    assert heading.startswith("3 hosts at ") and ": 2 HEALTHY, 1 UNHEALTHY" in heading
+    assert "by state, then score" in heading
+    assert "SCORE: chance of 8 h without a fault" in heading
+    assert all(len(line) <= width for line in heading.splitlines())
     assert caption(ScoreListing([], 1, ""), width) == ""
 
 
 def test_what_is_not_known_is_a_dash_and_never() -> None:
-    """A host without GPUs has no relative speed; one never heard has no age."""
+    """A host without GPUs has no relative speed; a host without a frame has no age."""
     cells = render([score("a")], 120).splitlines()[1].split()
     assert cells[4] == "-" and cells[5] == "never"
 
 
 def test_nothing_certain_is_shown_that_is_not() -> None:
-    """A virtual machine's 0.99996 read 1.0000: never 1 while anything can fail."""
+    """A virtual machine's 0.99996 was printed as 1.0000: never 1 while anything can fail."""
     assert "0.9999 " in render([score("a", score=0.99996)], 120)
 
 
 def test_a_hazard_past_all_sense_is_cut() -> None:
-    """1,440 interruptions a day is a number nobody can use."""
+    """1,440 interruptions a day is a useless number."""
     assert ">99" in render([score("a", hazard_per_hour=60.0)], 120)
 
 
 @given(st.lists(st.text(min_size=1, max_size=40), max_size=6), st.integers(20, 200), st.text())
 def test_it_fits_and_shows_no_control_characters(names: list[str], width: int, reason: str) -> None:
-    """A host's name is the agent's to choose: it must not move our cursor or break a line."""
+    """An agent chooses its host's name: the name must not move the cursor or break a line."""
     scores = [score(n, reason_words=reason, state=2) for n in names]
     text = render(scores, width)
     assert all(len(line) <= max(width, 20) or not names for line in text.split("\n"))
@@ -105,8 +105,6 @@ def test_it_fits_and_shows_no_control_characters(names: list[str], width: int, r
 
 
 def test_colour_is_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NO_COLOR is honoured, and a file gets none."""
-
     class Terminal:
         def isatty(self) -> bool:
             return True
@@ -120,18 +118,18 @@ def test_colour_is_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def mixed() -> list[score_pb2.NodeScore]:
-    """Worst first: a simulated fault, two real hosts, thirty simulated ones that are well."""
+    """Worst first: a simulated fault, two real hosts, thirty healthy simulated hosts."""
     sick = score("sim-bad", state=score_pb2.UNHEALTHY, simulated=True)
     real = [score("noted", state=score_pb2.WATCH), score("vm")]
     return [sick, *real, *(score(f"sim-{i:03d}", simulated=True) for i in range(30))]
 
 
 def test_what_is_folded_first_is_well_and_does_not_exist() -> None:
-    """On 24 lines this machine's own row was the first to go: it is the best of all."""
-    kept = [host_of(one) for one in fitting(mixed(), 5)]
+    """On 24 lines this machine's own row disappeared first, because it was the healthiest."""
+    kept = [host_of(row) for row in fitting(mixed(), 5)]
     assert kept == ["sim-bad", "noted", "vm", "sim-000", "sim-001"]
-    assert [host_of(one) for one in fitting(mixed(), 2)] == ["sim-bad", "noted"]
-    assert [host_of(one) for one in fitting(mixed(), 1)] == ["noted"]
+    assert [host_of(row) for row in fitting(mixed(), 2)] == ["sim-bad", "noted"]
+    assert [host_of(row) for row in fitting(mixed(), 1)] == ["noted"]
     assert fitting(mixed(), 99) == mixed() and fitting(mixed(), 0) == []
 
 
@@ -142,21 +140,21 @@ def test_what_is_folded_first_is_well_and_does_not_exist() -> None:
 def test_nothing_is_folded_before_what_matters_less(
     hosts: list[tuple[int, bool]], count_max: int
 ) -> None:
-    """Whatever the fleet: a row that is not HEALTHY, or is real, goes after all that are neither."""
+    """In any fleet a row that is not HEALTHY, or is real, comes before all healthy simulated rows."""
     scores = [score(f"h{i}", state=s, simulated=sim) for i, (s, sim) in enumerate(hosts)]
     kept = fitting(scores, count_max)
-    names = [host_of(one) for one in kept]
+    names = [host_of(row) for row in kept]
     assert len(kept) == min(count_max, len(scores)) and names == sorted(
         names, key=lambda n: int(n[1:])
     )
-    gone = [one for one in scores if host_of(one) not in names]
-    idle = [one for one in kept if one.simulated and one.state == score_pb2.HEALTHY]
+    gone = [score for score in scores if host_of(score) not in names]
+    idle = [row for row in kept if row.simulated and row.state == score_pb2.HEALTHY]
     if idle:
-        assert all(one.simulated and one.state == score_pb2.HEALTHY for one in gone)
+        assert all(row.simulated and row.state == score_pb2.HEALTHY for row in gone)
 
 
 def gang() -> list[score_pb2.NodeScore]:
-    """Worst first: a dead host of job 4, seven that wait for it, twenty that are well, and this machine."""
+    """Worst first: a dead host of job 4, seven hosts that wait for it, twenty healthy hosts, and this machine."""
     dead = score("sim-028", state=score_pb2.UNHEALTHY, simulated=True, job="4")
     waits = {"waits_for": "nodes/sim-028", "waits_for_job": "4", "job": "4", "simulated": True}
     waiting = [score(f"sim-{n:03d}", **waits) for n in range(7)]
@@ -169,7 +167,7 @@ def gang() -> list[score_pb2.NodeScore]:
 
 
 def test_a_host_that_waits_says_for_whom() -> None:
-    """Its gang stood still for a dead GPU elsewhere, and its row said "nothing wrong"; only `explain` told the story."""
+    """Its gang waited for a dead GPU elsewhere, and its row showed "nothing wrong"; only `explain` gave the cause."""
     lines = render(gang(), 120).splitlines()
     (dead,) = (line for line in lines if line.startswith("sim-028"))
     waiting = [line for line in lines if "waits for sim-028 (job 4)" in line]
@@ -194,7 +192,7 @@ def test_healthy_hosts_share_rows() -> None:
 
 
 def test_hosts_of_one_shared_cause_are_one_row() -> None:
-    """A leaf is one row with its name and its advice, not 28 equal rows; "broken now" is only said at a score near 0."""
+    """A leaf is a row with its name and its advice, not 28 equal rows; "broken now" only appears at a score near 0."""
     shared = {"shared_cause": "leaf leaf-00 network", "shared_cause_advisory": "advisories/a5"}
     down = [
         score(
@@ -222,25 +220,24 @@ def test_hosts_of_one_shared_cause_are_one_row() -> None:
     st.none() | st.integers(0, 31),
 )
 def test_folding_loses_no_host(hosts: list[tuple[int, bool, str]], count_max: int | None) -> None:
-    """Each host is in one row, and what is not HEALTHY has one of its own, above all that share one."""
     scores = [
         score(f"h{i}", state=state, simulated=simulated, waits_for=waits)
         for i, (state, simulated, waits) in enumerate(hosts)
     ]
     rows = folded(scores, count_max)
-    shared = [one for one in rows if isinstance(one, FoldedHosts)]
-    inside = [host_of(one) for row in shared for one in row.scores]
-    alone = [host_of(one) for one in rows if not isinstance(one, FoldedHosts)]
+    shared = [row for row in rows if isinstance(row, FoldedHosts)]
+    inside = [host_of(score) for row in shared for score in row.scores]
+    alone = [host_of(row) for row in rows if not isinstance(row, FoldedHosts)]
     assert sorted(inside + alone) == sorted(map(host_of, scores))
-    sick = [host_of(one) for one in scores if one.state != score_pb2.HEALTHY]
-    assert [host_of(one) for one in rows[: len(sick)] if not isinstance(one, FoldedHosts)] == sick
-    assert all(len({one.waits_for for one in row.scores}) == 1 for row in shared)
+    sick = [host_of(score) for score in scores if score.state != score_pb2.HEALTHY]
+    assert [host_of(row) for row in rows[: len(sick)] if not isinstance(row, FoldedHosts)] == sick
+    assert all(len({score.waits_for for score in row.scores}) == 1 for row in shared)
 
 
 @pytest.mark.parametrize("lines", [8, 24, 60])
 @pytest.mark.parametrize("fold", FoldMode)
 def test_what_watch_folds(lines: int, fold: FoldMode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """80x24 and 33 hosts: all are counted, in rows of their own, in one that they share, or as not shown."""
+    """80x24 and 33 hosts: all are counted, in their own rows, in a shared row, or as not shown."""
     monkeypatch.setenv("LINES", str(lines))
     monkeypatch.setenv("COLUMNS", "80")
     text = hosts_text(ScoreListing(mixed(), 1, ""), "", is_terminal=True, in_place=True, fold=fold)
@@ -266,7 +263,7 @@ def test_a_pipe_gets_every_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_next_command_names_a_sick_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The README explained sim-007, with which nothing was wrong: the first impression was lost."""
+    """The README explained sim-007, a healthy host: the first impression was lost."""
     monkeypatch.setenv("LINES", "24")
     monkeypatch.setenv("COLUMNS", "80")
 
@@ -283,19 +280,21 @@ def test_the_next_command_names_a_sick_host(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_reason_that_is_cut_begins_with_its_code() -> None:
-    """At 80 columns "GPU-5cc8... SM clock at 77 % of..." had lost its cause, which came last."""
-    told = "GPU-5cc8… SM clock at 77 % of its 255 peers, limited by heat (88 C)"
+    """At 80 columns "GPU-5cc8... SM clock at 77 % of..." had lost its cause at the end."""
+    reason = "GPU-5cc8… SM clock at 77 % of its 255 peers, limited by heat (88 C)"
     fields = {"state": score_pb2.DEGRADED, "reason": score_pb2.REASON_THERMAL_THROTTLE}
-    one = score("sim-018", simulated=True, job="2", reason_words=told, **fields)
-    assert "  thermal throttle: GPU-5cc8…" in render([one], 80)
-    assert f"  {told}" in render([one], 160)
+    host_score = score("sim-018", simulated=True, job="2", reason_words=reason, **fields)
+    assert "  thermal throttle: GPU-5cc8…" in render([host_score], 80)
+    assert f"  {reason}" in render([host_score], 160)
 
 
 @pytest.mark.parametrize("lines", [10, 24, 60])
 def test_watch_tells_what_stands_against_the_aggregator(
     lines: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Receipts were a minute late, and files of windows not taken: `gangline hosts` said so, who watched saw a well fleet."""
+    """Receipts were a minute late, and window files were refused: `gangline hosts` showed this,
+    `watch` a healthy fleet.
+    """
     monkeypatch.setenv("LINES", str(lines))
     monkeypatch.setenv("COLUMNS", "80")
     alarms = ["receipts are late", f"what is declared is not taken: {'x' * 200}"]
@@ -316,18 +315,19 @@ def test_watch_tells_what_stands_against_the_aggregator(
 
 
 def test_explain_wraps_words_and_leaves_sql_whole() -> None:
-    """A query that was wrapped can not be copied."""
-    made = score("a", reason_words="slow")
+    host_score = score("a", reason_words="slow")
     sql = "SELECT time, " + ", ".join(f"c{i}" for i in range(60)) + " FROM readings.gpu_1s"
-    made.contributions.add(signal="s", device="d", words="word " * 60, evidence_sql=sql, unit="u")
-    lines = explanation_text(made, 60).split("\n")
+    host_score.contributions.add(
+        signal="s", device="d", words="word " * 60, evidence_sql=sql, unit="u"
+    )
+    lines = explanation_text(host_score, 60).split("\n")
     assert f'   gangline sql "{sql}"' in lines
     assert all(len(line) <= 60 for line in lines if "SELECT" not in line)
 
 
 @pytest.mark.parametrize("name", ['a"b', "$(reboot)", "`reboot`", "it's", "a\\", "!!"])
 def test_the_command_of_a_query_is_safe_to_paste(name: str) -> None:
-    """A device's name is the host's to choose: what an operator pastes must run SQL, no more."""
+    """A host chooses its device names: a pasted command must run only its SQL."""
     sql = "SELECT * FROM events WHERE device = '" + name.replace("'", "''") + "'"
     assert shlex.split(command(sql)) == ["gangline", "sql", sql]
     assert '"$' not in command(sql) and "`" not in command(sql).partition("'")[0]
@@ -348,28 +348,28 @@ def test_the_command_of_a_query_is_safe_to_paste(name: str) -> None:
 def test_values_have_the_digits_and_units_that_people_use(
     unit: str, number: float, words: str
 ) -> None:
-    """1312345678.0 hertz is no number to read at 3 a.m."""
+    """1312345678.0 hertz is unreadable."""
     assert value(score_pb2.Contribution(value=number, unit=unit)) == words
 
 
 def test_explain_says_whose_word_it_is() -> None:
-    """MAINTENANCE is no evidence: "Nothing speaks against it", and nobody knew whose window it was."""
-    made = score("a", state=score_pb2.MAINTENANCE, reason_words="new power feed (alice)")
-    assert "MAINTENANCE: new power feed (alice)." in explanation_text(made, 100)
-    made.contributions.add(words="new power feed (alice)")
-    assert "MAINTENANCE: " not in explanation_text(made, 100), "not twice"
+    """MAINTENANCE is not evidence: `explain` printed "Nothing speaks against it" without the owner of the window."""
+    host_score = score("a", state=score_pb2.MAINTENANCE, reason_words="new power feed (alice)")
+    assert "MAINTENANCE: new power feed (alice)." in explanation_text(host_score, 100)
+    host_score.contributions.add(words="new power feed (alice)")
+    assert "MAINTENANCE: " not in explanation_text(host_score, 100), "not twice"
 
 
 def test_what_explain_prints_adds_up() -> None:
     """ "4 times as likely", but as what? The reader multiplies."""
-    made = score("a", state=score_pb2.SUSPECT, hazard_per_hour=4.0 / 48)
+    host_score = score("a", state=score_pb2.SUSPECT, hazard_per_hour=4.0 / 48)
     for device in "ab":
-        made.contributions.add(device=device, log_hazard_delta=math.log(2.0), words=device)
-    text = explanation_text(made, 100)
+        host_score.contributions.add(device=device, log_hazard_delta=math.log(2.0), words=device)
+    text = explanation_text(host_score, 100)
     assert "A fault is expected every 12 hours." in text and text.count("is 2 times as likely") == 2
     assert "Evidence (without it, one fault every 2 days would be expected):" in text
-    made.hazard_per_hour = 60.0
-    text = explanation_text(made, 100)
+    host_score.hazard_per_hour = 60.0
+    text = explanation_text(host_score, 100)
     assert "A fault is expected every minute." in text
     assert "costs little now: a fault is 2 times as likely" in text and "0.0000 of" not in text
 
@@ -377,36 +377,40 @@ def test_what_explain_prints_adds_up() -> None:
 def test_what_is_certain_is_no_expectation() -> None:
     """ "A fault is expected every 17 minutes", HAZARD/DAY 86.88, of a GPU that had fallen off the bus; in JSON the
     numbers stay."""
-    made = score("a", state=score_pb2.UNHEALTHY, hazard_per_hour=3.6, relative_speed=0.3)
-    made.reason_words = "GPU has fallen off the bus"
-    for words, delta in ((made.reason_words, 9.0), ("ECC errors rise", math.log(2.0))):
-        made.contributions.add(words=words, device=words, log_hazard_delta=delta)
-    text = explanation_text(made, 100)
+    host_score = score("a", state=score_pb2.UNHEALTHY, hazard_per_hour=3.6, relative_speed=0.3)
+    host_score.reason_words = "GPU has fallen off the bus"
+    for message, delta in ((host_score.reason_words, 9.0), ("ECC errors rise", math.log(2.0))):
+        host_score.contributions.add(words=message, device=message, log_hazard_delta=delta)
+    text = explanation_text(host_score, 100)
     assert "It is broken now: a fault is certain." in text
     assert "every 17 minutes" not in text and "interval" not in text and "Score" not in text
     assert "costs the whole score: it is broken now" in text
     assert "a fault is 2 times as likely" in text, "what is no more than likely is told as before"
-    assert render([made], 120).splitlines()[1].split()[3:5] == ["broken", "now"]
-    assert as_dict(made)["hazard_per_hour"] == 3.6
-    made.state = score_pb2.SUSPECT
-    assert "every 17 minutes" in explanation_text(made, 100) and "86.40" in render([made], 120)
+    assert render([host_score], 120).splitlines()[1].split()[3:5] == ["broken", "now"]
+    assert as_dict(host_score)["hazard_per_hour"] == 3.6
+    host_score.state = score_pb2.SUSPECT
+    assert "every 17 minutes" in explanation_text(host_score, 100) and "86.40" in render(
+        [host_score], 120
+    )
 
 
 def test_explain_says_what_each_of_several_faults_makes_of_a_calm_host() -> None:
-    """Eight equal faults were 5, 1.8, 1.4 ... times as likely, and what eight hot GPUs share stood there eight times."""
+    """Eight equal faults were 5, 1.8, 1.4 ... times as likely, and the common cause of eight hot
+    GPUs was listed eight times.
+    """
     calm = 0.01
-    made = score("a", state=score_pb2.WATCH, hazard_per_hour=9 * calm + 2 * calm)
+    host_score = score("a", state=score_pb2.WATCH, hazard_per_hour=9 * calm + 2 * calm)
     for device, factor in (("GPU-1", 5.0), ("GPU-2", 9.0 / 5.0)):
-        made.contributions.add(
+        host_score.contributions.add(
             device=device, log_hazard_delta=math.log(factor), hazard_delta=4 * calm, words=device,
             score_delta=-0.1, shared_count=1,
         )  # fmt: skip
     for device, factor, hazard in (("GPU-3", 11.0 / 9.0, 2 * calm), ("GPU-4", 1.0, 0.0)):
-        made.contributions.add(
+        host_score.contributions.add(
             device=device, log_hazard_delta=math.log(factor), hazard_delta=hazard, words=device,
             score_delta=-0.1 if hazard else 0.0, shared_count=2, relative_speed_factor=1.0,
         )  # fmt: skip
-    text = explanation_text(made, 200)
+    text = explanation_text(host_score, 200)
     assert text.count("a fault is 5 times as likely with it alone") == 2
     assert "a fault is 3 times as likely with it alone); one cause of 2 devices" in text
     assert text.count("one cause of 2 devices, counted once") == 2
@@ -414,7 +418,7 @@ def test_explain_says_what_each_of_several_faults_makes_of_a_calm_host() -> None
 
 
 def test_the_command_asks_whom_explain_asked() -> None:
-    """On a laptop there is no var/aggregator: the query that was pasted said that no aggregator ever ran."""
+    """A laptop has no var/aggregator: the pasted query reported that no aggregator ever ran."""
     options = argparse.Namespace(
         ca="my ca.pem", certificate=None, key=None, token_file=None, server_name=None
     )
@@ -424,17 +428,19 @@ def test_the_command_asks_whom_explain_asked() -> None:
 
 
 def test_explain_shows_no_value_that_means_nothing() -> None:
-    """ "gpu.xid is 95; normal is none" says less than the words above it."""
-    made = score("a", state=score_pb2.UNHEALTHY)
-    made.contributions.add(signal="gpu.xid", device="GPU-1", value=95, unit="code", normal="none")
-    text = explanation_text(made, 100)
+    """ "gpu.xid is 95; normal is none" is less informative than the line above it."""
+    host_score = score("a", state=score_pb2.UNHEALTHY)
+    host_score.contributions.add(
+        signal="gpu.xid", device="GPU-1", value=95, unit="code", normal="none"
+    )
+    text = explanation_text(host_score, 100)
     assert "gpu.xid of GPU-1\n" in text and "normal" not in text
 
 
 def test_a_healthy_host_does_not_end() -> None:
     """ "HEALTHY ends when the counter is cleared" sent someone to clear it at night."""
-    made = score("a", clears_when="the counter is cleared")
-    made.contributions.add(signal="s", device="d", words="stuck", relative_speed_factor=1.0)
+    host_score = score("a", clears_when="the counter is cleared")
+    host_score.contributions.add(signal="s", device="d", words="stuck", relative_speed_factor=1.0)
     assert "ends when" not in explanation_text(
-        made, 100
-    ) and "Noted, at no cost:" in explanation_text(made, 100)
+        host_score, 100
+    ) and "Noted, at no cost:" in explanation_text(host_score, 100)

@@ -1,4 +1,4 @@
-"""`gangline job`: the story of a job from rows of SQL, and what is said of wrong input."""
+"""`gangline job`: the story of a job from rows of SQL, and the errors for wrong input."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def answers(query: str) -> list[dict[str, Any]]:
         ]  # fmt: skip
     if "FROM ops.job_phases" in query:
         return [
-            phase(at, f"h{host}", 0.9 if host == 2 or at < SLOW_FROM else 0.4)
-            for at in range(12) for host in range(4)
+            phase(index, f"h{host}", 0.9 if host == 2 or index < SLOW_FROM else 0.4)
+            for index in range(12) for host in range(4)
         ]  # fmt: skip
     if "FROM ops.job_pace" in query:
         return [
-            {"time": BEGIN + timedelta(seconds=10 * at), "pace": 1.0 if at < SLOW_FROM else 0.8, "is_change": at == SLOW_FROM, "change_ratio": -0.2}
-            for at in range(12)
+            {"time": BEGIN + timedelta(seconds=10 * index), "pace": 1.0 if index < SLOW_FROM else 0.8, "is_change": index == SLOW_FROM, "change_ratio": -0.2}
+            for index in range(12)
         ]  # fmt: skip
     if "FROM ops.job_steps" in query:
         return []
@@ -113,7 +113,7 @@ def test_the_story_names_who_does_not_wait_and_what_it_costs() -> None:
 
 
 def test_the_story_says_what_comes_next_and_what_a_step_is_made_of() -> None:
-    """Who is to move a job waits for its checkpoint; who is to make it faster asks where its step goes."""
+    """A reader who moves a job needs its next checkpoint; a reader who tunes it needs the parts of a step."""
     text = " ".join(story_text(read_story(answers, "77", TimeRange()), 100, colour=False).split())
     assert "a step takes 8.2 s (data loading 12 %, forward 23 %, backward 55 %; 94 % sure)" in text
     onset = "checkpoint in 140 s (90 %: 120 to 170 s, 90 % sure of the cadence)"
@@ -175,7 +175,7 @@ def test_wrong_input_is_told_what_would_be_right(
 
 
 def test_an_unknown_job_is_told_which_names_are_near() -> None:
-    """`gangline job 78` said that nothing was found."""
+    """`gangline job 78` only reported that the job does not exist."""
     with pytest.raises(CommandError, match="did you mean 77"):
         read_story(answers, "777", TimeRange())
     with pytest.raises(CommandError, match="no job is known"):
@@ -183,7 +183,7 @@ def test_an_unknown_job_is_told_which_names_are_near() -> None:
 
 
 def test_a_picture_that_cannot_be_written_says_why(tmp_path: Path) -> None:
-    """The disk was full, and the command said that it wrote the file."""
+    """The disk was full, and the command reported a written file."""
     with pytest.raises(CommandError, match="cannot write"):
         job.write_picture(read_story(answers, "77", TimeRange()), tmp_path / "none" / "j.svg")
 
@@ -192,11 +192,11 @@ def test_a_picture_that_cannot_be_written_says_why(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("operators_file")
 @pytest.mark.parametrize("from_agent", [True, False])
 def test_the_views_tell_the_culprit_from_who_waits(tmp_path: Path, from_agent: bool) -> None:
-    """Older agents send no phases: what SMs and power show must do, and say that it is an estimate."""
-    made = StoredWorld(4, tmp_path)
-    assert made.store
+    """Older agents send no phases: the view estimates them from SMs and power, and marks the estimate."""
+    stored_world = StoredWorld(4, tmp_path)
+    assert stored_world.store
     try:
-        world = in_job(made=made)
+        world = in_job(made=stored_world)
         for host in world.hosts:
             busy(host, 1.0 if host is world.hosts[1] else 0.6)
             if from_agent:
@@ -209,7 +209,7 @@ def test_the_views_tell_the_culprit_from_who_waits(tmp_path: Path, from_agent: b
                     )  # fmt: skip
         pass_steps(world, 18)
     finally:
-        made.store.close(GUARD_SECONDS)
+        stored_world.store.close(GUARD_SECONDS)
     with sandbox.open_snapshot(tmp_path / "operators.duckdb") as connection:
         _, rows = rows_of(
             connection,

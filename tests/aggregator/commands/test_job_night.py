@@ -26,7 +26,6 @@ pytestmark = pytest.mark.usefixtures("operators_files")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store after the night."""
     folder = tmp_path_factory.mktemp("night")
     with night(folder):
         pass
@@ -35,7 +34,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ask(folder: Path) -> Iterator[job.Ask]:
-    """What answers a query from its operators' file."""
     with sandbox.open_snapshot(folder / "operators.duckdb") as connection:
 
         def answer(sql: str) -> list[dict[str, Any]]:
@@ -53,7 +51,7 @@ def _options(*arguments: str) -> argparse.Namespace:
 def test_the_hot_host_of_the_night_is_the_straggler_of_its_job(
     ask: job.Ask, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who is to blame stands first in the timeline, with a cost; a pipe gets plain signs, no line too wide."""
+    """The culprit is first in the timeline, with a cost; a pipe gets plain characters, and no line is too wide."""
     monkeypatch.setenv("COLUMNS", "80")
     job.show_past(_options("123"), ask)
     text = capsys.readouterr().out
@@ -68,21 +66,21 @@ def test_the_hot_host_of_the_night_is_the_straggler_of_its_job(
 
 @pytest.mark.slow
 def test_wrong_input_is_answered_in_words(ask: job.Ask, tmp_path: Path) -> None:
-    """An unknown job, a time without readings, a folder that is not there: a sentence, no traceback."""
-    for arguments, words in {
+    """An unknown job, a time without readings, a missing folder: an error message, no traceback."""
+    for arguments, message in {
         ("124",): "did you mean 123?",
         ("no'such;job",): "no job",
         ("123", "--from", "2001-01-01", "--to", "2001-01-02"): "no readings of job '123'",
         ("123", "-o", str(tmp_path / "nowhere" / "a.svg")): "cannot write",
     }.items():
-        with pytest.raises(CommandError, match=words.replace("?", r"\?")):
+        with pytest.raises(CommandError, match=message.replace("?", r"\?")):
             job.show_past(_options(*arguments), ask)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 def test_a_picture_is_well_formed(ask: job.Ask, tmp_path: Path) -> None:
-    """A name may hold what XML or a terminal would obey."""
+    """A name may contain XML or terminal escapes."""
     story = job.read_story(ask, "123", TimeRange())
     story["job"]["job"] = "<script>&\x1b[31m"
     job.write_picture(story, tmp_path / "a.svg")
@@ -105,14 +103,13 @@ def test_a_picture_is_well_formed(ask: job.Ask, tmp_path: Path) -> None:
     ],
 )
 def test_wrong_arguments_are_refused_before_anybody_is_asked(arguments: list[str]) -> None:
-    """A typo is said at once, not after a connection."""
+    """A typo is reported at once, not after a connection."""
     with pytest.raises(SystemExit) as end:
         job.main(arguments)
     assert end.value.code == USAGE
 
 
 def test_no_aggregator_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 3 is what scripts rely on."""
     assert job.main(["--aggregator", "127.0.0.1:1"]) == NO_ANSWER
     assert "no aggregator answers" in capsys.readouterr().err
     assert NOT_FOUND != NO_ANSWER
@@ -120,14 +117,14 @@ def test_no_aggregator_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("hosts", [1, 16, 56])
 def test_a_timeline_fits_however_many_hosts(hosts: int) -> None:
-    """Sixteen rows and a word for the rest; who waits least stands first; a gap is blank."""
+    """Sixteen rows and a line for the rest; the host that waits least is first; a gap is blank."""
     begin = datetime(2026, 1, 1, tzinfo=UTC)
     states = dict.fromkeys(("host_stall_ratio", "checkpoint_ratio", "idle_ratio"), 0.0)
     phases = [
-        {"time": begin + timedelta(seconds=10 * at), "host": f"h{host:03}", **states}
+        {"time": begin + timedelta(seconds=10 * index), "host": f"h{host:03}", **states}
         | {"compute_ratio": 0.1 if host else 1.0, "wait_ratio": 0.9 if host else 0.0}
         for host in range(hosts)
-        for at in (0, 1, 5)
+        for index in (0, 1, 5)
     ]
     timeline = make_timeline(phases, [], [], 80)
     lines = timeline_lines(timeline, colour=False)

@@ -1,4 +1,4 @@
-"""`gangline job JOB --tags`: what becomes a tag, and that MLflow and Weights & Biases take it."""
+"""`gangline job JOB --tags`: the created tags, and that MLflow and Weights & Biases accept them."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ def answers(query: str) -> list[dict[str, Any]]:
         return [JOB]
     if "FROM ops.job_members" in query:
         return [
-            {"host": f"gpu{at}", "gpus_count": 8, "since": BEGIN, "until": END} for at in (1, 2, 3)
+            {"host": f"gpu{number}", "gpus_count": 8, "since": BEGIN, "until": END}
+            for number in (1, 2, 3)
         ]
     if "FROM ops.runs" in query:
         return [
@@ -159,7 +160,7 @@ def test_each_tag_is_a_short_text() -> None:
 
 def test_a_tag_is_no_longer_than_trackers_take() -> None:
     """A run on 4,000 hosts had no tags at all: MLflow refused the batch."""
-    names = [f"r{at}x{at * 7919 % 997}" for at in range(4000)]
+    names = [f"r{index}x{index * 7919 % 997}" for index in range(4000)]
     many = read() | {"hosts": names, "stragglers": read()["stragglers"][:1] * 100, "until": None}
     texts = tag_texts(many | {"job": "a\nb"})
     assert len(texts["hosts"]) == VALUE_CHARACTERS_MAX and texts["hosts"].endswith("...")
@@ -179,7 +180,6 @@ def test_a_tag_is_no_longer_than_trackers_take() -> None:
     ],
 )  # fmt: skip
 def test_targets(text: str, target: TagTarget | None) -> None:
-    """A mistyped target says which there are."""
     if target is None:
         with pytest.raises(argparse.ArgumentTypeError, match=r"expected mlflow:RUN_ID, wandb:"):
             parse_target(text)
@@ -189,9 +189,9 @@ def test_targets(text: str, target: TagTarget | None) -> None:
 
 def test_tags_go_with_a_job_and_are_about_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     """`--last 1h --tags` tagged the run with the hosts of an hour."""
-    for words in (["--tags", "t.json"], ["4711", "--tags", "t.json", "--last", "1h"]):
+    for arguments in (["--tags", "t.json"], ["4711", "--tags", "t.json", "--last", "1h"]):
         with pytest.raises(SystemExit):
-            job.main(words)
+            job.main(arguments)
     err = capsys.readouterr().err
     assert "need a JOB" in err and "covers the whole run" in err
 
@@ -200,7 +200,7 @@ def test_tags_go_with_a_job_and_are_about_all_of_it(capsys: pytest.CaptureFixtur
 def test_without_the_library_it_says_how_to_have_it(
     kind: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Trackers are no dependencies of ours."""
+    """The trackers are optional dependencies."""
     monkeypatch.setitem(sys.modules, kind, None)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     with pytest.raises(CommandError, match=f"-m pip install {package}; or name a file"):
@@ -213,7 +213,50 @@ def test_a_file_that_cannot_be_written_says_why(tmp_path: Path) -> None:
         write_tags(TagTarget("file", str(tmp_path / "none" / "t.json")), read())
 
 
-# ---------------------------------------------------------------- the real ones
+VARIABLE = "GANGLINE_TRACKERS"
+MISSING = f"no MLflow or W&B: tests/rigs/trackers.sh FOLDER; export {VARIABLE}=FOLDER"
+BEGINNING = """
+import json, sys
+sys.path.append(sys.argv[1])  # behind what the product brings
+from gangline.aggregator.commands.connection import CommandError
+from gangline.aggregator.commands.job_tags import parse_target, write_tags
+tags = json.loads(sys.argv[2])
+"""
+WITH_MLFLOW = """
+import mlflow
+client = mlflow.MlflowClient()
+run = client.create_run("0", tags={"mine": "stays"})
+print(write_tags(parse_target("mlflow:" + run.info.run_id), tags))
+print(json.dumps(client.get_run(run.info.run_id).data.tags))
+try:
+    write_tags(parse_target("mlflow:" + "0" * 32), tags)
+except CommandError as error:
+    print(error)
+"""
+#: As a site's epilog does, in a process without the run's own. The file is a log of LevelDB: blocks of 32 KiB, records cut at their ends.
+WITH_WANDB = """
+print(write_tags(parse_target("wandb:llm/run7"), tags))
+"""
+#: In a process of its own: W&B's writes the file to its end when the process that tags ends.
+READ_WANDB = """
+import glob, struct
+from wandb.proto import wandb_internal_pb2
+(file,) = glob.glob("wandb/offline-run-*/run-run7.wandb")
+data = open(file, "rb").read()
+at, found, record = 7, {}, b""
+while at < len(data):
+    if (left := 32768 - at % 32768) < 7:
+        at += left
+        continue
+    _, size, kind = struct.unpack_from("<IHB", data, at)
+    record += data[at + 7 : at + 7 + size]
+    at += 7 + size
+    if kind in (1, 4):
+        parsed, record = wandb_internal_pb2.Record.FromString(record), b""
+        for one in [*parsed.run.config.update, *parsed.config.update]:
+            found[one.key or one.nested_key[0]] = json.loads(one.value_json)
+print(json.dumps(found))
+"""
 
 
 def with_the_real_library(script: str, folder: Path, **environment: str) -> list[str]:
@@ -237,8 +280,10 @@ def test_mlflow_takes_them(tmp_path: Path) -> None:
         WITH_MLFLOW, tmp_path, MLFLOW_TRACKING_URI=store, MLFLOW_ALLOW_FILE_STORE="true"
     )
     assert done.startswith(f"set {len(TEXTS)} tags of MLflow run ")
-    found = json.loads(tags)
-    assert {key: found[f"gangline.{key}"] for key in TEXTS} == TEXTS and found["mine"] == "stays"
+    document = json.loads(tags)
+    assert {key: document[f"gangline.{key}"] for key in TEXTS} == TEXTS and document[
+        "mine"
+    ] == "stays"
     assert "is MLFLOW_TRACKING_URI right?" in missing and "not found" in missing
 
 
@@ -249,5 +294,5 @@ def test_wandb_takes_them(tmp_path: Path) -> None:
     (config,) = with_the_real_library(READ_WANDB, tmp_path)
     assert "W&B run llm/run7, offline: wandb sync --append " in done
     assert Path(done.split()[-1]).is_dir()
-    found = json.loads(config)
-    assert {key: found[f"gangline.{key}"] for key in TEXTS} == TEXTS
+    document = json.loads(config)
+    assert {key: document[f"gangline.{key}"] for key in TEXTS} == TEXTS

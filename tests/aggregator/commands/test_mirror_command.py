@@ -1,4 +1,4 @@
-"""`gangline mirror`: what it writes of an aggregator's answer, and that it leaves no file that lies."""
+"""`gangline mirror`: the file that it writes from an aggregator's answer, and that it leaves no wrong file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ class Scores(ScoreServiceServicer):
         self.dictionaries = 0
 
     def ScoreNodes(self, request: Any, context: Any) -> score_pb2.ScoreNodesResponse:
-        """Return the columns."""
         count = len(self.names)
         reply = score_pb2.ScoreNodesResponse(
             dictionary_version=self.version, node_index=range(count), score=[0.9] * count, hazard_per_hour=[0.1] * count,
@@ -54,7 +53,6 @@ class Scores(ScoreServiceServicer):
         return reply
 
     def GetNodeDictionary(self, request: Any, context: Any) -> score_pb2.NodeDictionary:
-        """Return the names."""
         self.dictionaries += 1
         return score_pb2.NodeDictionary(version=self.version, names=self.names)
 
@@ -86,13 +84,13 @@ def slurm_text(*arguments: str) -> str:
 def test_all_nodes_are_in_the_file(scores: tuple[Scores, str], path: Path) -> None:
     """With the aggregator's word on each; without Slurm's word nothing may be excluded."""
     assert cli.main(["mirror", str(path), "--once", "--aggregator", scores[1]]) == cli.OK
-    found = mirror_file.read(path)
-    lists = {name: found.lists[name] for name in ("b0", "b1", "b2", "out")}
+    parsed = mirror_file.read(path)
+    lists = {name: parsed.lists[name] for name in ("b0", "b1", "b2", "out")}
     assert lists == {"b0": "gpu1", "b1": "gpu3", "b2": "login", "out": "gpu2"}
-    assert (found.by_slurm, found.lists["exclude"]) == (False, "")
-    faulty = found.nodes[1]
+    assert (parsed.by_slurm, parsed.lists["exclude"]) == (False, "")
+    faulty = parsed.nodes[1]
     assert (faulty.name, faulty.ready, faulty.state, faulty.reason) == ("gpu2", False, "UNHEALTHY", "XID_FATAL")  # fmt: skip
-    assert 0 < found.valid_until_seconds - time.time() <= 15
+    assert 0 < parsed.valid_until_seconds - time.time() <= 15
     assert path.stat().st_mode & 0o777 == 0o644
 
 
@@ -103,8 +101,8 @@ def test_the_check_says_what_a_reader_makes_of_it(
     assert "not used: No such file" in capsys.readouterr().out
     cli.main(["mirror", str(path), "--once", "--aggregator", scores[1]])
     assert cli.main(["mirror", str(path), "--check"]) == cli.OK
-    said = capsys.readouterr().out
-    assert "4 nodes" in said and "not ready: 1: gpu2" in said
+    output = capsys.readouterr().out
+    assert "4 nodes" in output and "not ready: 1: gpu2" in output
     path.write_bytes(path.read_bytes()[:-1])
     assert cli.main(["mirror", str(path), "--check"]) == cli.FAILED
     assert "not used: it is torn" in capsys.readouterr().out
@@ -119,9 +117,9 @@ def test_with_slurm_only_its_nodes_are_in_it(scores: tuple[Scores, str]) -> None
         return slurm_text(*arguments)
 
     with MirrorSource(ConnectionOptions(scores[1]), True, "", lambda: clock[0], text) as source:
-        found = parse(source.content())
-        assert [each.name for each in found.nodes] == ["gpu1", "gpu2", "gpu3"]
-        assert (found.by_slurm, found.lists["exclude"], found.exclude_safe_nodes) == (True, "gpu2", 2)  # fmt: skip
+        parsed = parse(source.content())
+        assert [node.name for node in parsed.nodes] == ["gpu1", "gpu2", "gpu3"]
+        assert (parsed.by_slurm, parsed.lists["exclude"], parsed.exclude_safe_nodes) == (True, "gpu2", 2)  # fmt: skip
         source.content()
         assert len(questions) == 2
         scores[0].valid_seconds = 100.0
@@ -131,7 +129,7 @@ def test_with_slurm_only_its_nodes_are_in_it(scores: tuple[Scores, str]) -> None
 
 
 def test_without_slurms_answer_no_file_is_written(scores: tuple[Scores, str]) -> None:
-    """What it had said a minute ago might name a node that is gone."""
+    """The data of a minute ago might name a node that has ended."""
 
     def text(*arguments: str) -> str:
         raise MirrorError("scontrol show node: exit code 1: no controller")
@@ -146,12 +144,14 @@ def test_without_slurms_answer_no_file_is_written(scores: tuple[Scores, str]) ->
 def test_a_degraded_picture_excludes_nobody(scores: tuple[Scores, str]) -> None:
     scores[0].degraded = True
     with MirrorSource(ConnectionOptions(scores[1]), True, "", slurm_text=slurm_text) as source:
-        found = parse(source.content())
-    assert (found.degraded, found.lists["exclude"], found.lists["out"]) == (True, "", "gpu2")
+        parsed = parse(source.content())
+    assert (parsed.degraded, parsed.lists["exclude"], parsed.lists["out"]) == (True, "", "gpu2")
 
 
 def test_clocks_that_differ_make_no_old_news_believed(scores: tuple[Scores, str]) -> None:
-    """One that is ahead is cut to a minute; of one that is behind nothing is written, with words."""
+    """A clock that is ahead is cut to a minute; from a clock that is behind nothing is written,
+    with an error message.
+    """
     service, address = scores
     with MirrorSource(ConnectionOptions(address), False, "") as source:
         service.valid_seconds = 3600.0
@@ -162,16 +162,16 @@ def test_clocks_that_differ_make_no_old_news_believed(scores: tuple[Scores, str]
 
 
 def test_new_nodes_and_a_new_epoch_are_learned(scores: tuple[Scores, str]) -> None:
-    """Names are asked for when there is one that is not known; and once to learn where to ask in a loop."""
+    """Names are requested when a node is unknown, and once to learn the address for a loop."""
     service, address = scores
     with MirrorSource(ConnectionOptions(address), False, "") as source:
         source.content()
         source.content()
         assert service.dictionaries == 2
         service.names.append("gpu4")
-        assert [each.name for each in parse(source.content()).nodes][3] == "gpu4"
+        assert [node.name for node in parse(source.content()).nodes][3] == "gpu4"
         service.version, service.names = 2, ["new1", "new2"]
-        assert [each.name for each in parse(source.content()).nodes] == ["new1", "new2"]
+        assert [node.name for node in parse(source.content()).nodes] == ["new1", "new2"]
         assert service.dictionaries == 4
 
 
@@ -204,11 +204,10 @@ def test_two_writers_of_one_file_are_refused(
 
 
 def test_what_a_killed_writer_left_is_replaced(scores: tuple[Scores, str], path: Path) -> None:
-    """Half a file beside it, and a link that somebody put in its place."""
-    beside = path.with_name(".nodes.new")
-    beside.symlink_to(path.with_name("victim"))
+    temporary = path.with_name(".nodes.new")
+    temporary.symlink_to(path.with_name("victim"))
     assert cli.main(["mirror", str(path), "--once", "--aggregator", scores[1]]) == cli.OK
-    assert not path.with_name("victim").exists() and not beside.exists()
+    assert not path.with_name("victim").exists() and not temporary.exists()
     assert len(mirror_file.read(path).nodes) == 4
 
 

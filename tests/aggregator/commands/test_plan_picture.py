@@ -16,7 +16,9 @@ from gangline.contract.wire import placement_pb2 as wire
 
 
 def drawn(nodes: int = 9, rack: int = 2, leaf: int = 4) -> PlanPicture:
-    """Return a plan of nodes 0, 1, 4, 5 in segments of two; 2 stands by, 3 is out, 6 in use; the last is in no domain."""
+    """Return a plan of nodes 0, 1, 4, 5 in segments of two; 2 is a spare, 3 is out, 6 in use; the
+    last is in no domain.
+    """
     option = wire.PlacementOption(node_index=[0, 1, 4, 5], spare_node_index=[2])
     domains = {}
     for tier, size in zip(TIERS_SHOWN, (nodes, leaf, rack), strict=True):
@@ -32,7 +34,6 @@ def drawn(nodes: int = 9, rack: int = 2, leaf: int = 4) -> PlanPicture:
 
 
 def test_who_is_where_is_seen_in_a_terminal() -> None:
-    """An operator sees which racks a plan takes whole, and what stays free beside it."""
     assert picture_lines(drawn())[1:] == [
         "<9>-0000 / <4>-0000 ## sx",
         "<9>-0000 / <4>-0004 ## -.",
@@ -49,12 +50,12 @@ def test_no_line_is_longer_than_a_terminal() -> None:
 
 
 def test_a_picture_is_xml_with_every_node() -> None:
-    """Names come from labels that anybody may set: a browser reads the file whatever they are."""
+    """Names come from labels that anyone may set: the SVG must be valid XML with any name."""
     for nodes in (9, 2000):
         root = ElementTree.fromstring(picture_svg(drawn(nodes), "4 nodes & <more>", ["a < b"]))
-        cells = [one for one in root.iter() if one.tag.endswith("rect")]
+        cells = [element for element in root.iter() if element.tag.endswith("rect")]
         assert len(cells) == nodes + 1 + 5  # the paper and the legend
-        colors = {one.get("fill") for one in cells[6:]}
+        colors = {cell.get("fill") for cell in cells[6:]}
         assert len(colors) == 6  # two of segments, spare, in use, out; None: free
         width = int(root.attrib["width"])
-        assert all(float(one.attrib["x"]) < width for one in cells[1:])
+        assert all(float(cell.attrib["x"]) < width for cell in cells[1:])

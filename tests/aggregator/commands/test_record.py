@@ -27,10 +27,14 @@ def made(gpus: int = 2, samples: int = 100, host: str = "gpu-017") -> GpuRecordi
     values = array("f")
     for gpu in range(gpus):
         for name in HISTORY_SIGNALS:
-            for at in range(samples):
-                value = {"state": float(at >= 50), "power_watts": 100.0 * gpu + at}.get(name, 0.5)
-                values.append(float("nan") if at == 3 else value)
-    offsets = array("q", (at * 100_000_000 + (at >= 80) * 5_000_000_000 for at in range(samples)))
+            for index in range(samples):
+                value = {"state": float(index >= 50), "power_watts": 100.0 * gpu + index}.get(
+                    name, 0.5
+                )
+                values.append(float("nan") if index == 3 else value)
+    offsets = array(
+        "q", (index * 100_000_000 + (index >= 80) * 5_000_000_000 for index in range(samples))
+    )
     names = tuple(f"GPU-{gpu:032}" for gpu in range(gpus))
     return GpuRecording(
         names, HISTORY_SIGNALS, STATES, 1, offsets, values, host, "ab", "gpu.xid 79", 1_800_000_000 * 10**9
@@ -42,8 +46,6 @@ Answer = Callable[[bytes, list[StoredRecording]], None]
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Answer:
-    """Say what the aggregator answers."""
-
     def say(data: bytes, stored: list[StoredRecording]) -> None:
         monkeypatch.setattr(record, "fetch", lambda *_: (data, stored))
 
@@ -95,17 +97,21 @@ def test_the_parquet_file_has_what_the_host_sent(answers: Answer, tmp_path: Path
         for gpu, name in enumerate(made().devices)
     ]
     assert duckdb.sql(f"SELECT typeof(time) FROM '{path}' LIMIT 1").fetchone() == ("TIMESTAMP",)
-    said = dict(duckdb.sql(f"SELECT key, value FROM parquet_kv_metadata('{path}')").fetchall())
-    assert said[b"gangline.host"] == b"gpu-017" and said[b"gangline.simulated"] == b"false"
+    metadata = dict(duckdb.sql(f"SELECT key, value FROM parquet_kv_metadata('{path}')").fetchall())
+    assert metadata[b"gangline.host"] == b"gpu-017" and metadata[b"gangline.simulated"] == b"false"
 
 
 def test_the_picture_shows_the_clock_and_marks_the_finding() -> None:
-    """The finding was the clock: the picture had neither a clock nor a mark. No color of a curve is that of a state."""
+    """The clock was the finding, but the picture had neither a clock nor a mark. Colors of curves
+    differ from those of states.
+    """
     recording = made(1)
     began_ns = recording.boottime_ns + 5_000_000_000
-    found = replace(recording, reason="thermal GPU-1", finding_ns=began_ns)
-    late = Mark(found.wall_time_ns + 3600 * 10**9, "an hour later")
-    svg = recording_svg(found, [Mark(found.wall_time_ns + 10**9, "gpu-017, 31 % slow"), late])
+    with_finding = replace(recording, reason="thermal GPU-1", finding_ns=began_ns)
+    late = Mark(with_finding.wall_time_ns + 3600 * 10**9, "an hour later")
+    svg = recording_svg(
+        with_finding, [Mark(with_finding.wall_time_ns + 10**9, "gpu-017, 31 % slow"), late]
+    )
     texts = "".join(ElementTree.fromstring(svg).itertext())
     assert re.search("SM clock, to [0-9.e+]+ GHz", texts)
     assert "thermal GPU-1" in texts and "31 % slow" in texts and "an hour later" not in texts
@@ -132,10 +138,10 @@ def test_the_picture_is_whole(gpus: int) -> None:
 
 
 def test_the_picture_stays_small() -> None:
-    """States that change with each sample of five minutes are no megabytes: a column shows its most frequent one."""
+    """States that change with each sample of five minutes stay small: a column shows its most frequent state."""
     recording = made(8, 3000)
-    for at in range(len(recording.values)):
-        recording.values[at] = at % 5
+    for index in range(len(recording.values)):
+        recording.values[index] = index % 5
     assert len(recording_svg(recording)) < 2_000_000
 
 
@@ -143,7 +149,7 @@ def test_the_picture_stays_small() -> None:
 def test_a_file_that_cannot_be_written_is_not_there(
     answers: Answer, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 1 and a line; what stood there before stays, and no half file beside it."""
+    """Exit code 1 and an error line; the earlier file stays, without a partial file next to it."""
     answers(encode_recording(made()), [])
     (tmp_path / name).mkdir()
     assert record.main(["gpu-017", "-o", str(tmp_path / name)]) == cli.FAILED
@@ -166,11 +172,11 @@ def test_what_cannot_be_read_is_no_file(
 
 def test_the_list(answers: Answer, capsys: pytest.CaptureFixture[str]) -> None:
     """A table with time and reason, or one JSON document; a host's words move no cursor."""
-    one = StoredRecording(
+    stored = StoredRecording(
         name="20260102T030405Z-0a1b2c3d", wall_time_ns=1_800_000_000 * 10**9, seconds=299.9,
         devices=8, bytes=312_345, reason="gpu.xid 79\x1b[2J",
     )  # fmt: skip
-    answers(b"", [one])
+    answers(b"", [stored])
     assert record.main(["gpu-017", "--list"]) == cli.OK
     text = capsys.readouterr().out
     assert "01-15 08:00:00" in text and "gpu.xid 79" in text and "\x1b" not in text
@@ -182,7 +188,6 @@ def test_the_list(answers: Answer, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_nobody_answers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Exit code 3, as of every client command."""
     arguments: list[Any] = ["gpu-017", "-o", str(tmp_path / "a.svg"), "--aggregator", "127.0.0.1:9"]
     assert record.main(arguments) == cli.NO_ANSWER
     assert "no aggregator answers" in capsys.readouterr().err

@@ -42,29 +42,27 @@ class Scores(ScoreServiceServicer):
         return reply
 
     def GetNodeDictionary(self, request: Any, context: Any) -> score_pb2.NodeDictionary:
-        """Return where to ask in a loop."""
         return score_pb2.NodeDictionary(version=1, scores_port=self.scores_port)
 
 
 @pytest.fixture
 def servers() -> Iterator[tuple[Scores, Scores]]:
-    """That of `listen`, and the score process."""
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(4))
-        found = Scores("listen", pool), Scores("process", pool)
-        for each in found:
-            stack.callback(lambda server: server.stop(None).wait(), each.server)
-        found[0].scores_port = found[1].port
-        yield found
+        services = Scores("listen", pool), Scores("process", pool)
+        for service in services:
+            stack.callback(lambda server: server.stop(None).wait(), service.server)
+        services[0].scores_port = services[1].port
+        yield services
 
 
 def answered(client: ScoreClient) -> str:
-    (one,) = client.hosts().scores
-    return one.node
+    (score,) = client.hosts().scores
+    return score.node
 
 
 def test_who_asks_in_a_loop_asks_the_score_process(servers: tuple[Scores, Scores]) -> None:
-    """`gangline watch` of 10,000 hosts waited for judging each second, though a process beside it had the answer."""
+    """`gangline watch` of 10,000 hosts waited for judging each second, although the score process had the answer."""
     listen, process = servers
     with ScoreClient(f"127.0.0.1:{listen.port}", in_loop=True) as client:
         assert [answered(client) for _ in range(3)] == ["nodes/listen"] + 2 * ["nodes/process"]
@@ -99,13 +97,13 @@ def test_a_port_that_nobody_reaches_is_tried_again_later(servers: tuple[Scores, 
         now[0] += REST_SECONDS
         listen.scores_port = process.port
         assert asked() == "nodes/process"
-        listen.scores_port = 0  # told by nobody any more: the channel stays while it answers
+        listen.scores_port = 0  # no longer advertised: the channel stays while it answers
         assert asked() == "nodes/process"
         port.close()
 
 
 def test_without_a_score_process_listen_is_asked_alone(servers: tuple[Scores, Scores]) -> None:
-    """Also where it names its own port: that of who was sent to the score process itself."""
+    """Also if the server names its own port: the client is then connected to the score process."""
     listen, _ = servers
     for named in (0, listen.port):
         listen.scores_port = named

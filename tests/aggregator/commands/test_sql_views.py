@@ -1,4 +1,4 @@
-"""What operators ask: the views of the operators' file, and the command that asks it."""
+"""Operators' questions: the views of the operators' file, and the command that queries it."""
 
 from __future__ import annotations
 
@@ -110,7 +110,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "host-1", "clock.offset", "off", now_ns, expires=False
             )
             await wait_until(lambda: _unhealthy(aggregator.snapshot_holder.snapshot))
-            # An aggregator that has no time left at its end writes none, and does not wait for one that is written.
+            # An aggregator without time at its end writes no file, and does not wait for a running
+            # write.
             await asyncio.to_thread(aggregator.store.write_ops)
 
     asyncio.run(way())
@@ -119,7 +120,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def store(made: Path, tmp_path: Path) -> Path:
-    """A copy of it, to do anything with, and as of now: of an older one the command says how old it is."""
+    """Return a modifiable copy with a current time: for an older copy the command reports the age."""
     folder = Path(shutil.copytree(made, tmp_path / "data"))
     with duckdb.connect(str(folder / "operators.duckdb")) as connection:
         now_us = time.time_ns() // 1000
@@ -149,6 +150,29 @@ def _unhealthy(snapshot: Any) -> bool:
     return bool(snapshot and snapshot.hosts and snapshot.hosts[0].state.name == "UNHEALTHY")
 
 
+#: The query of each view, and a cell of its first row.
+OPS = [
+    ("FROM ops.worst(n := 1)", "state", "UNHEALTHY"),
+    ("FROM ops.hosts", "host", "host-1"),
+    ("FROM ops.scores_now", "state", "UNHEALTHY"),
+    ("FROM ops.explain('host-1')", "reason", "XID_FATAL"),
+    ("FROM ops.freshness", "host", "host-1"),
+    ("FROM ops.heard", "host", "host-1"),
+    ("FROM ops.findings", "still_so", True),
+    ("FROM ops.aggregator", "figure", "breaker_open"),
+    ("FROM ops.aggregator_history('findings')", "rise_per_second", None),
+    ("FROM ops.faults", "code", 79),
+    ("FROM ops.gpu_history('GPU-0')", "power_watts", 1.0),
+    ("FROM ops.jobs", "job", "123"),
+    ("FROM ops.job(123)", "rank", 3),
+    ("FROM ops.gpu_processes", "source", "slurm"),
+    ("FROM ops.gpu_allocations", "other_processes_count", 1),
+    ("FROM ops.changed_last_hour", "host", "host-1"),
+    ("FROM latest.gpu_1s WHERE device = 'GPU-1'", "power_watts", 2.0),
+    ("SELECT ops.severity('UNHEALTHY') AS worst", "worst", 1),
+]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["gangline.duckdb", "operators.duckdb"])
 def test_the_same_questions_of_both_files(store: Path, file: str) -> None:
@@ -156,14 +180,14 @@ def test_the_same_questions_of_both_files(store: Path, file: str) -> None:
     with duckdb.connect(str(store / file), read_only=True) as connection:
         for query, column, expected in OPS:
             cursor = connection.execute(query)
-            names = [one[0] for one in cursor.description or ()]
+            names = [column[0] for column in cursor.description or ()]
             rows = cursor.fetchall()
             assert rows, query
             assert rows[0][names.index(column)] == expected, query
         named = connection.execute(sql_options.LIST_QUERY).fetchall()
-    asked = {query.split("ops.")[1].split("(")[0] for query, _, _ in OPS if "FROM ops." in query}
+    queried = {query.split("ops.")[1].split("(")[0] for query, _, _ in OPS if "FROM ops." in query}
     documented = {ask.partition("ops.")[2].split("(")[0] for ask, answers in named if answers}
-    assert asked <= documented
+    assert queried <= documented
 
 
 def test_every_piece_of_evidence_shows_its_rows(store: Path) -> None:
@@ -181,7 +205,7 @@ def test_every_piece_of_evidence_shows_its_rows(store: Path) -> None:
 def test_what_is_not_a_question_is_refused(
     store: Path, capsys: pytest.CaptureFixture[str], query: str, words: str
 ) -> None:
-    """SQL that writes, reads files, or is wrong: words on stderr, nothing on stdout, exit 2."""
+    """SQL that writes, reads files, or is wrong: a message on stderr, nothing on stdout, exit 2."""
     before = (store / "operators.duckdb").read_bytes()
     assert sql.main([query, "--data", str(store)]) == 2
     out, err = capsys.readouterr()
@@ -219,8 +243,8 @@ def test_no_file_and_an_old_file(
     assert "no aggregator runs in" in capsys.readouterr().err
     (store / "operators.duckdb").write_bytes(b"no database" * 100)
     assert sql.main(["SELECT 1", "--data", str(store)]) == 1
-    words = capsys.readouterr().err
-    assert "cannot be opened" in words and "rewrites it" in words
+    message = capsys.readouterr().err
+    assert "cannot be opened" in message and "rewrites it" in message
 
 
 def _answer(names: list[str], rows: list[Any]) -> Any:
@@ -241,12 +265,14 @@ def test_a_table_fits_the_terminal() -> None:
 
 
 def test_a_table_with_more_columns_than_the_terminal_has_room_for() -> None:
-    """Every column was cut alike: `1770000…` for a clock, `2026-11…` for a time, and no word of it was left."""
-    at = datetime(2026, 11, 21, 3, 0, 1)
+    """Every column was cut alike: `1770000…` for a clock, `2026-11…` for a time, and no full text was left."""
+    moment = datetime(2026, 11, 21, 3, 0, 1)
     names = ["host", "time", "sm_clock_hertz", "reason", "boottime_ns", "labels"]
-    rows = [("sim-002", at, 1_770_000_000, "its SM clock is held down by heat", 51196130, {"a": 1})]
-    told = sql_output.table(_answer(names, rows), 74)
-    head, line, count, left_out = told.splitlines()
+    rows = [
+        ("sim-002", moment, 1_770_000_000, "its SM clock is held down by heat", 51196130, {"a": 1})
+    ]
+    text = sql_output.table(_answer(names, rows), 74)
+    head, line, count, left_out = text.splitlines()
     assert (
         "2026-11-21 03:00:01" in line
         and "1770000000" in line
@@ -288,7 +314,6 @@ def test_a_reader_that_goes_ends_an_endless_answer(store: Path, form: str) -> No
 
 
 def test_a_table_shows_the_first_rows(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A table of a million rows is read by nobody; that it was cut is said."""
     assert sql.main(["FROM range(100000000000)", "--data", str(store)]) == 0
     out, err = capsys.readouterr()
     assert out.splitlines()[1].strip() == "0" and out.splitlines()[-1] == "(1000 rows)"
@@ -329,7 +354,7 @@ def test_a_cell_too_big_for_memory(store: Path) -> None:
 
 
 def test_a_plan_is_printed_as_it_is_drawn(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The boxes of EXPLAIN on one line tell nothing."""
+    """EXPLAIN's boxes on a single line are unreadable."""
     assert sql.main(["EXPLAIN FROM hosts", "--data", str(store)]) == 0
     lines = capsys.readouterr().out.splitlines()
     # DuckDB 1.5 and 2.0 draw their corners differently.
@@ -350,7 +375,7 @@ def test_columns_holds_in_a_pipe(
 
 
 def test_what_changed_costs_no_more_in_a_year(store: Path, tmp_path: Path) -> None:
-    """Each question of what changed sorted every score that was kept: in a year that of a year. A day is looked at."""
+    """Each query of changes sorted every stored score, after a year a year of them. Now it reads a day."""
     copy = tmp_path / "copy" / "gangline.duckdb"
     copy.parent.mkdir()
     shutil.copy(store / "gangline.duckdb", copy)
@@ -379,5 +404,5 @@ def test_what_changed_costs_no_more_in_a_year(store: Path, tmp_path: Path) -> No
         base.execute(
             "INSERT INTO scores SELECT * REPLACE (time + INTERVAL 9999 DAY AS time, 'ahead' AS host) FROM scores LIMIT 1"
         )
-        found = base.execute("SELECT count(*) FROM ops.state_since").fetchone()
-        assert found == (3,), "a clock that was years ahead for a minute hid every host"
+        row = base.execute("SELECT count(*) FROM ops.state_since").fetchone()
+        assert row == (3,), "a clock that was years ahead for a minute hid every host"

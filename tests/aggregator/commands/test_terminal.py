@@ -1,4 +1,4 @@
-"""What commands show: tables in a pipe and on a terminal, a view in place, progress as a bar or as lines of a log."""
+"""Output of commands: tables in a pipe and on a terminal, a view in place, progress as a bar or as lines of a log."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Redrawn in place, full at the end, the cursor is back, and what follows begins on a line of its own."""
     for name, text in (("TERM", "xterm"), ("COLUMNS", "100"), ("NO_COLOR", "1")):
         monkeypatch.setenv(name, text)
-    said = told(Terminal())
-    assert said.count("\r") >= 2 and said.count("\n") == 2 and said.endswith("\x1b[?25h")
-    assert "the store" in said and "10.0 MB of 10.0 MB" in said and "━" * 40 in said
+    output = told(Terminal())
+    assert output.count("\r") >= 2 and output.count("\n") == 2 and output.endswith("\x1b[?25h")
+    assert "the store" in output and "10.0 MB of 10.0 MB" in output and "━" * 40 in output
 
 
 def test_a_failure_ends_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,9 +65,9 @@ def test_a_failure_ends_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_lines_in_a_log() -> None:
     """A bar of carriage returns made a mail of cron's unreadable."""
-    said = told(io.StringIO())
-    assert "\r" not in said and "\x1b" not in said
-    assert said.splitlines() == [
+    output = told(io.StringIO())
+    assert "\r" not in output and "\x1b" not in output
+    assert output.splitlines() == [
         "the store: 10.0 MB",
         "the store: 10.0 MB of 10.0 MB",
         "nothing ...",
@@ -81,7 +81,7 @@ def test_nothing_beside_json() -> None:
 
 
 def test_a_table_in_a_pipe_is_for_programs() -> None:
-    """Scripts cut columns: a row is a line, whatever it has to say, and nothing acts on a terminal."""
+    """Scripts cut columns: a row is always a single line, without terminal escapes."""
     assert table(ROWS, 0, right=["GPUS"]).splitlines() == [
         "NAME    GPUS  WHY",
         "a?[31m     8  one two three four five six seven",
@@ -91,7 +91,7 @@ def test_a_table_in_a_pipe_is_for_programs() -> None:
 
 
 def test_a_table_wraps_or_cuts_where_the_terminal_is_narrow() -> None:
-    """At 80 columns the terminal broke each row wherever it ended, and no column stood below its heading."""
+    """At 80 columns the terminal broke each row at its edge, and no column was below its heading."""
     assert table(ROWS, 24).splitlines() == [
         "NAME    GPUS",
         "    WHY",
@@ -118,7 +118,7 @@ def test_a_table_wraps_or_cuts_where_the_terminal_is_narrow() -> None:
 
 
 def test_a_table_is_painted_by_row() -> None:
-    """The style of a row holds for it alone; who asks for none gets none."""
+    """The style of a row ends with the row; a row without a style has no escapes."""
     heading, first, second = table(ROWS, 80, styles=["red", ""]).splitlines()
     assert heading.startswith("\x1b[1m") and first.startswith("\x1b[31m") and "\x1b" not in second
     assert "\x1b" not in table(ROWS, 80)

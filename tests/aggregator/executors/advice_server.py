@@ -1,4 +1,4 @@
-"""AdvisoryService and OutcomeService over the real engine on a port of this machine; a test says what is wrong with which host."""
+"""AdvisoryService and OutcomeService over the real engine on a local port; a test sets the faults of hosts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ from tests.processes import GUARD_SECONDS
 
 TICK_SECONDS = 0.05
 HOSTS = 100
-#: Short enough for a test to see an end, and room for all that a test asks for.
+#: Short enough that a test sees an advisory expire, and limits above the number of a test's
+#: advisories.
 LIMITS = AdvisoryLimits(
     gather_seconds=0.0, hold_seconds=60.0, verify_seconds=0.2, cluster_hosts_min=HOSTS, hosts_per_hour_max=10_000,
     rack_hosts_max=HOSTS, job_hosts_max=HOSTS, failures_max=1000, shared_unplaced_hosts_min=10**6,
@@ -121,7 +122,7 @@ class AdviceServer:
         scope: Scope = Scope.HOST,
         tell: bool = True,
     ) -> str:
-        """Something is wrong with *host*; return its key. With *tell* it is proposed before this returns."""
+        """Report a fault of *host*; return its key. With *tell*, propose the advisory before the return."""
         self._number += 1
         case = case_of(
             host, self._number, action, job=job, checkpoint_seconds=checkpoint_seconds, scope=scope
@@ -136,12 +137,10 @@ class AdviceServer:
         return key
 
     def tick(self) -> None:
-        """Propose what waits, all together."""
         waiting, self._waiting = self._waiting, []
         self._do(waiting)
 
     def heal(self, host: str) -> None:
-        """Nothing is wrong with *host* any more."""
         now_ns = time.time_ns()
         gone = [CaseGone(now_ns, key, "gone") for key in self._faults.pop(host, [])]
         self._do([*gone, Well(now_ns, host, True)])
@@ -153,8 +152,8 @@ class AdviceServer:
 
     def of(self, host: str) -> Advisory | None:
         """Return the newest advisory of *host*."""
-        found = [one for one in self.advisories().values() if host in one.hosts]
-        return max(found, key=lambda one: int(one.name[1:]), default=None)
+        matches = [advisory for advisory in self.advisories().values() if host in advisory.hosts]
+        return max(matches, key=lambda one: int(one.name[1:]), default=None)
 
     def outcomes(self) -> list[tuple[Any, ...]]:
         """Return (workload, interrupted, end_reason, advice_followed) of each outcome."""
@@ -165,18 +164,23 @@ class AdviceServer:
         return rows
 
     def gangs(self) -> dict[str, tuple[tuple[str, ...], int, float]]:
-        """Return what schedulers told of: workload -> (hosts, GPUs, seconds between checkpoints)."""
+        """Return the gangs that schedulers reported: workload -> (hosts, GPUs, seconds between checkpoints)."""
         gangs = self.engine.gangs._gangs.values()
-        return {one.workload: (one.hosts, one.gpus, one.checkpoint_seconds) for one in list(gangs)}
+        return {
+            gang.workload: (gang.hosts, gang.gpus, gang.checkpoint_seconds) for gang in list(gangs)
+        }
 
     def unavailable(self) -> dict[str, list[str]]:
-        """Return host -> why, by others' word."""
+        """Return host -> the reasons why others report it as out of service."""
         absent = self.engine.machine.state.absent
-        return {host: [one.words for one in reported.values()] for host, reported in absent.items()}
+        return {
+            host: [report.words for report in reported.values()]
+            for host, reported in absent.items()
+        }
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """Nobody answers on the port for a while."""
+        """Close the port for a while."""
         self._ask_async(self._server.stop(None))
         try:
             yield
@@ -238,7 +242,6 @@ class AdviceServer:
 
 @contextmanager
 def serving_advice(limits: AdvisoryLimits = LIMITS) -> Iterator[AdviceServer]:
-    """Have a server of advice."""
     server = AdviceServer(limits)
     server.start()
     try:
@@ -251,7 +254,6 @@ def serving_advice(limits: AdvisoryLimits = LIMITS) -> Iterator[AdviceServer]:
 def connected_client(
     advice: AdviceServer, actor: str, wake: Callable[[], None]
 ) -> Iterator[AggregatorClient]:
-    """Have a client that follows *advice*."""
     with grpc.insecure_channel(advice.address, options=CHANNEL_OPTIONS) as channel:
         client = AggregatorClient(channel, actor, wake, NodeNames().node_of)
         client.start()

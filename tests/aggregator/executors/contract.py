@@ -1,4 +1,4 @@
-"""What any executor promises, over any scheduler: one class of tests, run over the model and over real Slurm."""
+"""Tests that each executor must pass with each scheduler: run with the model and with real Slurm."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from tests.processes import GUARD_SECONDS
 class Site(ABC):
     """A scheduler of eight nodes, n1 to n8 by `node(1)` to `node(8)`, and the people who use it."""
 
-    #: Of every executor here.
+    #: Settings of each executor of the site.
     settings: ClassVar[dict[str, object]] = {}
-    #: Its executor starts a job of a bad node elsewhere.
+    #: The scheduler starts the job of a bad node on another node.
     requeues: ClassVar[bool] = True
 
     @property
@@ -68,19 +68,16 @@ class Site(ABC):
         raise AssertionError(f"{job}: this executor moves no jobs")
 
     def allow_moving(self, job: str) -> None:
-        """End what `forbid_moving` began."""
         raise AssertionError(f"{job}: this executor moves no jobs")
 
     def set_weight(self, node: str, weight: int) -> None:
-        """A person gives a node a weight."""
         raise AssertionError(f"{node}: nodes of this scheduler have no weights, nor {weight}")
 
     def weights(self) -> dict[str, int | None]:
-        """Return the weight of each node."""
         return {node.name: node.weight for node in self.scheduler.read_nodes().values()}
 
     def ours(self) -> dict[str, frozenset[str]]:
-        """Return the holds of executors, and the nodes drained by them."""
+        """Return the holds of executors, and the nodes that executors drained."""
         holds = {
             hold.name: hold.nodes
             for hold in self.scheduler.read_holds().values()
@@ -105,7 +102,7 @@ class Rig:
         self.client: AggregatorClient | None = None
 
     def start(self, name: str = "one", *, shadow: bool = False, **settings: object) -> Executor:
-        """Start an executor with the ledger *name*, in place of the one before (which is as good as killed)."""
+        """Start an executor with the ledger *name*; the previous executor only loses its client, as in a kill."""
         if self.client is not None:
             self.client.close()
         fields = {
@@ -137,26 +134,25 @@ class Rig:
         return exporter
 
     def until(self, condition: Callable[[], object], what: str, *executors: Executor) -> None:
-        """Turn the executors until *condition* holds."""
         end = time.monotonic() + GUARD_SECONDS
         turning = executors or ((self.executor,) if self.executor else ())
         while not condition():
             assert time.monotonic() < end, (
                 f"never: {what}; {self.site.ours()}; {self.states()}; {self.site.scheduler.read_jobs()}"
             )
-            for one in turning:
-                one.turn()
+            for executor in turning:
+                executor.turn()
             time.sleep(0.01)
 
     def states(self) -> dict[str, str]:
         return {
-            name: f"{one.action.name} {one.hosts[0]} {one.state.name}: {one.state_words}"
-            for name, one in self.advice.advisories().items()
+            name: f"{advisory.action.name} {advisory.hosts[0]} {advisory.state.name}: {advisory.state_words}"
+            for name, advisory in self.advice.advisories().items()
         }
 
     def is_done(self, node: str) -> bool:
-        found = self.advice.of(node)
-        return found is not None and found.state is AdvisoryState.DONE
+        advisory = self.advice.of(node)
+        return advisory is not None and advisory.state is AdvisoryState.DONE
 
     def turn(self, count: int = 5) -> None:
         assert self.executor is not None
@@ -165,7 +161,7 @@ class Rig:
 
 
 class PlanAnswer:
-    """A plan that is here at once."""
+    """A plan that is ready at once."""
 
     def __init__(self, reply: recovery_pb2.PlanRecoveryResponse) -> None:
         self._reply = reply
@@ -178,7 +174,7 @@ class PlanAnswer:
 
 
 class Plans:
-    """Answers with a plan that has the last host in the place of the failed one."""
+    """Planner whose plan replaces the failed host with the last host."""
 
     def __init__(self, hosts: tuple[str, ...]) -> None:
         self.hosts = hosts
@@ -196,7 +192,7 @@ class Plans:
         assert 0 < seconds_max <= 1
         self.requests.append(request)
         last, (failed,) = len(self.hosts) - 1, request.failed_node_index
-        nodes = [last if at == failed else at for at in request.current_node_index]
+        nodes = [last if index == failed else index for index in request.current_node_index]
         reply = recovery_pb2.PlanRecoveryResponse(decision_id="d1", dictionary_version=1)
         option = reply.options.add(kind=recovery_pb2.RECOVERY_FREE_NODE, node_index=nodes)
         option.replacements.add(failed_node_index=failed, by_node_index=last)
@@ -214,7 +210,6 @@ class ExecutorContract:
             yield Rig(site, advice, tmp_path, stack)
 
     def test_avoid_keeps_new_work_off_and_lets_jobs_go_on(self, rig: Rig) -> None:
-        """AVOID costs no job: what runs goes on, and only new work stays away."""
         job = rig.site.submit(8)
         node = rig.site.node(3)
         rig.start()
@@ -230,7 +225,7 @@ class ExecutorContract:
         assert rig.exported.index("Accept") < rig.exported.index("Answer")
 
     def test_an_eviction_moves_the_named_job_and_no_other(self, rig: Rig) -> None:
-        """The job that the advice names runs elsewhere; its node takes nothing new."""
+        """The named job runs elsewhere; its node gets no new work."""
         rig.start()
         named = rig.site.submit(3)
         rig.until(lambda: named in rig.advice.gangs(), "the gang is reported")
@@ -247,7 +242,7 @@ class ExecutorContract:
         assert rig.advice.outcomes()[0] == (named, True, "requeued by advice", True)
 
     def test_a_job_that_may_not_be_requeued_is_left(self, rig: Rig) -> None:
-        """Its owner said so at submission: the answer says that it goes on there."""
+        """The owner forbade a requeue at submission: the answer says that the job stays on the node."""
         rig.start()
         job = rig.site.submit(2, may_requeue=False)
         rig.until(lambda: job in rig.advice.gangs(), "the gang is reported")
@@ -255,8 +250,10 @@ class ExecutorContract:
         rig.advice.fault(node, Action.EVICT_NOW, job=job)
         rig.until(lambda: rig.is_done(node), "done")
         assert rig.site.scheduler.read_jobs()[job].is_running
-        found = rig.advice.of(node)
-        assert found is not None and f"job {job} was left: " in found.state_words, rig.states()
+        advisory = rig.advice.of(node)
+        assert advisory is not None and f"job {job} was left: " in advisory.state_words, (
+            rig.states()
+        )
 
     def test_a_job_that_nobody_reported_leaves_the_node_too(self, rig: Rig) -> None:
         """The fault came before the gang was reported: EVICT_NOW was DONE, and the job stayed on the broken node."""
@@ -270,8 +267,10 @@ class ExecutorContract:
         rig.until(lambda: rig.is_done(node), "done")
         rig.until(lambda: rig.site.scheduler.read_jobs()[job].is_running, "it runs again")
         assert node not in rig.site.scheduler.read_jobs()[job].nodes, rig.states()
-        found = rig.advice.of(node)
-        assert found is not None and f"job {job} was requeued" in found.state_words, rig.states()
+        advisory = rig.advice.of(node)
+        assert advisory is not None and f"job {job} was requeued" in advisory.state_words, (
+            rig.states()
+        )
 
     def test_a_job_that_may_not_leave_is_tried_again(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch
@@ -288,8 +287,8 @@ class ExecutorContract:
         rig.advice.fault(node, Action.EVICT_NOW, job=job)
 
         def reported() -> bool:
-            found = rig.advice.of(node)
-            return found is not None and f"job {job} was left: " in found.state_words
+            advisory = rig.advice.of(node)
+            return advisory is not None and f"job {job} was left: " in advisory.state_words
 
         rig.until(reported, "it says that the job is still there")
         assert node in rig.site.scheduler.read_jobs()[job].nodes
@@ -299,7 +298,6 @@ class ExecutorContract:
         rig.until(lambda: rig.site.scheduler.read_jobs()[job].is_running, "it runs again")
 
     def test_a_drain_waits_for_the_job(self, rig: Rig) -> None:
-        """DRAIN_AFTER_JOB is done when nothing runs there any more, not before."""
         rig.start()
         job = rig.site.submit(8)
         node = rig.site.node(2)
@@ -311,7 +309,6 @@ class ExecutorContract:
         rig.until(lambda: rig.is_done(node), "done")
 
     def test_a_return_takes_back_ours_and_nothing_else(self, rig: Rig) -> None:
-        """Somebody else's drain of another node stands."""
         rig.start()
         node, others = rig.site.node(1), rig.site.node(2)
         rig.site.drain(others, "bad fan")
@@ -324,7 +321,9 @@ class ExecutorContract:
         assert rig.advice.unavailable().keys() == {others}
 
     def test_a_node_that_somebody_drained_stays_theirs(self, rig: Rig) -> None:
-        """AVOID is not accepted of a drained node. A later drain stays, and the mark protects the node when the drain ends."""
+        """AVOID is not accepted for a drained node. A later drain stays, and the mark protects the
+        node when the drain ends.
+        """
         rig.start()
         first, second = rig.site.node(1), rig.site.node(2)
         rig.site.drain(first, "bad fan")
@@ -363,10 +362,10 @@ class ExecutorContract:
     def test_what_a_person_takes_away_is_not_set_again(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A person resumed the node: that is an answer."""
+        """A person who resumes a node overrides the executor's drain."""
         monkeypatch.setattr(
             core, "SETTLE_SECONDS", 0.0
-        )  # for a scheduler that shows at once what was set
+        )  # for a scheduler that shows a new drain at once
         rig.start()
         node = rig.site.node(4)
         rig.advice.fault(node, Action.AVOID)
@@ -382,7 +381,6 @@ class ExecutorContract:
         assert not rig.site.ours()
 
     def test_of_two_executors_one_acts(self, rig: Rig) -> None:
-        """The other one is refused by the aggregator, and sets nothing."""
         first = rig.start("one")
         client = rig.client
         rig.client = None
@@ -392,28 +390,28 @@ class ExecutorContract:
             rig.advice.fault(node, Action.AVOID)
         rig.until(lambda: all(map(rig.is_done, nodes)), "done", first, second)
         assert len(rig.site.ours()) == 3
-        owners = {one.owner for one in rig.advice.advisories().values()}
+        owners = {advisory.owner for advisory in rig.advice.advisories().values()}
         assert all(owner.startswith(("executor one", "executor two")) for owner in owners)
         steps = first.counters.steps, second.counters.steps
-        assert sum(each.get(mark, 0) for each in steps for mark in ("PlaceHold", "Drain")) == 3
+        assert sum(step.get(mark, 0) for step in steps for mark in ("PlaceHold", "Drain")) == 3
         if client is not None:
             client.close()
 
     def test_shadow_changes_nothing(self, rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-        """It says what it would do, and the advisory stays proposed."""
+        """A shadow executor logs its steps, and the advisory stays proposed."""
         caplog.set_level("INFO")
         rig.start(shadow=True)
         node = rig.site.node(1)
         rig.advice.fault(node, Action.AVOID)
         rig.until(lambda: "would be accepted; then: " in caplog.text, "it says so")
-        found = rig.advice.of(node)
-        assert found is not None and found.state is AdvisoryState.PROPOSED
+        advisory = rig.advice.of(node)
+        assert advisory is not None and advisory.state is AdvisoryState.PROPOSED
         assert not rig.site.ours() and not rig.advice.gangs()
 
     def test_while_the_aggregator_is_away_marks_stand_and_nothing_new_begins(
         self, rig: Rig
     ) -> None:
-        """Jobs go on being scheduled; after the return nothing is done twice."""
+        """Jobs are still scheduled; after the return no step is repeated."""
         executor = rig.start()
         node = rig.site.node(5)
         rig.advice.fault(node, Action.AVOID)
@@ -442,13 +440,13 @@ class ExecutorContract:
     def test_weights_follow_buckets_and_come_back(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A hint that refuses no job; what stood there before comes back, and a person's own weight counts."""
+        """A weight refuses no job; the earlier weight is restored, and a person's weight wins."""
         before = rig.site.weights()
         if None in before.values():
             pytest.skip("this scheduler has no weights")
         executor = rig.start(weights=True, weights_poll_seconds=1.0)
         nodes = [rig.site.node(number) for number in range(1, 9)]
-        buckets = {node: at % 4 for at, node in enumerate(nodes)}
+        buckets = {node: index % 4 for index, node in enumerate(nodes)}
         monkeypatch.setattr(rig.client, "buckets", lambda: dict(buckets))
         expected = {node: before[node] + bucket for node, bucket in buckets.items()}  # type: ignore[operator]
         rig.until(lambda: rig.site.weights() == expected, "weights by bucket")
@@ -469,7 +467,7 @@ class ExecutorContract:
     def test_a_plan_is_followed_and_its_recovery_reported(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The planned node is preferred until the job runs; how long it took calibrates later plans."""
+        """The planned node is preferred until the job runs; the measured times calibrate later plans."""
         if not rig.site.requeues:
             pytest.skip("this executor moves no jobs")
         before = rig.site.weights()
@@ -484,21 +482,24 @@ class ExecutorContract:
         rig.advice.fault(node, Action.EVICT_NOW, job=job)
         rig.until(lambda: rig.is_done(node), "done")
         rig.until(lambda: plans.reports, "the recovery is reported")
-        (asked,) = plans.requests
-        assert [hosts[at] for at in asked.failed_node_index] == [node]
-        assert {hosts[at] for at in asked.current_node_index} == old
+        (request,) = plans.requests
+        assert [hosts[index] for index in request.failed_node_index] == [node]
+        assert {hosts[index] for index in request.current_node_index} == old
         assert rig.site.scheduler.read_jobs()[job].is_running
         (report,) = plans.reports
         assert report.success and report.decision_id == "d1" and report.workload == job
         times = (report.detect_time, report.decide_time, report.act_time)
-        seconds = [one.ToNanoseconds() for one in times]
+        seconds = [timestamp.ToNanoseconds() for timestamp in times]
         assert seconds == sorted(seconds) and seconds[0] > 0
-        found = rig.advice.of(node)
-        assert found is not None and f"plan FREE_NODE ({hosts[-1]} for {node})" in found.state_words
+        advisory = rig.advice.of(node)
+        assert (
+            advisory is not None
+            and f"plan FREE_NODE ({hosts[-1]} for {node})" in advisory.state_words
+        )
         rig.until(lambda: rig.site.weights() == before, "weights are as they were")
 
     def test_undo_takes_everything_away_without_the_aggregator(self, rig: Rig) -> None:
-        """The one line for three in the morning; a foreign drain stands."""
+        """The emergency command removes all holds and drains of executors; a foreign drain stays."""
         rig.start()
         for number in (1, 2):
             rig.advice.fault(rig.site.node(number), Action.AVOID)

@@ -12,7 +12,7 @@ from tests.kubernetes_cluster import NAMESPACE, UsedCluster, until
 
 
 class KubernetesSite(Site):
-    """*settings*: of the scheduler. The executor has no rights beyond those that it needs."""
+    """A Kubernetes cluster with the executor's minimal rights. *settings* belong to the scheduler."""
 
     def __init__(self, cluster: UsedCluster, **settings: Any) -> None:
         self.people = cluster.people
@@ -34,12 +34,16 @@ class KubernetesSite(Site):
         name = f"{NAMESPACE}/job/{job}"
 
         def runs() -> bool:
-            found = self.scheduler.read_jobs().get(name)
+            scheduled_job = self.scheduler.read_jobs().get(name)
             ready = [
                 pod for pod in self.people.pods()
                 if pod["metadata"]["labels"]["job-name"] == job and pod["status"]["phase"] == "Running"
             ]  # fmt: skip
-            return found is not None and len(found.nodes) == nodes and len(ready) == nodes
+            return (
+                scheduled_job is not None
+                and len(scheduled_job.nodes) == nodes
+                and len(ready) == nodes
+            )
 
         until(runs, f"{name} runs")
         return name
@@ -68,7 +72,7 @@ class KubernetesSite(Site):
         self.people.remove_budget(job.rpartition("/")[2])
 
     def clean(self) -> None:
-        """Have an empty cluster again."""
+        """Remove all jobs and marks from the cluster."""
         jobs, _ = self.people.api.list_all("/apis/batch/v1/jobs")
         for job in jobs:
             self.people.cancel(job["metadata"]["name"])

@@ -29,7 +29,7 @@ from gangline.aggregator.executors.model import (
 
 
 class ModelScheduler(Scheduler):
-    """Free nodes take waiting jobs whenever anything is looked at."""
+    """A scheduler whose free nodes take waiting jobs at each read."""
 
     name = "model"
 
@@ -48,7 +48,7 @@ class ModelScheduler(Scheduler):
         self._drain_until: dict[str, float] = {}
         #: Jobs whose requeue is refused for now.
         self.fixed: set[str] = set()
-        #: Raised instead of an answer while it is away.
+        #: Raised in place of an answer while the scheduler is unavailable.
         self.is_away = False
 
     def capabilities(self) -> Capabilities:
@@ -101,8 +101,8 @@ class ModelScheduler(Scheduler):
             case Requeue(job=job):
                 self._requeue(job)
             case StartNow(job=job):
-                found, count = self.jobs[job]
-                self.jobs[job] = replace(found, waits_for_begin_time=False), count
+                job_state, count = self.jobs[job]
+                self.jobs[job] = replace(job_state, waits_for_begin_time=False), count
             case SetWeight(nodes=nodes, weight=weight):
                 for name in nodes:
                     self.nodes[name] = replace(self.nodes[name], weight=weight)
@@ -141,8 +141,6 @@ class ModelScheduler(Scheduler):
         busy = {node for job, _ in self.jobs.values() if job.is_running for node in job.nodes}
         held = {node for hold in self.holds.values() for node in hold.nodes}
         return {n.name for n in self.nodes.values() if n.state == "IDLE"} - busy - held
-
-    # ---- what people do
 
     def submit(self, count: int, *, may_requeue: bool = True, spares: bool = False) -> str:
         name = str(len(self.jobs) + 1)

@@ -24,7 +24,7 @@ def mirror_node(name: str, bucket: int = 0, ready: bool = True) -> MirrorNode:
 
 
 def write_mirror(path: Path, nodes: Iterable[MirrorNode], *, degraded: bool = False) -> None:
-    """Write a mirror that is valid from now on."""
+    """Write a mirror that is valid from the current time."""
     now = int(time.time())
     path.parent.chmod(0o755)
     mirror_file.write(
@@ -52,7 +52,7 @@ class ServedExtender:
 
 @contextmanager
 def serving_extender(path: Path, **settings: Any) -> Iterator[ServedExtender]:
-    """Have one on a free port."""
+    """Yield an extender on a free port."""
     extender = Extender(path, **settings)
     loop = asyncio.new_event_loop()
     ended, ready, ports = asyncio.Event(), threading.Event(), list[int]()

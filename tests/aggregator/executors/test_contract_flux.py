@@ -1,4 +1,6 @@
-"""The executor for Flux, over a stand-in for its commands that prints what flux-resource(1) and flux-jobs(1) document."""
+"""The executor for Flux, over a fake of its commands that prints the documented output of
+flux-resource(1) and flux-jobs(1).
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ class FakeFlux:
             return ""
 
     def _lines(self, layout: str) -> Iterator[str]:
-        """Nodes of equal state in one line, those that are drained one a line."""
+        """Print nodes of equal state in one line, drained nodes one per line."""
         busy = {node for nodes in self.jobs.values() for node in nodes}
         free = sorted(set(self.nodes) - set(self.drained))
         numbers = ",".join(node[1:] for node in free)
@@ -126,14 +128,14 @@ class FluxSite(Site):
 
 class TestFlux(ExecutorContract):
     def test_an_eviction_moves_the_named_job_and_no_other(self, rig: Rig) -> None:
-        """Flux requeues no job: the node takes no new work, and the answer says that the job goes on."""
+        """Flux cannot requeue: the node gets no new work, and the answer reports that the job continues."""
         rig.start()
         job = rig.site.submit(3)
         rig.until(lambda: job in rig.advice.gangs(), "the gang is reported")
         rig.advice.fault("n1", Action.EVICT_NOW, job=job)
         rig.until(lambda: rig.is_done("n1"), "done")
-        found = rig.advice.of("n1")
-        assert found is not None and f"job {job} was left: Flux requeues no job" in found.state_words  # fmt: skip
+        advisory = rig.advice.of("n1")
+        assert advisory is not None and f"job {job} was left: Flux requeues no job" in advisory.state_words  # fmt: skip
         assert rig.site.scheduler.read_nodes()["n1"].is_managed
         assert "n1" in rig.site.scheduler.read_jobs()[job].nodes
 
@@ -188,4 +190,4 @@ def test_what_is_left_to_people() -> None:
     for wrong in ("mark=hold", 'actions=["REBOOT"]', 'actions=["DRAIN_AT_CHECKPOINT"]'):
         with pytest.raises(SettingsError, match="this scheduler"):
             load(FluxConfig, None, [wrong])
-    assert [one.level for one in doctor_findings(flux)] == ["ok", "note", "note", "note"]
+    assert [finding.level for finding in doctor_findings(flux)] == ["ok", "note", "note", "note"]

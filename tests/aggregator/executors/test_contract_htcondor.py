@@ -16,7 +16,7 @@ from tests.condor_pool import MISSING, CondorPool, condor_pool, has_condor
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not has_condor(), reason=MISSING)]
 
-#: A job that was seen to run so often, a tenth of a second and more apart, goes on.
+#: A job that was running in 15 reads, at least 0.1 s apart, is stable.
 STABLE_READS = 15
 
 
@@ -39,15 +39,19 @@ class CondorSite(Site):
         job = self.pool.submit(nodes)
 
         def runs() -> bool:
-            found = self.scheduler.read_jobs().get(job)
-            if found is None or not found.is_running:
+            job_state = self.scheduler.read_jobs().get(job)
+            if job_state is None or not job_state.is_running:
                 return False
-            # The schedd says so before the machines have started it: a drain would still undo that.
-            slots = [slot for several in self._condor.slots(found.nodes).values() for slot in several]  # fmt: skip
-            busy = [one for one in slots if one.get("JobId") == job and one["Activity"] == "Busy"]
+            # The schedd reports the job as running before the machines have started it: a drain
+            # would still undo the start.
+            slots = [slot for node_slots in self._condor.slots(job_state.nodes).values() for slot in node_slots]  # fmt: skip
+            busy = [
+                slot for slot in slots if slot.get("JobId") == job and slot["Activity"] == "Busy"
+            ]
             return len(busy) == nodes
 
-        # After other jobs a schedd may first try claims that are gone, and start the job once more.
+        # After other jobs a schedd may first try claims that have ended, and start the job once
+        # more.
         seen = 0
 
         def runs_on() -> bool:
@@ -75,7 +79,7 @@ class CondorSite(Site):
         self.pool.run(["condor_rm", job])
 
     def clean(self) -> None:
-        """Have an empty pool again."""
+        """Remove all jobs and drains from the pool."""
         if self.scheduler.read_jobs():
             with suppress(SchedulerError):  # the test itself has just removed the last one
                 self.pool.run(["condor_rm", "-all"])
@@ -87,12 +91,12 @@ class CondorSite(Site):
         def idle() -> bool:
             nodes = self.scheduler.read_nodes().values()
             for node in nodes:
-                if node.out:  # what the pool did not show yet above
+                if node.out:  # a drain that the pool did not show above
                     with suppress(SchedulerError):
                         self.pool.run(["condor_drain", "-cancel", node.name])
             if not all(node.state == "Unclaimed" and not node.out for node in nodes):
                 return False
-            slots = [slot for several in self._condor.slots().values() for slot in several]
+            slots = [slot for node_slots in self._condor.slots().values() for slot in node_slots]
             for slot in slots:
                 if not slot["MaxJobRetirementTime"]:  # a person's cancel leaves it so
                     self._condor._restore_retirement(slot["Machine"], "gangline:v1;adv=a0")
@@ -109,15 +113,15 @@ def pool() -> Iterator[CondorPool]:
 
 class TestHTCondor(ExecutorContract):
     def test_an_eviction_moves_the_named_job_and_no_other(self, rig: Rig) -> None:
-        """The executor moves no job: the machine takes no new work, and the answer says that the job goes on."""
+        """The executor moves no job: the machine gets no new work, and the answer reports that the job continues."""
         rig.start()
         job = rig.site.submit(3)
         rig.until(lambda: job in rig.advice.gangs(), "the gang is reported")
         node = min(rig.site.scheduler.read_jobs()[job].nodes)
         rig.advice.fault(node, Action.EVICT_NOW, job=job)
         rig.until(lambda: rig.is_done(node), "done")
-        found = rig.advice.of(node)
-        assert found is not None and f"job {job} was left: in HTCondor its owner moves it" in found.state_words  # fmt: skip
+        advisory = rig.advice.of(node)
+        assert advisory is not None and f"job {job} was left: in HTCondor its owner moves it" in advisory.state_words  # fmt: skip
         after = rig.site.scheduler.read_jobs()[job]
         assert after.is_running and after.restarts == 0 and node in after.nodes
 
@@ -159,7 +163,7 @@ def test_a_machine_that_was_drained_keeps_its_jobs_at_the_next_drain(pool: Condo
 
 
 def test_only_the_drain_that_is_ours_is_cancelled(pool: CondorPool) -> None:
-    """A person's drain that took the place of ours has another number; a machine that is asked to cancel ours refuses."""
+    """A person's drain in place of the executor's has another number; the machine refuses to cancel the executor's."""
     site = CondorSite(pool)
     site.drain("n1.local", "burn-in")
     site._condor._cancel("n1.local")

@@ -1,4 +1,4 @@
-"""The contract of executors over Kubernetes: the real API server, etcd, scheduler and job controller, and a stand-in for where they are not."""
+"""The contract of executors over the real Kubernetes API server, etcd, scheduler and job controller, or over a fake."""
 
 from __future__ import annotations
 

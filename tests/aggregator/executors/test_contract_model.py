@@ -1,4 +1,4 @@
-"""The contract of executors over a scheduler in memory, and what only a model can be brought to do: a kill at each step."""
+"""The contract of executors over a scheduler in memory, and a kill at each step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.processes import GUARD_SECONDS
 
 class ModelSite(Site):
     def __init__(self, drain_ends: bool) -> None:
-        self._model = ModelScheduler([f"n{at}" for at in range(1, 9)], drain_ends=drain_ends)
+        self._model = ModelScheduler([f"n{index}" for index in range(1, 9)], drain_ends=drain_ends)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -116,7 +116,7 @@ def test_another_store_of_the_aggregator_begins_the_ledger_again(
 
 
 def test_a_mark_is_restored_behind_an_outage_that_is_longer_than_its_hold(tmp_path: Path) -> None:
-    """Its fault was active all the time: the node stayed open after the aggregator was back."""
+    """The fault was active throughout an outage longer than the hold, and the node stayed open after the outage."""
     site = ModelSite(drain_ends=False)
     with serving_advice(replace(LIMITS, hold_seconds=2.0)) as advice, ExitStack() as stack:
         rig = Rig(site, advice, tmp_path, stack)
@@ -132,11 +132,11 @@ def test_a_mark_is_restored_behind_an_outage_that_is_longer_than_its_hold(tmp_pa
 
 
 class Killed(BaseException):
-    """As SIGKILL: nothing behind it is done."""
+    """Raised in place of SIGKILL: no later statement runs."""
 
 
 class KillPoints:
-    """Counts moments before and after each command and each call; kills at one of them."""
+    """Counts the moments before and after each command and each call, and kills the executor at a given moment."""
 
     def __init__(self, at: int) -> None:
         self.left = at
@@ -157,7 +157,7 @@ class KillPoints:
 
 
 def life(rig: Rig, model: ModelScheduler, points: KillPoints) -> None:
-    """A node is evicted, and comes back; whenever the executor is killed another one goes on from its ledger."""
+    """Evict a node and return it; after each kill a new executor continues from the ledger."""
 
     def start() -> Executor:
         executor = rig.start(poll_seconds=0.05)

@@ -22,8 +22,8 @@ GANG = f"{sys.executable} -m gangline.cli gang"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    with running_slurm(tmp_path_factory.mktemp("slurm"), NODES) as one:
-        yield one
+    with running_slurm(tmp_path_factory.mktemp("slurm"), NODES) as slurm:
+        yield slurm
 
 
 class SlurmSite(Site):
@@ -68,7 +68,7 @@ class SlurmSite(Site):
         self.cluster.command("scontrol", "update", f"nodename={node}", f"weight={weight}")
 
     def clean(self) -> None:
-        """Have an empty cluster again."""
+        """Remove all jobs and holds from the cluster."""
         self.cluster.command("scancel", "--user", self.cluster.user)
         for hold in self._slurm.read_holds():
             self.remove_hold(hold)
@@ -158,8 +158,8 @@ class TestSlurm(ExecutorContract):
         rig.advice.fault(node, Action.EVICT_NOW)
 
         def reported() -> bool:
-            found = rig.advice.of(node)
-            return found is not None and "it can run nowhere else" in found.state_words
+            advisory = rig.advice.of(node)
+            return advisory is not None and "it can run nowhere else" in advisory.state_words
 
         rig.until(reported, "it says so")
         rig.turn()
@@ -184,8 +184,8 @@ class TestSlurm(ExecutorContract):
             rig.advice.fault(node, Action.EVICT_NOW)
 
             def reported() -> bool:
-                found = rig.advice.of(node)
-                return found is not None and "needs 2 of license tool" in found.state_words
+                advisory = rig.advice.of(node)
+                return advisory is not None and "needs 2 of license tool" in advisory.state_words
 
             rig.until(reported, "it says so")
             assert rig.site.scheduler.read_jobs()[job].is_running and not rig.is_done(node)
@@ -204,8 +204,8 @@ class TestSlurm(ExecutorContract):
         node = max(rig.site.scheduler.read_jobs()[job].nodes)
         cluster.kill_node(node)
         rig.until(lambda: rig.site.scheduler.read_jobs()[job].is_running, "it runs again")
-        found = rig.site.scheduler.read_jobs()[job]
-        assert found.restarts == 1 and node not in found.nodes
+        job_state = rig.site.scheduler.read_jobs()[job]
+        assert job_state.restarts == 1 and node not in job_state.nodes
         rig.until(lambda: node in rig.advice.unavailable(), "it is reported")
         rig.advice.fault(node, Action.EVICT_NOW)
         rig.until(lambda: rig.is_done(node), "done")
@@ -214,7 +214,6 @@ class TestSlurm(ExecutorContract):
         rig.until(lambda: not rig.site.ours(), "nothing is set")
 
     def test_a_heterogeneous_job_is_one_job(self, rig: Rig, cluster: SlurmCluster) -> None:
-        """Both parts leave when a node of the second one is evicted, and both start again."""
         rig.start()
         script = cluster.folder / "jobs" / "het.sh"
         script.write_text(SCRIPT)

@@ -1,4 +1,4 @@
-"""Decisions of executors as tables: what is known goes in, steps come out. No scheduler, no aggregator."""
+"""Decisions of executors as tables: from a situation to steps, without a scheduler or an aggregator."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def situation(*advice: Advice, **more: object) -> Situation:
     holds = more.pop("holds", {})
     state = SchedulerState(nodes, jobs, holds)  # type: ignore[arg-type]
     fields = {"now": NOW, "is_live": True, **more}
-    return Situation({one.name: one for one in advice}, state, **fields)  # type: ignore[arg-type]
+    return Situation({advisory.name: advisory for advisory in advice}, state, **fields)  # type: ignore[arg-type]
 
 
 def kinds(steps: list[Step]) -> list[str]:
@@ -89,16 +89,16 @@ def kinds(steps: list[Step]) -> list[str]:
         (situation(replace(ADVICE, action="REBOOT")), False),
         (situation(replace(ADVICE, action="REBOOT"), policy=ExecutorPolicy(frozenset(ACTIONS))), True),
         (situation(ADVICE, policy=ExecutorPolicy(marks_max=0)), False),
-        # Accepted by us, and killed before the ledger had it.
+        # The executor accepted, and was killed before the ledger stored it.
         (situation(ACCEPTED, policy=ExecutorPolicy(actor="me")), True),
         (situation(replace(ACCEPTED, owner="scheduler x/me"), policy=ExecutorPolicy(actor="me")), True),
         (situation(replace(ACCEPTED, owner="not me"), policy=ExecutorPolicy(actor="me")), False),
-        # A node comes back only where something of ours may be set.
+        # A node returns only where the executor may set a mark.
         (situation(replace(ADVICE, action="RETURN_TO_SERVICE")), False),
     ],
 )  # fmt: skip
 def test_what_is_accepted(about: Situation, accepted: bool, ledger: ExecutorLedger) -> None:
-    """An advisory that is not for this executor stays proposed for somebody else, or a person."""
+    """An advisory for another executor stays proposed."""
     assert any(isinstance(step, Accept) for step in decide(about, ledger)) == accepted
 
 
@@ -124,9 +124,11 @@ def test_what_is_set(
         advice, node=node, policy=ExecutorPolicy(mark=policy), capabilities=Capabilities("", capabilities),
     )  # fmt: skip
     core.record_accept(ledger, about, advice)
-    (step,) = [one for one in decide(about, ledger) if isinstance(one, PlaceHold | Drain)]
-    found = ledger.get("a1")
-    assert found is not None and found.mark == mark
+    (step,) = [
+        candidate for candidate in decide(about, ledger) if isinstance(candidate, PlaceHold | Drain)
+    ]
+    entry = ledger.get("a1")
+    assert entry is not None and entry.mark == mark
     if isinstance(step, Drain):
         assert mark in (DRAIN, DOWN) and step.down == (mark == DOWN)
         act = "evict" if action == "EVICT_NOW" else "drain"
@@ -151,10 +153,10 @@ def test_what_is_set(
         (situation(holds=STANDS, is_live=False), []),
         (situation(holds=STANDS, is_live=False, now=NOW + 601), ["RemoveHold"]),
         (situation(is_live=False, now=NOW + 601), ["Forget"]),
-        # Another executor has it by now, and a hold of this name is its.
+        # Another executor owns the advisory, and a hold of this name belongs to that executor.
         (situation(replace(ACCEPTED, owner="other", token=6), holds=STANDS), ["Forget"]),
         (situation(replace(DONE, owner="other"), holds=STANDS), ["Forget"]),
-        # Our lease ran out, and nobody has taken it yet.
+        # This executor's lease expired, and no other executor has taken the advisory.
         (situation(replace(ADVICE, token=5), holds=STANDS), ["Accept"]),
         (
             situation(replace(ACCEPTED, lease_until=NOW + 10), holds=STANDS),
@@ -163,7 +165,7 @@ def test_what_is_set(
     ],
 )
 def test_what_becomes_of_a_hold(about: Situation, steps: list[str], ledger: ExecutorLedger) -> None:
-    """It stands until the advisory expires; a person's word, and another executor's token, count more."""
+    """The hold stays until the advisory expires; a person's change, and another executor's token, override it."""
     ledger.add(replace(ENTRY))
     assert kinds(decide(about, ledger)) == steps
 
@@ -184,7 +186,6 @@ def test_what_becomes_of_a_hold(about: Situation, steps: list[str], ledger: Exec
 def test_a_mark_that_ended_in_an_outage_is_restored(
     about: Situation, restored: bool, ledger: ExecutorLedger
 ) -> None:
-    """The aggregator was away for longer than the hold, and is back: the fault is active, and its node was open."""
     about = replace(about, policy=ExecutorPolicy(actor="me"))
     steps = decide(about, ledger)
     assert kinds(steps) == (["Restore"] if restored else [])
@@ -269,7 +270,7 @@ def test_a_hold_without_effect_becomes_a_drain(ledger: ExecutorLedger) -> None:
 
 
 def test_two_advisories_of_a_node_share_its_drain(ledger: ExecutorLedger) -> None:
-    """The milder one ended, and the node was resumed under the graver one."""
+    """The milder advisory ended, and the node was resumed under the more severe advisory."""
     ledger.add(replace(ENTRY, mark=DRAIN, hold=""))
     ledger.add(replace(ENTRY, advisory="a2", mark=DRAIN, hold=""))
     graver = replace(DONE, name="a2", etag="a2-1")
@@ -285,7 +286,7 @@ def test_two_advisories_of_a_node_share_its_drain(ledger: ExecutorLedger) -> Non
 def test_a_job_leaves_after_its_checkpoint(
     after_start: float, interval: float, advised: float, leaves: bool, ledger: ExecutorLedger
 ) -> None:
-    """Not before the checkpoint that is due is written; the advisory's cadence counts before the job's."""
+    """The job waits for its due checkpoint; the advisory's interval overrides the job's."""
     now = NOW + after_start
     job = replace(JOB, checkpoint_seconds=interval)
     advice = replace(
@@ -323,7 +324,6 @@ def test_a_requeued_job_starts_in_the_next_second(ledger: ExecutorLedger) -> Non
 
 
 def test_a_reboot_is_asked_for_once(ledger: ExecutorLedger) -> None:
-    """Twice would reboot a node that has just come back."""
     policy = ExecutorPolicy(frozenset(ACTIONS))
     advice = replace(ACCEPTED, action="REBOOT")
     about = situation(advice, policy=policy)
@@ -337,7 +337,7 @@ def test_a_reboot_is_asked_for_once(ledger: ExecutorLedger) -> None:
 
 
 def test_undo_knows_ours_by_name_and_reason() -> None:
-    """A reservation of somebody's that only begins like ours stays."""
+    """A person's reservation whose name only begins like an executor's stays."""
     holds = {
         name: NodeHold(name, frozenset(["n1"]))
         for name in (
@@ -376,7 +376,7 @@ def test_how_a_job_ended(
     blamed: str,
     ledger: ExecutorLedger,
 ) -> None:
-    """A requeue by a person is no interruption by health: it would raise the hazard of healthy nodes."""
+    """A requeue by a person is not a health interruption: it would raise the hazard of healthy nodes."""
     reported = reports.Reported()
     reports.collect_outcomes(reported, SchedulerState({}, {"7": JOB}, {}), ledger, "c", NOW, str)
     assert not reported.outcomes
@@ -394,10 +394,9 @@ def test_how_a_job_ended(
 
 
 def test_waiting_outcomes_are_bounded(ledger: ExecutorLedger) -> None:
-    """An aggregator that is away for a week does not fill the executor's memory."""
     reported = reports.Reported()
     count = reports.OUTCOMES_WAITING_MAX + 7
-    jobs = {str(at): replace(JOB, name=str(at)) for at in range(count)}
+    jobs = {str(index): replace(JOB, name=str(index)) for index in range(count)}
     reports.collect_outcomes(reported, SchedulerState({}, jobs, {}), ledger, "c", NOW, str)
     reports.collect_outcomes(reported, SchedulerState(), ledger, "c", NOW, str)
     assert (len(reported.outcomes), reported.dropped_count) == (reports.OUTCOMES_WAITING_MAX, 7)

@@ -80,7 +80,6 @@ class World:
         core.record_result(step, error, self.ledger, self.now)
 
     def requeue(self, error: str = "") -> None:
-        """Decide that a job is requeued, and note the result."""
         (step,) = (step for step in self.decide() if isinstance(step, Requeue))
         self.carry_out(step, error)
 
@@ -133,7 +132,7 @@ def test_a_refused_job_is_tried_again_and_reported_until_it_left() -> None:
 
 
 def test_a_job_that_its_owner_keeps_is_left_and_said() -> None:
-    """Its owner forbids a requeue: the executor asks once, and not each minute."""
+    """Its owner forbids a requeue: the executor asks once, not each minute."""
     world = World()
     world.jobs["7"] = replace(JOB, may_requeue=False)
     world.requeue("disabled")
@@ -169,17 +168,17 @@ def test_a_job_that_starts_on_the_node_again_is_not_done(has_drain: bool) -> Non
 
 
 def test_a_job_that_nothing_keeps_off_is_not_evicted_for_ever() -> None:
-    """Its pods tolerate every taint: each minute the whole gang would be ended, and it would never run."""
+    """Its pods tolerate every taint: the whole gang would be evicted each minute and never run."""
     world = World(has_drain=False)
     requeues = 0
-    for at in range(1200):
+    for index in range(1200):
         world.now += 1
         for step in world.decide():
             if isinstance(step, Requeue):
                 requeues += 1
                 world.jobs["7"] = replace(JOB, restarts=requeues, started=world.now)
             world.carry_out(step)
-        assert not any(isinstance(step, Answer) for step in world.decide()), at
+        assert not any(isinstance(step, Answer) for step in world.decide()), index
         world.advice = replace(world.advice, lease_until=world.now + 600, expires=world.now + 600)
     assert requeues == evictions.RETURNS_MAX
     assert world.entry.reported == "job 7 was left: it started on n1 again"
@@ -231,7 +230,7 @@ def test_the_delay_of_a_job_that_was_requeued_before_is_lifted(
     for step in steps:
         world.carry_out(step)
         world.jobs[job.name] = replace(job, begins=NOW + 1)
-        assert not any(isinstance(one, Answer) for one in world.decide())
+        assert not any(isinstance(step, Answer) for step in world.decide())
         world.jobs[job.name] = replace(ELSEWHERE, name=job.name)
         (answer,) = world.decide()
         assert f"job {job.name} was requeued and runs again" in answer.why

@@ -1,4 +1,4 @@
-"""The scheduler extender: it may take nodes away, and never names one that it was not given; any fault lets all pass."""
+"""The scheduler extender: it may remove nodes, never adds a node to the request, and passes all nodes on any fault."""
 
 from __future__ import annotations
 
@@ -56,15 +56,12 @@ def mirror(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def served(mirror: Path) -> Iterator[ServedExtender]:
-    with serving_extender(mirror) as found:
-        yield found
+    with serving_extender(mirror) as result:
+        yield result
 
 
 def names(*found: str) -> dict[str, Any]:
     return {"Pod": POD, "Nodes": None, "NodeNames": list(found)}
-
-
-# ---------------------------------------------------------------- kube-scheduler
 
 
 def test_a_broken_node_is_filtered_with_the_reason(served: ServedExtender) -> None:
@@ -77,26 +74,28 @@ def test_a_broken_node_is_filtered_with_the_reason(served: ServedExtender) -> No
 
 
 def test_only_names_of_the_request_are_answered(served: ServedExtender) -> None:
-    """A scheduler that is given a node which it did not offer fails the whole pod."""
+    """kube-scheduler fails the whole pod if the answer has a node outside its request."""
     assert served.post(FILTER, names("n2"))["FailedNodes"] == {}
     assert served.post(FILTER, names())["NodeNames"] == []
-    assert [one["Host"] for one in served.post(PRIORITIZE, names("n9", "n4"))] == ["n9", "n4"]
+    assert [score["Host"] for score in served.post(PRIORITIZE, names("n9", "n4"))] == ["n9", "n4"]
 
 
 def test_scores_follow_the_buckets(served: ServedExtender) -> None:
-    """A node that is unknown is as good as the median of those in service."""
+    """A node without a mirror entry gets the median score of the nodes in service."""
     answer = served.post(PRIORITIZE, names("n1", "n2", "n3", "n4", "n9"))
-    assert [one["Score"] for one in answer] == [10, 7, 3, 0, 7]
+    assert [score["Score"] for score in answer] == [10, 7, 3, 0, 7]
 
 
 def test_an_unknown_node_is_as_good_as_most(mirror: Path) -> None:
     """Nodes without an agent got no pod as long as a healthy known node was free."""
-    fleet = [mirror_node(f"n{at}", 0 if at < 8 else 3, ready=at < 9) for at in range(10)]
+    fleet = [
+        mirror_node(f"n{index}", 0 if index < 8 else 3, ready=index < 9) for index in range(10)
+    ]
     table = table_of(mirrored(fleet))
     answers = json.loads(prioritize_answer(json.dumps(names("n0", "n8", "new")).encode(), table))
-    assert [one["Score"] for one in answers] == [10, 0, 10]
+    assert [answer["Score"] for answer in answers] == [10, 0, 10]
     nothing = json.loads(prioritize_answer(json.dumps(names("n0", "new")).encode(), NO_TABLE))
-    assert len({one["Score"] for one in nothing}) == 1
+    assert len({score["Score"] for score in nothing}) == 1
 
 
 def documented_timeout() -> float:
@@ -107,8 +106,11 @@ def documented_timeout() -> float:
 
 
 def test_a_frozen_extender_delays_a_call_by_the_documented_timeout(mirror: Path) -> None:
-    """A frozen process accepts connections and answers nothing. The client stands for kube-scheduler, which takes an ignorable
-    extender's timeout for "all nodes pass". Once the process continues, calls are answered again."""
+    """A frozen process accepts connections and sends no answer.
+
+    The client behaves as kube-scheduler, which takes an ignorable extender's timeout for "all nodes
+    pass". Once the process continues, calls are answered again.
+    """
     port = free_port()
     settings = f"extender_mirror={mirror}", f"extender_listen=127.0.0.1:{port}"
     command_line = ["executor", "kubernetes", "extender"]
@@ -160,20 +162,17 @@ def test_whole_nodes_are_answered_as_whole_nodes(served: ServedExtender) -> None
     ],
 )
 def test_names_are_found_with_and_without_parsing_the_pod(body: bytes) -> None:
-    """Names are cut out of the body where it is as Go writes it; the answer must be that of a whole parse."""
+    """Names are cut out of a body in Go's format; the answer must equal that of a full parse."""
     table = table_of(mirrored(NODES))
     given = json.loads(body)["NodeNames"]
     answer = json.loads(filter_answer(body, table))
     assert answer["NodeNames"] == [name for name in given if name != "n5"]
     assert set(answer["FailedNodes"]) == {"n5"} & set(given)
-    assert [one["Host"] for one in json.loads(prioritize_answer(body, table))] == given
-
-
-# ---------------------------------------------------------------- Volcano
+    assert [load["Host"] for load in json.loads(prioritize_answer(body, table))] == given
 
 
 def test_verbs_of_volcano(served: ServedExtender) -> None:
-    """Its plugin sends Go structures without names of JSON, one node at a time."""
+    """Volcano's plugin sends Go structures without JSON names, one node at a time."""
     body = {"task": {"Name": "train-0"}, "node": {"Name": "n5"}}
     answer = served.post("/volcano/v1/predicate", body)
     assert "UNHEALTHY" in answer["status"] and answer["errorMessage"] and answer["code"] == 2
@@ -187,23 +186,20 @@ def test_verbs_of_volcano(served: ServedExtender) -> None:
     assert answer == {"nodeScore": {"n1": 10, "n9": 7}, "errorMessage": ""}
 
 
-# ---------------------------------------------------------------- all pass
-
-
 def test_a_stale_mirror_lets_all_pass(mirror: Path) -> None:
-    """`gangline mirror` or the aggregator is gone: what was known is not what is."""
+    """`gangline mirror` or the aggregator has ended: the last known state is not the current state."""
     now = time.time()
     with serving_extender(mirror, wall=lambda: now) as served:
         assert served.post(FILTER, names("n5"))["NodeNames"] == []
         now += 100
         assert served.post(FILTER, names("n5"))["NodeNames"] == ["n5"]
-        assert {one["Score"] for one in served.post(PRIORITIZE, names("n1", "n4"))} == {5}
+        assert {score["Score"] for score in served.post(PRIORITIZE, names("n1", "n4"))} == {5}
         assert served.send("GET", "/healthz")[1].startswith(b"all nodes pass")
 
 
 @pytest.mark.parametrize("damage", ["missing", "torn", "writable by others"])
 def test_a_mirror_that_cannot_be_believed_lets_all_pass(mirror: Path, damage: str) -> None:
-    """Whoever may write the file could take all nodes away."""
+    """Anyone with write access to the file could remove all nodes."""
     if damage == "missing":
         mirror.unlink()
     elif damage == "torn":
@@ -216,18 +212,18 @@ def test_a_mirror_that_cannot_be_believed_lets_all_pass(mirror: Path, damage: st
 
 def test_a_new_mirror_is_read(mirror: Path) -> None:
     """The file is swapped every 3 s."""
-    found = extender_server.Extender(mirror)
-    found.refresh()
-    assert set(found.table().failed) == {"n5"}
+    tested = extender_server.Extender(mirror)
+    tested.refresh()
+    assert set(tested.table().failed) == {"n5"}
     write_mirror(mirror, [*NODES[1:], mirror_node("n1", 3, ready=False)])
     os.utime(mirror, ns=(1, 1))  # on file systems with a coarse clock, too
-    found.refresh()
-    assert set(found.table().failed) == {"n1", "n5"}
+    tested.refresh()
+    assert set(tested.table().failed) == {"n1", "n5"}
 
 
 def test_a_fault_of_ours_lets_all_pass(mirror: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduler whose extender answers 500 places no pod at all, unless it is `ignorable`."""
-    found = extender_server.Extender(mirror)
+    tested = extender_server.Extender(mirror)
 
     def broken(body: bytes, table: HealthTable) -> bytes:
         if table is not NO_TABLE:
@@ -235,9 +231,9 @@ def test_a_fault_of_ours_lets_all_pass(mirror: Path, monkeypatch: pytest.MonkeyP
         return filter_answer(body, table)
 
     monkeypatch.setattr(extender_server, "ANSWERS", {FILTER: broken})
-    found.refresh()
-    status, answer = found.answer(FILTER, json.dumps(names("n5")).encode())
-    assert status == 200 and json.loads(answer)["NodeNames"] == ["n5"] and found.faults == 1
+    tested.refresh()
+    status, answer = tested.answer(FILTER, json.dumps(names("n5")).encode())
+    assert status == 200 and json.loads(answer)["NodeNames"] == ["n5"] and tested.faults == 1
 
 
 def mirrored(nodes: list[MirrorNode], degraded: bool = False) -> Mirror:
@@ -246,7 +242,7 @@ def mirrored(nodes: list[MirrorNode], degraded: bool = False) -> Mirror:
 
 def test_when_most_nodes_are_out_none_is_filtered() -> None:
     """A rule that misfires on a whole fleet must not stop the cluster; ranking goes on."""
-    bad = [mirror_node(f"b{at}", 3, ready=False) for at in range(6)]
+    bad = [mirror_node(f"b{index}", 3, ready=False) for index in range(6)]
     table = table_of(mirrored([*bad, *NODES[:4]]))
     assert not table.failed and "6 of 10 nodes are out" in table.reason and table.scores["b1"] == 0
     assert len(table_of(mirrored([*bad[:4], *NODES[:4]])).failed) == 4
@@ -255,13 +251,10 @@ def test_when_most_nodes_are_out_none_is_filtered() -> None:
 
 
 def test_names_of_nodes_that_are_not_names_of_hosts() -> None:
-    """`node_map` translates; a host without a node is nobody's."""
+    """`node_map` translates names; a host without a node is ignored."""
     names_of = {"n5": "ip-10-0-0-5", "n1": ""}
     table = table_of(mirrored(NODES), lambda host: names_of.get(host, host))
     assert set(table.failed) == {"ip-10-0-0-5"} and "n1" not in table.scores
-
-
-# ---------------------------------------------------------------- limits
 
 
 @pytest.mark.parametrize(
@@ -280,7 +273,7 @@ def test_names_of_nodes_that_are_not_names_of_hosts() -> None:
     ],
 )
 def test_a_body_that_is_none_of_the_api(served: ServedExtender, body: bytes, message: str) -> None:
-    """Each says what is expected; the connection lives on."""
+    """Each answer names the expected content; the connection stays open."""
     for path in (FILTER, PRIORITIZE):
         status, answer = served.send("POST", path, body)
         assert status == 400 and message in json.loads(answer)["error"]
@@ -311,7 +304,7 @@ def test_a_body_that_is_none_of_volcanos(body: bytes) -> None:
 def test_a_request_beyond_its_limits(
     served: ServedExtender, request_bytes: bytes, status: int
 ) -> None:
-    """It is answered with a status and words, and its connection ends."""
+    """The request gets a status and a message, and its connection is closed."""
     with socket.create_connection(("127.0.0.1", served.port), GUARD_SECONDS) as plain:
         plain.sendall(request_bytes)
         answer = b"".join(iter(lambda: plain.recv(65536), b""))
@@ -319,13 +312,12 @@ def test_a_request_beyond_its_limits(
 
 
 def test_a_request_that_comes_in_pieces(served: ServedExtender) -> None:
-    """And two in one piece."""
     body = json.dumps(names("n1", "n5")).encode()
     whole = b"POST %s HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (FILTER.encode(), len(body), body)
     with socket.create_connection(("127.0.0.1", served.port), GUARD_SECONDS) as plain:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for at in range(0, len(whole), 50):
-            plain.sendall(whole[at : at + 50])
+        for index in range(0, len(whole), 50):
+            plain.sendall(whole[index : index + 50])
         plain.sendall(whole + b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n")
         answer = b"".join(iter(lambda: plain.recv(65536), b""))
     assert answer.count(b"HTTP/1.1 200 OK") == 3 and answer.endswith(b"1 of 5 nodes are filtered\n")
@@ -334,7 +326,7 @@ def test_a_request_that_comes_in_pieces(served: ServedExtender) -> None:
 def test_more_connections_than_there_may_be(
     served: ServedExtender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody opens connections and says nothing: a scheduler that has one keeps it."""
+    """A client opens connections and sends nothing: the scheduler keeps its own connection."""
     monkeypatch.setattr(extender_server, "CONNECTIONS_MAX", 2)
     assert served.post(FILTER, names("n1"))
     with (
@@ -346,18 +338,14 @@ def test_more_connections_than_there_may_be(
 
 
 def test_a_request_that_never_ends(mirror: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a request holds a connection for so long at most."""
     monkeypatch.setattr(extender_server, "REQUEST_SECONDS_MAX", 0.01)
     with serving_extender(mirror) as served, socket.create_connection(("127.0.0.1", served.port), GUARD_SECONDS) as plain:  # fmt: skip
         plain.sendall(b"POST /extender/v1/filter HTTP/1.1\r\n")
         assert b"408 Request Timeout" in b"".join(iter(lambda: plain.recv(65536), b""))
 
 
-# ---------------------------------------------------------------- figures and the command
-
-
 def test_figures(served: ServedExtender) -> None:
-    """Whoever runs the scheduler sees when nothing is filtered any more."""
+    """The operator of the scheduler sees when nodes are no longer filtered."""
     served.post(FILTER, names("n1"))
     served.send("POST", PRIORITIZE, b"{")
     _, text = served.send("GET", "/metrics")
@@ -369,7 +357,7 @@ def test_figures(served: ServedExtender) -> None:
 
 
 def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
-    """A port that is taken, an address that is none, a scheduler that has no extender."""
+    """A port in use, an invalid address, a scheduler without an extender."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         line = ["executor", "kubernetes", "extender", "--set"]
@@ -384,7 +372,7 @@ def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("answer", [filter_answer, prioritize_answer])
 def test_names_are_escaped(answer: Callable[[bytes, HealthTable], bytes]) -> None:
-    """A name is from outside; no API server lets this one be a node, and an answer must still be JSON."""
+    """A name comes from outside: the answer must be valid JSON with any name."""
     wild = 'n"}]\n\u2028'
     table = table_of(mirrored(NODES))
     text = answer(json.dumps(names("n1", wild)).encode(), table)

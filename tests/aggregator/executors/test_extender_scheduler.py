@@ -20,7 +20,7 @@ REAL = pytest.mark.skipif(not has_kubernetes(), reason=MISSING)
 
 
 def configuration(port: int) -> dict[str, Any]:
-    """Return what docs/kubernetes.md says."""
+    """Return the configuration that docs/kubernetes.md shows."""
     return {
         "urlPrefix": f"http://127.0.0.1:{port}/extender/v1", "filterVerb": "filter", "prioritizeVerb": "prioritize",
         "weight": 5, "nodeCacheCapable": True, "ignorable": True, "httpTimeout": "1s",
@@ -32,7 +32,7 @@ def served(real_cluster: UsedCluster, tmp_path: Path) -> Iterator[ServedExtender
     path = tmp_path / "mirror" / "nodes"
     path.parent.mkdir()
     buckets = {"n1": 3, "n2": 3, "n3": 2, "n4": 0, "n5": 2, "n6": 1, "n7": 3, "n8": 2}
-    write_mirror(path, [mirror_node(name, at, ready=name not in ("n1", "n2")) for name, at in buckets.items()])  # fmt: skip
+    write_mirror(path, [mirror_node(name, bucket, ready=name not in ("n1", "n2")) for name, bucket in buckets.items()])  # fmt: skip
     with serving_extender(path) as served:
         assert real_cluster.real
         real_cluster.real.start_scheduler(extenders=[configuration(served.port)])
@@ -60,11 +60,11 @@ def test_pods_go_to_the_best_nodes_and_never_to_broken_ones(
 
     def reasons() -> set[str]:
         return {
-            one["message"] for pod in people.pods() for one in pod["status"].get("conditions") or []
-            if one["type"] == "PodScheduled" and one["status"] == "False"
+            condition["message"] for pod in people.pods() for condition in pod["status"].get("conditions") or []
+            if condition["type"] == "PodScheduled" and condition["status"] == "False"
         }  # fmt: skip
 
-    until(lambda: any("gangline: UNHEALTHY (XID)" in one for one in reasons()), "the reason")
+    until(lambda: any("gangline: UNHEALTHY (XID)" in reason for reason in reasons()), "the reason")
     for job in (first, second):
         people.cancel(job)
     until(lambda: not people.remove_pods(), "no pods")
@@ -72,7 +72,7 @@ def test_pods_go_to_the_best_nodes_and_never_to_broken_ones(
 
 @REAL
 def test_without_the_extender_pods_are_placed(real_cluster: UsedCluster, served: ServedExtender) -> None:  # fmt: skip
-    """It was killed: `ignorable` lets the scheduler go on."""
+    """The extender was killed: `ignorable` lets the scheduler continue."""
     real = real_cluster.real
     assert real
     dead = {**configuration(served.port), "urlPrefix": "http://127.0.0.1:1/extender/v1"}

@@ -38,12 +38,12 @@ NO_RESTART = 93
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder that both sides see; inside it is /srv/<name>."""
-    made = debian13() / "srv" / f"test-{uuid.uuid4().hex[:8]}"
-    (made / "cycles").mkdir(parents=True)
-    (made / "train.py").write_text(TRAIN)
-    (made / "ft_launcher").write_text(ENTRY)
-    yield made
-    shutil.rmtree(made)
+    shared_folder = debian13() / "srv" / f"test-{uuid.uuid4().hex[:8]}"
+    (shared_folder / "cycles").mkdir(parents=True)
+    (shared_folder / "train.py").write_text(TRAIN)
+    (shared_folder / "ft_launcher").write_text(ENTRY)
+    yield shared_folder
+    shutil.rmtree(shared_folder)
 
 
 def test_a_job_that_starts_again_on_a_broken_host_is_stopped(folder: Path, tmp_path: Path) -> None:

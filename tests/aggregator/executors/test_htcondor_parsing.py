@@ -1,4 +1,4 @@
-"""What an executor makes of HTCondor's ads, without HTCondor."""
+"""Parsing of HTCondor's ads, without HTCondor."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def slot(machine: str = "n1.local", **fields: Any) -> dict[str, Any]:
 
 
 class FakeCommands:
-    """Prints *slots*, and notes what else is run."""
+    """Prints *slots*, and records the other commands."""
 
     def __init__(self, *slots: dict[str, Any], text: str | None = None) -> None:
         self.slots, self.text = list(slots), text
         self.changes: list[list[str]] = []
-        #: What a command that changes something fails with.
+        #: Error text of each command that changes something.
         self.error = ""
 
     def __call__(self, command: Sequence[str]) -> str:
@@ -102,8 +102,8 @@ def test_a_drain_that_would_evict_jobs_is_refused() -> None:
     commands.error = "no route to n1.local"
     assert HTCondor(commands).apply([drain]) == {drain: "no route to n1.local"}
     commands.error = ""
-    found = list(doctor_findings(HTCondor(commands)))
-    assert [one.level for one in found] == ["ok", "missing", "note"]
+    findings = list(doctor_findings(HTCondor(commands)))
+    assert [finding.level for finding in findings] == ["ok", "missing", "note"]
 
 
 def test_a_cancel_restores_the_retirement_time_that_htcondor_took_away() -> None:

@@ -1,4 +1,6 @@
-"""What an executor in Kubernetes promises beyond the contract: nobody's taint is lost, budgets hold, all ends, one replica acts."""
+"""The executor for Kubernetes beyond the contract: foreign taints stay, budgets hold, holds expire,
+a single replica acts.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +56,8 @@ NO_JOB = ScheduledJob("", "PENDING")
 
 @pytest.fixture(params=["fake_cluster", pytest.param("real_cluster", marks=REAL)])
 def cluster(request: pytest.FixtureRequest) -> UsedCluster:
-    found: UsedCluster = request.getfixturevalue(request.param)
-    return found
+    fixture: UsedCluster = request.getfixturevalue(request.param)
+    return fixture
 
 
 @pytest.fixture
@@ -74,12 +76,9 @@ def hold(number: int, node: str, seconds: float = 600.0, evict: bool = False) ->
     return PlaceHold(f"a{number}", "why", name, node, seconds)
 
 
-# ---------------------------------------------------------------- taints
-
-
 @pytest.mark.parametrize("rounds", [40, pytest.param(1000, marks=pytest.mark.slow)])
 def test_two_writers_lose_nobodys_taint(site: KubernetesSite, rounds: int) -> None:
-    """`taints` is one list: whoever writes it back as read a moment ago deletes what another one has set since."""
+    """`taints` is a single list: a client that writes back an older list deletes the taints added since."""
     people, lost = site.people, []
 
     def others() -> None:
@@ -94,17 +93,19 @@ def test_two_writers_lose_nobodys_taint(site: KubernetesSite, rounds: int) -> No
     while thread.is_alive():
         turn += 1
         errors = site.kubernetes.apply([hold(turn, "n1")])
-        assert all("Conflict" in one or "422" in one or "409" in one for one in errors.values())
+        assert all(
+            "Conflict" in error or "422" in error or "409" in error for error in errors.values()
+        )
         site.kubernetes.apply([RemoveHold(f"a{turn}", "why", f"gangline_a{turn}")])
     thread.join()
     assert not lost
-    assert len([one for one in people.taints("n1") if one.startswith("repair.example")]) == 3
+    assert len([taint for taint in people.taints("n1") if taint.startswith("repair.example")]) == 3
     for number in range(3):
         people.untaint("n1", f"repair.example/{number}")
 
 
 def test_two_holds_on_a_node_are_one_taint(site: KubernetesSite) -> None:
-    """A taint is known by key and effect: the second advisory's hold must not end with the first one's."""
+    """A taint is identified by key and effect: the second advisory's hold must not end with the first one's."""
     succeed(site, hold(7, "n2"), hold(12, "n2"))
     assert site.people.taints("n2") == ["gangline.io/avoid=a12:NoSchedule"]
     succeed(site, RemoveHold("a12", "why", "gangline_a12"))
@@ -116,29 +117,31 @@ def test_two_holds_on_a_node_are_one_taint(site: KubernetesSite) -> None:
 
 
 def test_each_hold_is_one_event_of_its_node(site: KubernetesSite) -> None:
-    """Whoever looks at the node with kubectl sees why, and how often it was set or extended: not one line for each."""
+    """kubectl shows the reason and how often the hold was set or extended, in a single event."""
     number = time.time_ns() // 1000
     succeed(site, hold(number, "n2"), hold(number, "n2", 700))
     events, _ = site.people.api.list_all("/api/v1/namespaces/default/events")
-    (event,) = (one for one in events if one["metadata"]["name"] == f"n2.gangline-a{number}")
+    (event,) = (event for event in events if event["metadata"]["name"] == f"n2.gangline-a{number}")
     assert event["message"] == f"gangline_a{number}: why" and event["type"] == "Warning"
     assert event["involvedObject"]["name"] == "n2" and event["count"] == 2
 
 
 def test_no_execute_only_where_it_is_asked_for(cluster: UsedCluster) -> None:
-    """A NoExecute taint evicts every pod of the node, whatever its budget says: nobody gets it without asking."""
-    for asked in (False, True):
-        site = KubernetesSite(cluster, no_execute=asked)
+    """A NoExecute taint evicts every pod of the node, whatever its budget: the executor sets it
+    only with `no_execute`.
+    """
+    for no_execute in (False, True):
+        site = KubernetesSite(cluster, no_execute=no_execute)
         succeed(site, hold(3, "n3", evict=True))
         taints = ["gangline.io/avoid=a3:NoSchedule", "gangline.io/evict=a3:NoExecute"]
-        assert site.people.taints("n3") == taints[: 1 + asked]
+        assert site.people.taints("n3") == taints[: 1 + no_execute]
         succeed(site, RemoveHold("a3", "why", "gangline_a3_evict"))
         assert site.people.taints("n3") == []
         site.clean()
 
 
 def test_what_is_past_its_end_is_taken_away(cluster: UsedCluster) -> None:
-    """An executor that is gone has left a taint; nothing in Kubernetes ends one."""
+    """An executor that has ended left a taint, and Kubernetes itself never removes taints."""
     now = time.time()
     site = KubernetesSite(cluster, wall=lambda: now)
     succeed(site, hold(1, "n1", 60), hold(2, "n1", 600), hold(3, "n2", 60))
@@ -150,7 +153,7 @@ def test_what_is_past_its_end_is_taken_away(cluster: UsedCluster) -> None:
     now += 1000
     site.kubernetes.remove_expired()
     assert not site.kubernetes.read_holds()
-    assert all(site.people.taints(f"n{at}") == [] for at in range(1, 9))
+    assert all(site.people.taints(f"n{index}") == [] for index in range(1, 9))
     site.clean()
 
 
@@ -158,7 +161,7 @@ def test_what_is_past_its_end_is_taken_away(cluster: UsedCluster) -> None:
 def test_without_any_executor_kubectl_takes_away_what_is_past_its_end(
     real_cluster: UsedCluster, tmp_path: Path
 ) -> None:
-    """The script of the CronJob, as it is in the manifest: others' taints and holds that stand stay."""
+    """The CronJob's script from the manifest: foreign taints and unexpired holds stay."""
     site = KubernetesSite(real_cluster)
     people = site.people
     people.taint("n1", "repair.example/fan")
@@ -180,7 +183,7 @@ def run_expiry(cluster: UsedCluster, folder: Path) -> str:
     """Run the script of packaging/kubernetes/expiry.yaml; return its errors."""
     lines = (MANIFESTS / "expiry.yaml").read_text().splitlines()
     first = lines.index("  expire.sh: |") + 1
-    end = next(at for at in range(first, len(lines)) if lines[at] == "---")
+    end = next(index for index in range(first, len(lines)) if lines[index] == "---")
     script = "\n".join(line[4:] for line in lines[first:end]).replace("/tmp/", f"{folder}/")
     kubectl = path_of("kubectl")
     assert cluster.real and kubectl
@@ -191,9 +194,6 @@ def run_expiry(cluster: UsedCluster, folder: Path) -> str:
     done = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stderr
-
-
-# ---------------------------------------------------------------- evictions
 
 
 def test_a_budget_keeps_the_whole_gang(site: KubernetesSite) -> None:
@@ -224,11 +224,13 @@ def live_pods(site: KubernetesSite) -> list[Any]:
 
 
 def test_an_elastic_gang_loses_only_its_pod_there(site: KubernetesSite) -> None:
-    """torchrun with --nnodes=MIN:MAX goes on: to end all of it would cost what it was made to save."""
+    """torchrun with --nnodes=MIN:MAX continues without the pod: ending the whole gang would cost
+    the work that it saves.
+    """
     job = site.submit_annotated(3, {"gangline.io/elastic": "true"})
-    found = site.kubernetes.read_jobs()[job]
-    assert found.restarts_itself
-    node = min(found.nodes)
+    gang = site.kubernetes.read_jobs()[job]
+    assert gang.restarts_itself
+    node = min(gang.nodes)
     before = {pod["metadata"]["uid"] for pod in live_pods(site) if pod["spec"].get("nodeName") != node}  # fmt: skip
     succeed(site, hold(5, node, evict=True), EndStep("a5", "why", job, node))
     until(lambda: node not in site.kubernetes.read_jobs()[job].nodes and len(site.kubernetes.read_jobs()[job].nodes) == 3, "its pod is elsewhere")  # fmt: skip
@@ -238,7 +240,9 @@ def test_an_elastic_gang_loses_only_its_pod_there(site: KubernetesSite) -> None:
 def test_a_pod_that_the_watch_does_not_show_yet_is_seen_behind_the_hold(
     site: KubernetesSite,
 ) -> None:
-    """A gang started just before the taint, and the watch was late: the eviction was DONE while it ran on the node."""
+    """A gang started just before the taint, and the watch was late: the eviction was DONE while the
+    gang ran on the node.
+    """
     site.kubernetes.read_jobs()
     pods: Any = site.kubernetes._pods
     with delayed(pods):
@@ -254,7 +258,6 @@ def test_a_pod_that_the_watch_does_not_show_yet_is_seen_behind_the_hold(
 
 @contextmanager
 def delayed(objects: Any) -> Iterator[None]:
-    """The watch receives nothing for a while."""
     take, main = objects._take, threading.get_ident()
     waiting: list[tuple[str, Any]] = []
 
@@ -273,16 +276,13 @@ def delayed(objects: Any) -> Iterator[None]:
             take(kind, thing)
 
 
-# ---------------------------------------------------------------- rights
-
-
 @REAL
 def test_the_manifest_gives_what_is_needed_and_nothing_else(real_cluster: UsedCluster) -> None:
-    """Two executors are two logins with rights over a whole cluster: each right is one that somebody can steal."""
+    """Two executors are two logins with rights over a whole cluster: each needless right could be stolen."""
     with closing(ApiServer(real_cluster.access)) as api:
         scheduler = Kubernetes(api)
         lines = list(kubernetes_doctor.findings(api, scheduler, KubernetesConfig(), True))
-        assert [one.level for one in lines] == ["ok"] * 4, lines
+        assert [line.level for line in lines] == ["ok"] * 4, lines
         forbidden: list[tuple[str, str, Any]] = [
             ("GET", "/api/v1/secrets", None),
             ("GET", "/api/v1/namespaces/kube-system/configmaps/other", None),
@@ -302,7 +302,7 @@ def test_the_manifest_gives_what_is_needed_and_nothing_else(real_cluster: UsedCl
 
 @REAL
 def test_the_command(real_cluster: UsedCluster, capsys: pytest.CaptureFixture[str]) -> None:
-    """Somebody looks at three in the morning: what is set, and all off in one line."""
+    """The emergency commands: list the marks, and remove all of them."""
     assert real_cluster.real
     site = KubernetesSite(real_cluster)
     way = ["--set", f"kubeconfig={real_cluster.real.kubeconfig(EXECUTOR_TOKEN)}"]
@@ -319,7 +319,7 @@ def test_the_command(real_cluster: UsedCluster, capsys: pytest.CaptureFixture[st
 def test_outside_a_cluster_the_command_says_how_to_get_in(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No kubeconfig of kubectl is read by itself: it is YAML, and may belong to another cluster."""
+    """kubectl's kubeconfig is never read automatically: it is YAML, and may belong to another cluster."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     code, _, error = run(["executor", "kubernetes", "status"], capsys)
     assert code == 1 and "kubectl config view --raw --minify --flatten -o json" in error
@@ -335,18 +335,14 @@ def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
     return code, captured.out, captured.err
 
 
-# ---------------------------------------------------------------- replicas
-
-
 def test_one_replica_has_the_lease(cluster: UsedCluster, request: pytest.FixtureRequest) -> None:
-    """Two replicas that both acted would evict a gang twice."""
     name, now = f"lease-{time.time_ns()}", 1000.0
     access = admin_access(cluster)
 
     def lease(holder: str) -> ExecutorLease:
-        one = ExecutorLease(ApiServer(access), "gangline", name, holder, monotonic=lambda: now)
-        request.addfinalizer(one.release)
-        return one
+        lease = ExecutorLease(ApiServer(access), "gangline", name, holder, monotonic=lambda: now)
+        request.addfinalizer(lease.release)
+        return lease
 
     ensure_namespace(cluster)
     first, second = lease("one"), lease("two")
@@ -364,12 +360,13 @@ def test_one_replica_has_the_lease(cluster: UsedCluster, request: pytest.Fixture
 def test_two_executors_of_one_host_have_two_identities(
     cluster: UsedCluster, request: pytest.FixtureRequest
 ) -> None:
-    """Both had the host's name: each took the Lease for its own, and overwrote the ledger of the other."""
+    """Both had the host's name: each took the Lease for its own, and overwrote the other's ledger."""
     ensure_namespace(cluster)
     name, identities = f"lease-{time.time_ns()}", (lease_identity(), lease_identity())
-    assert all(len(one) <= 63 for one in identities)
+    assert all(len(identity) <= 63 for identity in identities)
     leases = [
-        ExecutorLease(ApiServer(admin_access(cluster)), "gangline", name, one) for one in identities
+        ExecutorLease(ApiServer(admin_access(cluster)), "gangline", name, identity)
+        for identity in identities
     ]
     for lease in leases:
         request.addfinalizer(lease.release)
@@ -377,7 +374,7 @@ def test_two_executors_of_one_host_have_two_identities(
 
 
 def test_a_replica_that_lost_the_lease_cannot_write_the_ledger(cluster: UsedCluster) -> None:
-    """It was suspended for a minute, and does not know yet that another one acts."""
+    """The replica was suspended for a minute, and does not know yet that another replica acts."""
     ensure_namespace(cluster)
     with closing(ApiServer(admin_access(cluster))) as api:
         name = f"ledger-{time.time_ns()}"
@@ -393,7 +390,7 @@ def test_a_replica_that_lost_the_lease_cannot_write_the_ledger(cluster: UsedClus
 
 
 def test_a_write_of_the_ledger_whose_answer_was_lost_is_known_again(cluster: UsedCluster) -> None:
-    """The connection broke after the API server had stored it: each later write would have been refused for ever."""
+    """The connection broke after the API server had stored the ledger: each later write would have been refused."""
     ensure_namespace(cluster)
     with closing(ApiServer(admin_access(cluster))) as api:
         ledger = ConfigMapLedger(api, "gangline", f"ledger-{time.time_ns()}")
@@ -409,7 +406,7 @@ def test_a_write_of_the_ledger_whose_answer_was_lost_is_known_again(cluster: Use
 
 @contextmanager
 def losing_answers(api: Any) -> Iterator[None]:
-    """Calls reach the API server; what it answers is lost."""
+    """Send calls to the API server, and drop its answers."""
     call = api.call
 
     def lost(*arguments: Any) -> Any:
@@ -434,11 +431,8 @@ def ensure_namespace(cluster: UsedCluster) -> None:
         assert error.status == 409, error
 
 
-# ---------------------------------------------------------------- the API server itself
-
-
 def test_a_stale_patch_is_a_conflict(cluster: UsedCluster) -> None:
-    """Whatever the status code, it must be made again from the newest version, not given up."""
+    """A conflict, whatever its status code, must be retried from the newest version."""
     api = cluster.people.api
     version = cluster.people.node("n1")["metadata"]["resourceVersion"]
     cluster.people.taint("n1", "test.example/one")
@@ -451,15 +445,15 @@ def test_a_stale_patch_is_a_conflict(cluster: UsedCluster) -> None:
 
 
 def test_a_list_in_pages_is_whole(cluster: UsedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """5,000 nodes do not come in one answer."""
+    """5,000 nodes do not fit in a single answer."""
     monkeypatch.setattr("gangline.aggregator.executors.kubernetes_api.PAGE_OBJECTS", 3)
     nodes, version = cluster.people.api.list_all("/api/v1/nodes")
-    assert [one["metadata"]["name"] for one in nodes] == [f"n{at}" for at in range(1, 9)]
+    assert [node["metadata"]["name"] for node in nodes] == [f"n{index}" for index in range(1, 9)]
     assert int(version) > 0
 
 
 def test_a_wrong_token_is_said(cluster: UsedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token that ran out looked like an empty cluster."""
+    """An expired token looked like an empty cluster."""
     with closing(ApiServer(replace(cluster.access, token="wrong"))) as api:
         with pytest.raises(ApiError, match="401: Unauthorized"):
             api.call("GET", "/api/v1/nodes")
@@ -473,7 +467,7 @@ def test_a_wrong_token_is_said(cluster: UsedCluster, monkeypatch: pytest.MonkeyP
 
 
 def test_while_the_watch_is_lost_nothing_is_said_of_the_cluster(site: KubernetesSite) -> None:
-    """What was read before the loss is not the cluster of now: pods may have gone, and nodes been cordoned."""
+    """The state read before the loss is out of date: pods may have ended, and nodes been cordoned."""
     nodes: Any = site.kubernetes._nodes
     assert site.kubernetes.read_nodes() and not site.kubernetes.read_jobs()
     until(lambda: nodes._watch, "the watch")
@@ -485,7 +479,7 @@ def test_while_the_watch_is_lost_nothing_is_said_of_the_cluster(site: Kubernetes
 
 @contextmanager
 def no_route(api: Any) -> Iterator[None]:
-    """Nothing reaches the API server but watches that have begun."""
+    """Block all calls to the API server; watches that have begun continue."""
     watch, lists = api.watch, api.list_all
 
     def broken(*arguments: Any) -> Any:

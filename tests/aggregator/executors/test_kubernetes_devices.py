@@ -41,7 +41,7 @@ def uuid_of(node: str, gpu: int) -> str:
 
 
 def slice_of(node: str, gpus: int = 4) -> Any:
-    devices = [{"name": f"gpu-{at}", "attributes": {"uuid": {"string": uuid_of(node, at)}}} for at in range(gpus)]  # fmt: skip
+    devices = [{"name": f"gpu-{index}", "attributes": {"uuid": {"string": uuid_of(node, index)}}} for index in range(gpus)]  # fmt: skip
     return {
         "apiVersion": f"{DRA}/v1", "kind": "ResourceSlice", "metadata": {"name": f"{node}-gpus"},
         "spec": {"driver": DRIVER, "nodeName": node, "pool": {"name": node, "generation": 1, "resourceSliceCount": 1}, "devices": devices},
@@ -55,13 +55,13 @@ def defined() -> set[int]:
 
 @pytest.fixture(params=["fake_cluster", pytest.param("real_cluster", marks=REAL)])
 def cluster(request: pytest.FixtureRequest, defined: set[int]) -> UsedCluster:
-    found: UsedCluster = request.getfixturevalue(request.param)
-    if id(found) not in defined:
-        define_all(found)
-        for at in range(1, 9):
-            found.people.api.call("POST", SLICES, slice_of(f"n{at}"))
-        defined.add(id(found))
-    return found
+    fixture: UsedCluster = request.getfixturevalue(request.param)
+    if id(fixture) not in defined:
+        define_all(fixture)
+        for index in range(1, 9):
+            fixture.people.api.call("POST", SLICES, slice_of(f"n{index}"))
+        defined.add(id(fixture))
+    return fixture
 
 
 @pytest.fixture
@@ -79,12 +79,12 @@ def place(node: str, *gpus: int, number: int = 12, evict: bool = False, seconds:
 
 
 def rules(site: KubernetesSite) -> list[Any]:
-    found, _ = site.people.api.list_all(RULES)
-    return found
+    rules_listed, _ = site.people.api.list_all(RULES)
+    return rules_listed
 
 
 def test_one_gpu_is_tainted_and_its_node_is_not(site: KubernetesSite) -> None:
-    """Seven good GPUs go on; the rule says which device of which driver, and until when."""
+    """Seven good GPUs stay usable; the rule names the device, its driver and the expiry."""
     assert site.kubernetes.apply([place("n2", 3)]) == {}
     (rule,) = rules(site)
     assert rule["spec"]["deviceSelector"] == {"driver": DRIVER, "pool": "n2", "device": "gpu-3"}
@@ -114,13 +114,12 @@ def test_an_eviction_has_the_effect_that_evicts(site: KubernetesSite) -> None:
 
 @pytest.mark.parametrize("gpus", [(), (9,), (0, 9), (0, 1, 2, 3, 0)])
 def test_what_is_no_single_gpu_takes_out_the_node(site: KubernetesSite, gpus: tuple[int, ...]) -> None:  # fmt: skip
-    """A GPU that no driver publishes, or too many of them: the node's taint, as without DRA."""
+    """A GPU that no driver publishes, or too many GPUs: the node is tainted, as without DRA."""
     assert site.kubernetes.apply([place("n2", *gpus)]) == {}
     assert rules(site) == [] and site.people.taints("n2") == ["gangline.io/avoid=a12:NoSchedule"]
 
 
 def test_rules_of_others_stay(site: KubernetesSite) -> None:
-    """An administrator's own rule, for the same device."""
     theirs = {
         "apiVersion": f"{DRA}/v1alpha3", "kind": "DeviceTaintRule", "metadata": {"name": "mine"},
         "spec": {"deviceSelector": {"device": "gpu-3"}, "taint": {"key": "repair.example/fan", "effect": "NoSchedule"}},
@@ -128,12 +127,12 @@ def test_rules_of_others_stay(site: KubernetesSite) -> None:
     site.people.api.call("POST", RULES, theirs)
     assert site.kubernetes.apply([place("n2", 3)]) == {}
     assert undo_all(site.scheduler) == (["RemoveHold hold=gangline_a12"], [])
-    assert [one["metadata"]["name"] for one in rules(site)] == ["mine"]
+    assert [rule["metadata"]["name"] for rule in rules(site)] == ["mine"]
     site.people.api.call("DELETE", f"{RULES}/mine")
 
 
 def test_rules_past_their_end_are_taken_away(cluster: UsedCluster) -> None:
-    """Nothing in Kubernetes ends one."""
+    """Kubernetes itself never ends a rule."""
     now = time.time()
     site = KubernetesSite(cluster, device_taints=True, wall=lambda: now)
     assert site.kubernetes.apply([place("n1", 0, number=1, seconds=60), place("n1", 1, number=2)]) == {}  # fmt: skip
@@ -148,7 +147,6 @@ def test_rules_past_their_end_are_taken_away(cluster: UsedCluster) -> None:
 
 @REAL
 def test_without_any_executor_kubectl_takes_rules_away(real_cluster: UsedCluster, cluster: UsedCluster, tmp_path: Path) -> None:  # fmt: skip
-    """The script of the CronJob, once devices-rights.yaml is applied."""
     if cluster is not real_cluster:
         pytest.skip("the stand-in has no kubectl")
     site = KubernetesSite(real_cluster, device_taints=True)
@@ -160,7 +158,7 @@ def test_without_any_executor_kubectl_takes_rules_away(real_cluster: UsedCluster
 
 
 def test_without_the_api_it_is_the_node(fake_cluster: UsedCluster) -> None:
-    """Kubernetes before 1.33, or with the feature off: the setting changes nothing, and one line says so."""
+    """Kubernetes before 1.33, or with the feature off: the setting has no effect, and a log line reports this."""
     site = KubernetesSite(fake_cluster, device_taints=True)
     devices: Any = site.kubernetes._devices
     devices._paths = ("", "")
@@ -171,11 +169,11 @@ def test_without_the_api_it_is_the_node(fake_cluster: UsedCluster) -> None:
 
 
 def test_devices_of_any_version_of_slices() -> None:
-    """`basic` until v1beta1; two pools with the same UUID are no answer."""
+    """`basic` until v1beta1; a UUID in two pools is ambiguous and matches no device."""
     old = slice_of("n1")
     for device in old["spec"]["devices"]:
         device["basic"] = {"attributes": device.pop("attributes")}
-    assert [one.name for one in find_devices([old, slice_of("n2"), {}, {"spec": 1}], "n1", ["GPU-n1-2"])] == ["gpu-2"]  # fmt: skip
+    assert [device.name for device in find_devices([old, slice_of("n2"), {}, {"spec": 1}], "n1", ["GPU-n1-2"])] == ["gpu-2"]  # fmt: skip
     twice = [
         slice_of("n1"),
         {**slice_of("n1"), "spec": {**slice_of("n1")["spec"], "driver": "other"}},
@@ -184,7 +182,7 @@ def test_devices_of_any_version_of_slices() -> None:
 
 
 def test_a_rule_that_somebody_damaged() -> None:
-    """Without its node it is nobody's hold; without its end it is past it."""
+    """A rule without its node belongs to no hold; a rule without its end has expired."""
     metadata = {"name": "r", "labels": {"gangline.io/executor": "gangline"}}
     assert parse_rule({"metadata": metadata}) is None
     rule = parse_rule({"metadata": {**metadata, "annotations": {"gangline.io/node": "n1", "gangline.io/holds": "x"}}})  # fmt: skip
@@ -192,7 +190,7 @@ def test_a_rule_that_somebody_damaged() -> None:
 
 
 def test_the_answer_says_that_the_node_goes_on() -> None:
-    """The aggregator counts a node that is out otherwise."""
+    """Without this answer the aggregator counts the node as out of service."""
     hold = NodeHold("gangline_a1", frozenset(["n1"]), 1e12, ("gpu-3",))
     advice = Advice("a1", "1", "AVOID", "ACCEPTED", "n1", scope="gpu", expires=1000.0, lease_until=1e9, devices=("GPU-1",))  # fmt: skip
     ledger = UnsavedLedger(Path("nowhere"))

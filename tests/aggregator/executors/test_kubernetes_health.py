@@ -1,4 +1,4 @@
-"""Health of nodes in Kubernetes: one condition, one label, both ours alone, both with an end."""
+"""Health of nodes in Kubernetes: a condition and a label of Gangline's own, each with an expiry."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ BROKEN = NodeHealth(3, False, "UNHEALTHY", "XID_UNCORRECTABLE")
 
 @pytest.fixture(params=["fake_cluster", pytest.param("real_cluster", marks=REAL)])
 def cluster(request: pytest.FixtureRequest) -> UsedCluster:
-    found: UsedCluster = request.getfixturevalue(request.param)
-    return found
+    fixture: UsedCluster = request.getfixturevalue(request.param)
+    return fixture
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def site(cluster: UsedCluster) -> Iterator[KubernetesSite]:
 
 
 class Scores:
-    """What the aggregator says, and when it is."""
+    """The aggregator's scores, and the current time."""
 
     def __init__(self, site: KubernetesSite) -> None:
         self.health: dict[str, NodeHealth] = {}
@@ -65,17 +65,18 @@ class Scores:
 
 
 def conditions(site: KubernetesSite, node: str) -> dict[str, Any]:
-    return {one["type"]: one for one in site.people.node(node)["status"]["conditions"]}
+    return {
+        condition["type"]: condition for condition in site.people.node(node)["status"]["conditions"]
+    }
 
 
 def bucket(site: KubernetesSite, node: str) -> str | None:
     labels = site.people.node(node)["metadata"].get("labels") or {}
-    found: str | None = labels.get("gangline.io/bucket")
-    return found
+    label: str | None = labels.get("gangline.io/bucket")
+    return label
 
 
 def seen(site: KubernetesSite, node: str, value: str | None) -> None:
-    """Wait until the watch has what was written."""
     until(lambda: site.kubernetes.current_nodes()[node].bucket_label == value, f"bucket {value}")
 
 
@@ -87,11 +88,11 @@ def test_condition_and_bucket_of_a_node(site: KubernetesSite) -> None:
     )
     scores.health = {"n1": BROKEN, "n2": WELL, "elsewhere": WELL}
     assert scores.publisher.turn() == 2
-    found = conditions(site, "n1")
-    assert found["Ready"]["status"] == "True"
-    assert found["GanglineHealthy"]["status"] == "False"
-    assert found["GanglineHealthy"]["reason"] == "Unhealthy"
-    assert "xid uncorrectable" in found["GanglineHealthy"]["message"]
+    shown = conditions(site, "n1")
+    assert shown["Ready"]["status"] == "True"
+    assert shown["GanglineHealthy"]["status"] == "False"
+    assert shown["GanglineHealthy"]["reason"] == "Unhealthy"
+    assert "xid uncorrectable" in shown["GanglineHealthy"]["message"]
     assert conditions(site, "n2")["GanglineHealthy"]["status"] == "True"
     assert (bucket(site, "n1"), bucket(site, "n2"), bucket(site, "n3")) == ("3", "0", None)
     assert site.people.node("n1")["metadata"]["labels"]["zone"] == "a"
@@ -119,7 +120,7 @@ def test_a_worse_bucket_at_once_a_better_one_later(site: KubernetesSite) -> None
 
 
 def test_both_have_an_end(site: KubernetesSite) -> None:
-    """An aggregator that forgot a host left its last word on the node for ever."""
+    """An aggregator that forgot a host left its last label on the node forever."""
     scores = Scores(site)
     scores.health = {"n1": BROKEN, "n2": WELL}
     scores.publisher.turn()
@@ -151,7 +152,7 @@ def test_undo_takes_both_away(site: KubernetesSite) -> None:
 def test_without_any_executor_kubectl_takes_the_bucket_away(
     real_cluster: UsedCluster, tmp_path: Path
 ) -> None:
-    """The same script that ends taints: a bucket that nobody renews is no bucket."""
+    """The script that ends taints also removes a bucket that is no longer renewed."""
     site = KubernetesSite(real_cluster)
     scores = Scores(site)
     scores.health = {"n1": BROKEN, "n2": BROKEN}
@@ -166,7 +167,7 @@ def test_without_any_executor_kubectl_takes_the_bucket_away(
 
 
 def test_an_aggregator_that_is_away_changes_nothing(site: KubernetesSite) -> None:
-    """Nodes keep what was last published until its end; a turn never raises."""
+    """Nodes keep the last published health until it expires; a turn never raises."""
     scores = Scores(site)
     scores.health = {"n1": BROKEN}
     scores.publisher.turn()
@@ -206,14 +207,16 @@ def test_health_ends_with_the_hold_of_its_node(site: KubernetesSite) -> None:
 
 
 def test_a_turn_writes_so_many_nodes_at_most() -> None:
-    """A new aggregator that judges 5,000 nodes otherwise would be 10,000 writes at once; the worst come first."""
+    """A new aggregator that judges 5,000 nodes differently would cause 10,000 writes at once; the
+    worst nodes come first.
+    """
     calls: list[str] = []
 
     class Api:
         def call(self, method: str, path: str, *_: Any) -> None:
             calls.append(path)
 
-    nodes = {f"n{at}": KubernetesNode(f"n{at}", "1") for at in range(300)}
+    nodes = {f"n{index}": KubernetesNode(f"n{index}", "1") for index in range(300)}
     health = {name: WELL for name in nodes} | {"n299": BROKEN}
     api: Any = Api()
     publisher = NodeHealthPublisher(api, lambda: nodes, lambda: health)
@@ -222,7 +225,7 @@ def test_a_turn_writes_so_many_nodes_at_most() -> None:
 
 
 def test_hysteresis_takes_the_worst_of_the_wait() -> None:
-    """3, then 1 and 2 by turns: the label says 2, not the 1 of the last moment."""
+    """3, then 1 and 2 in turn: the label is 2, not the latest value 1."""
     hysteresis, now = BucketHysteresis(), 100.0
     assert hysteresis.bucket("n1", None, 3, now) == 3
     assert hysteresis.bucket("n1", 3, 1, now) == 3
@@ -232,7 +235,7 @@ def test_hysteresis_takes_the_worst_of_the_wait() -> None:
 
 
 def test_a_label_that_is_no_bucket_is_written_over() -> None:
-    """Somebody typed `gangline.io/bucket=good`."""
+    """A person typed `gangline.io/bucket=good`."""
     node = KubernetesNode("n1", "1", bucket_label="good", bucket_until="x" * 30)
     assert node.bucket is None and node.bucket_ends == 0.0
     patch = label_patch(node, 1, 1e9)
@@ -240,7 +243,6 @@ def test_a_label_that_is_no_bucket_is_written_over() -> None:
 
 
 def test_a_host_that_is_silent_is_unknown() -> None:
-    """A stale host is neither healthy nor broken."""
     assert condition_of(NodeHealth(2, True, "STALE"))[0] == "Unknown"
     assert condition_of(NodeHealth(3, True, "SUSPECT", "X" * 1000))[0] == "True"
     assert len(condition_of(NodeHealth(3, True, "SUSPECT", "X" * 1000))[2]) <= 200
@@ -251,15 +253,15 @@ def test_scores_of_several_lengths_are_refused() -> None:
     reply = score_pb2.ScoreNodesResponse(
         node_index=[0, 1], state=bytes([1, 5]), bucket=bytes([0, 9]), reason=bytes([0, 0]), allowed_bitmap=b"\x01",
     )  # fmt: skip
-    found = health_of(reply, ["h1", "h2"], lambda host: "" if host == "h1" else "n2")
-    assert found == {"n2": NodeHealth(3, False, "UNHEALTHY", "")}
+    health = health_of(reply, ["h1", "h2"], lambda host: "" if host == "h1" else "n2")
+    assert health == {"n2": NodeHealth(3, False, "UNHEALTHY", "")}
     reply.bucket = b""
     with pytest.raises(ClientError, match="several lengths"):
         health_of(reply, ["h1", "h2"], str)
 
 
 def test_a_login_without_the_right_publishes_the_label_alone(cluster: UsedCluster) -> None:
-    """An operator took `nodes/status` out of the rights: no turn may fail for ever."""
+    """An operator removed `nodes/status` from the rights: turns must still succeed."""
     api: Any = ApiServer(cluster.access)
     with closing(api):
         whole = api.call

@@ -1,4 +1,6 @@
-"""The admission check of Kueue: against custom resources of exactly its fields. What Kueue does with the answer is not shown here."""
+"""The admission check of Kueue, against custom resources with exactly its fields. Kueue's reaction
+to the answer is not shown here.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +47,8 @@ BASE = f"/apis/{KUEUE}/v1beta1"
 STAMP = "2026-01-01T00:00:00Z"
 
 
-# ---------------------------------------------------------------- what is decided
-
-
 def fleet(count: int = 4, **settings: Any) -> dict[str, KubernetesNode]:
-    names = [f"n{at}" for at in range(1, count + 1)]
+    names = [f"n{index}" for index in range(1, count + 1)]
     return {name: KubernetesNode(name, "1", gpus={"nvidia.com/gpu": 8}, ready="True", **settings) for name in names}  # fmt: skip
 
 
@@ -63,7 +62,7 @@ def decide(pods: int, out: dict[str, str], **settings: Any) -> CheckAnswer:
 
 
 def test_it_waits_only_for_nodes_that_are_out() -> None:
-    """A check that waits for want of nodes as such would fight with Kueue's own quota."""
+    """A check that also waited for capacity would conflict with Kueue's own quota."""
     assert decide(4, {}).state == "Ready"
     answer = decide(4, {"n2": "held for a12", "n3": "bucket 3"})
     assert (answer.state, answer.requeue_seconds) == ("Retry", REQUEUE_SECONDS)
@@ -74,7 +73,7 @@ def test_it_waits_only_for_nodes_that_are_out() -> None:
 
 
 def test_pods_that_run_take_their_gpus() -> None:
-    """A healthy node that is full is no place."""
+    """A healthy node without free GPUs cannot take the gang."""
     pod = GangPod("ml", "p", "u", "ml/job/a", "Running", "n1", gpus=8)
     assert decide(3, {}, running=[pod]).state == "Ready"
     assert decide(3, {"n2": "x"}, running=[pod]).state == "Retry"
@@ -84,14 +83,19 @@ def test_pods_that_run_take_their_gpus() -> None:
 def test_selectors_and_flavors_narrow_the_nodes() -> None:
     """Four healthy nodes of another kind do not help."""
     nodes = fleet(labels={"kind": "a100"}) | {"h1": KubernetesNode("h1", "1", gpus={"nvidia.com/gpu": 8}, labels={"kind": "h100"})}  # fmt: skip
-    one = KueueWorkload("ml", "t", (PodSet("main", 1, 8),), (), True, {"main": frozenset(["fast"])})
-    narrowed = with_flavors(one, {"fast": {"kind": "h100"}, "slow": {}})
+    kueue_workload = KueueWorkload(
+        "ml", "t", (PodSet("main", 1, 8),), (), True, {"main": frozenset(["fast"])}
+    )
+    narrowed = with_flavors(kueue_workload, {"fast": {"kind": "h100"}, "slow": {}})
     assert check_workload(narrowed, nodes, {"h1": "bucket 3"}, (), GPU_RESOURCES).state == "Retry"
-    assert check_workload(one, nodes, {"h1": "bucket 3"}, (), GPU_RESOURCES).state == "Ready"
+    assert (
+        check_workload(kueue_workload, nodes, {"h1": "bucket 3"}, (), GPU_RESOURCES).state
+        == "Ready"
+    )
 
 
 def test_pod_sets_share_the_nodes() -> None:
-    """A launcher of one GPU and workers of eight: the widest first."""
+    """A launcher of one GPU and workers of eight: the widest is placed first."""
     both = workload(PodSet("launcher", 1, 1), PodSet("worker", 4, 8), PodSet("cpu", 9, 0))
     assert check_workload(both, fleet(), {}, (), GPU_RESOURCES).message.endswith(
         "the decision is Kueue's"
@@ -101,8 +105,8 @@ def test_pod_sets_share_the_nodes() -> None:
 
 
 def test_the_wait_grows_and_the_message_is_bounded() -> None:
-    """A thousand nodes that are out, and a workload that waits for a day."""
-    nodes, out = fleet(1000), {f"n{at}": "x" * 400 for at in range(1, 1001)}
+    """A thousand nodes out of service, and a workload that waits for a day."""
+    nodes, out = fleet(1000), {f"n{index}": "x" * 400 for index in range(1, 1001)}
     answer = decide(1, out, nodes=nodes, retries=3)
     assert (
         answer.requeue_seconds == 8 * REQUEUE_SECONDS
@@ -112,7 +116,7 @@ def test_the_wait_grows_and_the_message_is_bounded() -> None:
 
 
 def test_a_selector_of_the_bucket_only_where_it_is_asked_for() -> None:
-    """And only where the workload fits on the best nodes, and has none of its own."""
+    """The selector is set only if the workload fits on the best nodes, and has no selector of its own."""
     best = fleet(bucket_label="0")
     assert not decide(2, {}, nodes=best).node_selector
     answer = decide(2, {}, nodes=best, select_bucket=True)
@@ -124,9 +128,11 @@ def test_a_selector_of_the_bucket_only_where_it_is_asked_for() -> None:
 
 
 def test_the_patch_touches_our_check_alone() -> None:
-    """Others' checks are in the same list, and Kueue writes it, too."""
-    one = KueueWorkload("ml", "t", (), (("other", "Pending", 0), ("gangline", "Pending", 2)), True)
-    *tests, change = check_patch(one, 1, CheckAnswer("Retry", "why", 60), 0.0)
+    """The list also has other controllers' checks, and Kueue writes it, too."""
+    kueue_workload = KueueWorkload(
+        "ml", "t", (), (("other", "Pending", 0), ("gangline", "Pending", 2)), True
+    )
+    *tests, change = check_patch(kueue_workload, 1, CheckAnswer("Retry", "why", 60), 0.0)
     assert [(test["path"], test["value"]) for test in tests] == [
         ("/status/admissionChecks/1/name", "gangline"), ("/status/admissionChecks/1/state", "Pending"),
     ]  # fmt: skip
@@ -135,12 +141,9 @@ def test_the_patch_touches_our_check_alone() -> None:
 
 @pytest.mark.parametrize("document", [{}, {"metadata": {}, "spec": {"podSets": [{}]}}, {"metadata": 1, "spec": 2}, {"metadata": {"name": "a", "namespace": "b"}, "spec": {}, "status": {"admissionChecks": [{}]}}])  # fmt: skip
 def test_what_is_no_workload_is_passed_over(document: Any) -> None:
-    """A watch takes these errors for an object of no interest."""
+    """A watch skips an object with such an error."""
     with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
         parse_workload(document, GPU_RESOURCES)
-
-
-# ---------------------------------------------------------------- against an API server
 
 
 @pytest.fixture(scope="module")
@@ -150,11 +153,11 @@ def defined() -> set[int]:
 
 @pytest.fixture(params=["fake_cluster", pytest.param("real_cluster", marks=REAL)])
 def cluster(request: pytest.FixtureRequest, defined: set[int]) -> UsedCluster:
-    found: UsedCluster = request.getfixturevalue(request.param)
-    if id(found) not in defined:
-        define_all(found)
-        defined.add(id(found))
-    return found
+    fixture: UsedCluster = request.getfixturevalue(request.param)
+    if id(fixture) not in defined:
+        define_all(fixture)
+        defined.add(id(fixture))
+    return fixture
 
 
 @pytest.fixture
@@ -176,7 +179,7 @@ def controller(cluster: UsedCluster, site: KubernetesSite) -> Iterator[KueueCont
 
 
 def submit(site: KubernetesSite, name: str, pods: int) -> None:
-    """What Kueue writes: a workload, then quota and the checks to pass."""
+    """Create the objects that Kueue writes: a workload, then quota and pending checks."""
     api = site.people.api
     container = {"name": "main", "image": "none", "resources": {"requests": {"nvidia.com/gpu": str(GPUS)}}}  # fmt: skip
     body = {
@@ -185,26 +188,25 @@ def submit(site: KubernetesSite, name: str, pods: int) -> None:
     }  # fmt: skip
     api.call("POST", f"{BASE}/namespaces/{NAMESPACE}/workloads", body)
     condition = {"type": "QuotaReserved", "status": "True", "reason": "QuotaReserved", "message": "it has quota", "lastTransitionTime": STAMP}  # fmt: skip
-    checks = [{"name": one, "state": "Pending", "message": "it waits", "lastTransitionTime": STAMP} for one in ("other", "gangline")]  # fmt: skip
+    checks = [{"name": check_name, "state": "Pending", "message": "it waits", "lastTransitionTime": STAMP} for check_name in ("other", "gangline")]  # fmt: skip
     status = {"status": {"conditions": [condition], "admissionChecks": checks}}
     api.call("PATCH", f"{BASE}/namespaces/{NAMESPACE}/workloads/{name}/status", status, MERGE_PATCH)
 
 
 def checks(site: KubernetesSite, name: str) -> dict[str, Any]:
-    found = site.people.api.call("GET", f"{BASE}/namespaces/{NAMESPACE}/workloads/{name}")
-    return {one["name"]: one for one in found["status"]["admissionChecks"]}
+    result = site.people.api.call("GET", f"{BASE}/namespaces/{NAMESPACE}/workloads/{name}")
+    return {check["name"]: check for check in result["status"]["admissionChecks"]}
 
 
 def answered(controller: KueueController, site: KubernetesSite, name: str) -> Any:
-    """Turn until the check is answered."""
     until(lambda: controller.turn() and checks(site, name)["gangline"]["state"] != "Pending", "it is answered")  # fmt: skip
     assert checks(site, name)["other"]["state"] == "Pending"
     return checks(site, name)["gangline"]
 
 
 def is_active(site: KubernetesSite) -> str:
-    found = site.people.api.call("GET", f"{BASE}/admissionchecks/gangline")
-    (condition,) = found["status"]["conditions"]
+    check_object = site.people.api.call("GET", f"{BASE}/admissionchecks/gangline")
+    (condition,) = check_object["status"]["conditions"]
     return str(condition["status"])
 
 
@@ -214,34 +216,37 @@ def drop(site: KubernetesSite, *names: str) -> None:
 
 
 def test_ready_retry_and_who_is_in_the_way(controller: KueueController, site: KubernetesSite) -> None:  # fmt: skip
-    """Eight nodes, two of them held: eight pods wait, six go on."""
+    """Eight nodes, two of them held: eight pods wait, six start."""
     for node in ("n3", "n5"):
         assert site.kubernetes.apply([PlaceHold("a12", "why", f"gangline_a{node[1]}", node, 600)]) == {}  # fmt: skip
     submit(site, "six", 6)
     submit(site, "eight", 8)
     assert answered(controller, site, "six")["state"] == "Ready"
-    found = answered(controller, site, "eight")
-    assert found["state"] == "Retry" and found["requeueAfterSeconds"] == REQUEUE_SECONDS
-    assert found["message"].endswith("out: n3 (held for a3); n5 (held for a5)")
+    answers = answered(controller, site, "eight")
+    assert answers["state"] == "Retry" and answers["requeueAfterSeconds"] == REQUEUE_SECONDS
+    assert answers["message"].endswith("out: n3 (held for a3); n5 (held for a5)")
     assert is_active(site) == "True"
     drop(site, "six", "eight")
 
 
 def test_a_selector_on_the_bucket(controller: KueueController, site: KubernetesSite) -> None:
-    """Two pods, and four nodes of the best bucket."""
-    for at in range(1, 9):
-        body = {"metadata": {"labels": {"gangline.io/bucket": "0" if at < 5 else "2"}}}
-        site.people.api.call("PATCH", f"/api/v1/nodes/n{at}", body, MERGE_PATCH)
+    for index in range(1, 9):
+        body = {"metadata": {"labels": {"gangline.io/bucket": "0" if index < 5 else "2"}}}
+        site.people.api.call("PATCH", f"/api/v1/nodes/n{index}", body, MERGE_PATCH)
     until(lambda: site.kubernetes.current_nodes()["n8"].bucket == 2, "labels are seen")
     submit(site, "two", 2)
-    found = answered(controller, site, "two")
-    assert found["podSetUpdates"] == [{"name": "main", "nodeSelector": {"gangline.io/bucket": "0"}}]
+    answers = answered(controller, site, "two")
+    assert answers["podSetUpdates"] == [
+        {"name": "main", "nodeSelector": {"gangline.io/bucket": "0"}}
+    ]
     drop(site, "two")
     site.kubernetes.clear_health()
 
 
 def test_what_another_wrote_meanwhile_stays(controller: KueueController, site: KubernetesSite) -> None:  # fmt: skip
-    """Kueue took the quota back between our look and our answer: the patch must not bring a check to life that is gone."""
+    """Kueue took the quota back between the controller's read and its answer: the patch must not
+    restore a removed check.
+    """
     submit(site, "taken", 2)
     controller.turn()
     until(lambda: controller.turn() and checks(site, "taken")["gangline"]["state"] == "Ready", "answered")  # fmt: skip
@@ -253,11 +258,11 @@ def test_what_another_wrote_meanwhile_stays(controller: KueueController, site: K
     controller._write(seen, 1, CheckAnswer("Ready", "late"))
     assert checks(site, "taken")["gangline"]["state"] == "Rejected"
     drop(site, "taken")
-    controller._write(seen, 1, CheckAnswer("Ready", "gone"))  # says nothing
+    controller._write(seen, 1, CheckAnswer("Ready", "gone"))  # logs nothing
 
 
 def test_undo_lets_what_waits_go_on(controller: KueueController, site: KubernetesSite) -> None:
-    """A controller that is gone holds every workload of its queue up: undo answers them, and tells Kueue."""
+    """A controller that has ended blocks every workload of its queue: undo answers them, and informs Kueue."""
     controller.turn()
     assert is_active(site) == "True"
     submit(site, "waits", 8)
@@ -281,8 +286,8 @@ def test_without_kueue_nothing_is_done(site: KubernetesSite) -> None:
 def test_the_check_is_of_a_version_that_is_served() -> None:
     """Kueue 0.20 no longer serves v1beta1, which the manifest named; an upgrade under a running executor ended its watches for good."""
     with fake_kubernetes() as (fake, access):
-        for one in DEFINITIONS:
-            fake.define(one)
+        for definition in DEFINITIONS:
+            fake.define(definition)
         fake.serve(KUEUE, ("v1beta2", "v1beta1"))
         controller = KueueController(
             ApiServer(access), dict, dict, list, gpu_resources=GPU_RESOURCES
@@ -305,8 +310,8 @@ def test_the_check_is_of_a_version_that_is_served() -> None:
 def test_a_check_under_another_name_is_enough() -> None:
     """A site that named the check itself must not get a second one."""
     with fake_kubernetes() as (fake, access):
-        for one in DEFINITIONS:
-            fake.define(one)
+        for definition in DEFINITIONS:
+            fake.define(definition)
         own = {
             "metadata": {"name": "health"},
             "spec": {"controllerName": kubernetes_kueue.CONTROLLER_NAME},

@@ -1,4 +1,4 @@
-"""Objects of Kubernetes as executors read them: gangs, marks, ways in, and answers that are none."""
+"""Parsing of Kubernetes objects: gangs, marks, ways to log in, and invalid answers."""
 
 from __future__ import annotations
 
@@ -80,21 +80,18 @@ def pod(name: str = "p-0", **more: Any) -> Json:
 
 
 def parsed(name: str = "p-0", **more: Any) -> GangPod:
-    found = parse_pod(pod(name, **more), GPU_RESOURCES)
-    assert found is not None
-    return found
-
-
-# ---------------------------------------------------------------- nodes
+    parsed_pod = parse_pod(pod(name, **more), GPU_RESOURCES)
+    assert parsed_pod is not None
+    return parsed_pod
 
 
 def test_others_taints_count_unless_they_say_what_kind_of_node_it_is() -> None:
-    """nvidia.com/gpu:NoSchedule stands on every GPU node: the whole fleet would have been out of service."""
-    nodes = [parse_node(node("team=vision:NoSchedule", "nvidia.com/gpu=present:NoSchedule", name=f"n{at}")) for at in range(4)]  # fmt: skip
+    """Every GPU node has nvidia.com/gpu:NoSchedule: the whole fleet would have been out of service."""
+    nodes = [parse_node(node("team=vision:NoSchedule", "nvidia.com/gpu=present:NoSchedule", name=f"n{index}")) for index in range(4)]  # fmt: skip
     nodes.append(parse_node(node("repair=fan:NoSchedule", "soft=x:PreferNoSchedule", name="n9")))
     common = usual_keys(nodes)
     assert common == {"team", "nvidia.com/gpu"}
-    out = {one.name: node_of(one, USUAL_TAINTS, common).out for one in nodes}
+    out = {node.name: node_of(node, USUAL_TAINTS, common).out for node in nodes}
     assert {name: reason for name, reason in out.items() if reason} == {"n9": "tainted repair=fan:NoSchedule"}  # fmt: skip
 
 
@@ -110,18 +107,18 @@ def test_others_taints_count_unless_they_say_what_kind_of_node_it_is() -> None:
     ],
 )  # fmt: skip
 def test_who_took_a_node_out(document: Json, out: str, down: str) -> None:
-    """Kubernetes' own taints repeat its conditions; ours is nobody's outage."""
-    found = node_of(parse_node(document), USUAL_TAINTS, frozenset())
-    assert (found.out, found.down) == (out, down)
-    assert found.is_responding == (document["status"]["conditions"][0]["status"] != "Unknown")
+    """Kubernetes' own taints repeat its conditions; the executor's taint is not an outage."""
+    node_state = node_of(parse_node(document), USUAL_TAINTS, frozenset())
+    assert (node_state.out, node_state.down) == (out, down)
+    assert node_state.is_responding == (document["status"]["conditions"][0]["status"] != "Unknown")
 
 
 def test_a_patch_names_the_version_and_keeps_others_in_their_order() -> None:
-    """The list is written back as a whole."""
-    found = parse_node(node("a=1:NoSchedule", "gangline.io/avoid=a1:NoSchedule", "b=2:NoExecute", annotations={"gangline.io/holds": "gangline_a1=100"}))  # fmt: skip
-    test, taints, annotation = holds_patch(found, {"gangline_a1": 100.0, "gangline_a2": 300.0}, False)  # fmt: skip
+    """The patch replaces the whole list."""
+    parsed_node = parse_node(node("a=1:NoSchedule", "gangline.io/avoid=a1:NoSchedule", "b=2:NoExecute", annotations={"gangline.io/holds": "gangline_a1=100"}))  # fmt: skip
+    test, taints, annotation = holds_patch(parsed_node, {"gangline_a1": 100.0, "gangline_a2": 300.0}, False)  # fmt: skip
     assert test == {"op": "test", "path": "/metadata/resourceVersion", "value": "7"}
-    assert [one["key"] for one in taints["value"]] == ["a", "b", "gangline.io/avoid"]
+    assert [taint["key"] for taint in taints["value"]] == ["a", "b", "gangline.io/avoid"]
     assert annotation["path"] == "/metadata/annotations/gangline.io~1holds"
     assert annotation["value"] == "gangline_a1=100 gangline_a2=300"
     assert holds_patch(parse_node(node(annotations={})), {}, True) == []
@@ -131,26 +128,27 @@ def test_a_patch_names_the_version_and_keeps_others_in_their_order() -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "gangline_a1", "gangline_a1=", "gangline_a1=1e9", "gangline_a1=9999999999999", "gangline_b1=5", "a=1 " * 9000])  # fmt: skip
 def test_an_annotation_that_nobody_can_read_has_no_holds(text: str) -> None:
-    """Then the taint has no end: it counts as past its end, and is taken away."""
+    """A taint without a readable end counts as expired, and is removed."""
     assert parse_holds(text) == {}
-    found = parse_node(node("gangline.io/avoid=a1:NoSchedule", annotations={"gangline.io/holds": text}))  # fmt: skip
-    assert found.holds == {"gangline_a1": 0.0} and has_expired(found, 1.0)
+    parsed_node = parse_node(node("gangline.io/avoid=a1:NoSchedule", annotations={"gangline.io/holds": text}))  # fmt: skip
+    assert parsed_node.holds == {"gangline_a1": 0.0} and has_expired(parsed_node, 1.0)
 
 
 def test_holds_on_a_node_are_limited() -> None:
-    """An annotation that somebody filled is not read without end."""
-    many = {f"gangline_a{at}": 5.0 for at in range(10_000)}
+    """An annotation of any size is read up to a limit."""
+    many = {f"gangline_a{index}": 5.0 for index in range(10_000)}
     assert len(parse_holds(format_holds(many))) == 2 * NODE_HOLDS_MAX
 
 
 def test_without_our_taint_no_hold_stands() -> None:
-    """A person took the taint away and left the annotation, whose end has not come."""
-    found = parse_node(node(annotations={"gangline.io/holds": "gangline_a1=500"}))
-    assert found.holds == {} and not has_expired(found, 400.0) and has_expired(found, 500.0)
+    """A person removed the taint and left the annotation, whose end is in the future."""
+    parsed_node = parse_node(node(annotations={"gangline.io/holds": "gangline_a1=500"}))
+    assert (
+        parsed_node.holds == {}
+        and not has_expired(parsed_node, 400.0)
+        and has_expired(parsed_node, 500.0)
+    )
     assert has_expired(parse_node(node("gangline.io/evict=a1:NoExecute")), 1.0)
-
-
-# ---------------------------------------------------------------- gangs
 
 
 @pytest.mark.parametrize(
@@ -171,9 +169,8 @@ def test_the_widest_name_is_the_gang(more: Json, gang: str) -> None:
 
 
 def test_a_label_of_the_site_comes_first() -> None:
-    """The site's launcher knows better."""
-    found = parse_pod(pod(labels={"job-name": "b", "corp.example/run": "r9"}), GPU_RESOURCES, ["corp.example/run"])  # fmt: skip
-    assert found is not None and found.gang == "ml/run/r9"
+    parsed_pod = parse_pod(pod(labels={"job-name": "b", "corp.example/run": "r9"}), GPU_RESOURCES, ["corp.example/run"])  # fmt: skip
+    assert parsed_pod is not None and parsed_pod.gang == "ml/run/r9"
 
 
 @pytest.mark.parametrize(
@@ -208,8 +205,8 @@ def test_pods_are_known_by_every_kind_of_gpu(limits: dict[str, str], gpus: int) 
     """Pods with MIG instances or shared GPUs were not seen: a drain ended at once, and a reset could run under the pod."""
     for containers in ("containers", "initContainers"):
         spec = {"containers": [{}], containers: [{"resources": {"limits": limits}}]}
-        found = parse_pod(pod(spec=spec), GPU_RESOURCES)
-        assert (found.gpus if found else 0) == gpus
+        parsed_pod = parse_pod(pod(spec=spec), GPU_RESOURCES)
+        assert (parsed_pod.gpus if parsed_pod else 0) == gpus
     assert count_gpus(parse_node(node_with(limits)).gpus, GPU_RESOURCES) == gpus
 
 
@@ -236,7 +233,7 @@ def test_the_doctor_names_resources_that_look_like_gpus() -> None:
 
 
 def test_pods_without_gpus_and_daemons_are_no_gangs() -> None:
-    """A driver's DaemonSet asks for GPUs on some sites; a drain would never have been over."""
+    """A driver's DaemonSet requests GPUs on some sites; a drain would never have ended."""
     assert parse_pod(pod(gpus=""), GPU_RESOURCES) is None
     assert parse_pod(pod(owner={"kind": "DaemonSet", "name": "d", "controller": True}), GPU_RESOURCES) is None  # fmt: skip
     assert parse_pod(pod(annotations={"kubernetes.io/config.mirror": "x"}), GPU_RESOURCES) is None
@@ -257,21 +254,19 @@ def test_pods_without_gpus_and_daemons_are_no_gangs() -> None:
     ],
 )  # fmt: skip
 def test_what_the_owner_says(annotations: Json, may: bool, checkpoint: float) -> None:
-    """A word that is none changes nothing."""
-    found = parsed(annotations=annotations)
-    assert (found.may_requeue, found.checkpoint_seconds) == (may, checkpoint)
+    parsed_pod = parsed(annotations=annotations)
+    assert (parsed_pod.may_requeue, parsed_pod.checkpoint_seconds) == (may, checkpoint)
     assert not parsed(owner=None).may_requeue
 
 
 @pytest.mark.parametrize("document", [{}, {"metadata": None}, {"metadata": {}, "spec": {}}, [], None, 7, {"metadata": {"name": "../x"}, "spec": {}}])  # fmt: skip
 def test_what_is_no_object_is_refused(document: Any) -> None:
-    """Each of these is left out by the watch, and ends nothing."""
+    """The watch skips each of these, and continues."""
     with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
         parse_node(document)
 
 
 def test_times() -> None:
-    """With and without fractions; a word that is none is no time."""
     assert parse_time("2026-01-01T00:00:05Z") == parse_time("2026-01-01T00:00:05.123456Z") == 1767225605.0  # fmt: skip
     assert parse_time("2026-13-01T00:00:00Z") == parse_time("yesterday") == parse_time(None) == 0.0
 
@@ -279,21 +274,21 @@ def test_times() -> None:
 def test_a_gang_that_loses_pods_restarts_once() -> None:
     """Three pods that leave one after another were three restarts, and three outcomes."""
     history = GangHistory()
-    pods = [parsed(f"p-{at}") for at in range(3)]
+    pods = [parsed(f"p-{index}") for index in range(3)]
     assert history.jobs(pods, (), 0.0)["ml/job/train"].restarts == 0
     assert history.jobs(pods[1:], (), 1.0)["ml/job/train"].restarts == 1
     assert history.jobs(pods[2:], (), 2.0)["ml/job/train"].restarts == 1
-    again = [parsed(f"q-{at}") for at in range(3)]
+    again = [parsed(f"q-{index}") for index in range(3)]
     assert history.jobs(again, (), 3.0)["ml/job/train"].restarts == 1
     assert history.jobs(again[:2], (), 4.0)["ml/job/train"].restarts == 2
 
 
 def test_an_evicted_gang_waits_for_its_new_pods_and_not_for_ever() -> None:
-    """Its controller makes them a moment later: until then it was taken to have ended."""
+    """Its controller creates them a moment later: until then the gang was taken for ended."""
     history = GangHistory()
-    pods = [parsed(f"p-{at}") for at in range(2)]
+    pods = [parsed(f"p-{index}") for index in range(2)]
     history.jobs(pods, (), 0.0)
-    leaving = {one.uid for one in pods}
+    leaving = {pod.uid for pod in pods}
     assert history.jobs(pods, leaving, 1.0)["ml/job/train"].state == "PENDING"
     gone = history.jobs([], leaving, 2.0)["ml/job/train"]
     assert (gone.state, gone.nodes, gone.restarts) == ("PENDING", frozenset(), 1)
@@ -309,13 +304,10 @@ def test_an_evicted_gang_waits_for_its_new_pods_and_not_for_ever() -> None:
     ],
 )  # fmt: skip
 def test_how_a_gang_ended(statuses: list[Json], state: str) -> None:
-    """An outcome is what hazards are learned from."""
-    pods = [parsed(f"p-{at}", status=status) for at, status in enumerate(statuses)]
+    """Hazards are learned from outcomes."""
+    pods = [parsed(f"p-{index}", status=status) for index, status in enumerate(statuses)]
     (job,) = GangHistory().jobs(pods, (), 0.0).values()
     assert job.state == state and job.ended
-
-
-# ---------------------------------------------------------------- disruption budgets
 
 
 def budget(allowed: int, selector: Any) -> Json:
@@ -325,7 +317,7 @@ def budget(allowed: int, selector: Any) -> Json:
 def test_budgets_are_added_up() -> None:
     """Only pods that are ready count, as the API server counts."""
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
-    pods = [parsed(f"p-{at}", labels={"app": "x"}, status=ready) for at in range(3)]
+    pods = [parsed(f"p-{index}", labels={"app": "x"}, status=ready) for index in range(3)]
     assert "allows 2 disruptions, and 3 pods" in budget_refusal(pods, [budget(2, {"matchLabels": {"app": "x"}})])  # fmt: skip
     assert not budget_refusal(pods, [budget(3, {}), budget(0, {"matchLabels": {"app": "y"}}), budget(0, None)])  # fmt: skip
     assert not budget_refusal([parsed(labels={"app": "x"})], [budget(0, {})])
@@ -343,11 +335,8 @@ def test_budgets_are_added_up() -> None:
     ],
 )  # fmt: skip
 def test_selectors(expression: Json, holds: bool) -> None:
-    """As the API server reads them."""
+    """Selectors match as in the API server."""
     assert selects({"matchExpressions": [expression]}, {"a": "1"}) is holds
-
-
-# ---------------------------------------------------------------- the way in
 
 
 def write_config(folder: Path, cluster: Json, user: Json | None = None) -> Path:
@@ -361,7 +350,7 @@ def write_config(folder: Path, cluster: Json, user: Json | None = None) -> Path:
 
 
 def test_a_kubeconfig_that_cannot_be_used_says_why(tmp_path: Path) -> None:
-    """YAML, a login through another program, and a CA that nobody checks are the usual three."""
+    """The three usual causes: YAML, a login through another program, and a CA that is not verified."""
     yaml = tmp_path / "config"
     yaml.write_text("apiVersion: v1\n")
     with pytest.raises(SchedulerError, match="kubectl config view --raw --minify --flatten -o json"):  # fmt: skip
@@ -385,12 +374,12 @@ def test_a_kubeconfig_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     ):
         with pytest.raises(SchedulerError, match=message):
             kubeconfig_access(write_config(tmp_path, cluster, user))
-    found = kubeconfig_access(write_config(tmp_path, {"server": "https://k.example/x"}, {"token": "t"}))  # fmt: skip
-    assert (found.host, found.port, found.path, found.token) == ("k.example", 443, "/x", "t")
+    access = kubeconfig_access(write_config(tmp_path, {"server": "https://k.example/x"}, {"token": "t"}))  # fmt: skip
+    assert (access.host, access.port, access.path, access.token) == ("k.example", 443, "/x", "t")
 
 
 def test_without_tls_only_this_machine(tmp_path: Path) -> None:
-    """A token in the clear on a network is everybody's."""
+    """A token sent in the clear over a network is public."""
     assert find_access("http://127.0.0.1:8001").port == 8001
     for server in ("http://k.example:8001", "https://127.0.0.1:8001", "127.0.0.1", "http://127.0.0.1:x"):  # fmt: skip
         with pytest.raises(SchedulerError, match="kubernetes_server"):
@@ -402,12 +391,8 @@ def test_without_tls_only_this_machine(tmp_path: Path) -> None:
         service_account_access({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path)
 
 
-# ---------------------------------------------------------------- answers
-
-
 @contextmanager
 def answering(answer: bytes) -> Iterator[ApiServer]:
-    """An API server that says *answer* to everything."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -453,7 +438,7 @@ def http(body: bytes, status: str = "200 OK") -> bytes:
 def test_an_answer_that_is_none_is_an_error(
     answer: bytes, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A load balancer answers for an API server that is away."""
+    """A load balancer answers for an unreachable API server."""
     limit = 1000 if "1000" in message else 1 << 20
     monkeypatch.setattr(kubernetes_api, "ANSWER_BYTES_MAX", limit)
     with answering(answer) as api, pytest.raises(ApiError, match=message):
@@ -473,7 +458,7 @@ def test_an_answer_that_is_none_is_an_error(
 def test_an_event_that_is_none_ends_the_watch(
     body: bytes, status: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is begun again from a list."""
+    """The watch restarts from a new list."""
     monkeypatch.setattr(kubernetes_api, "EVENT_BYTES_MAX", 1000)
     with answering(http(body)) as api, pytest.raises(ApiError, match=message) as caught:
         list(api.watch("/api/v1/nodes", "1"))
@@ -514,10 +499,10 @@ def test_the_doctor_asks_for_the_rights_of_the_executor(
 
 
 def test_the_doctor_counts_outages() -> None:
-    """A cluster whose every other node has a taint of a team gets no advice: somebody has to see why."""
-    nodes = {f"n{at}": node_of(parse_node(node("team=a:NoSchedule", name=f"n{at}")), (), frozenset()) for at in range(3)}  # fmt: skip
+    """A cluster where every second node has a team's taint gets no advice: the operator must see the reason."""
+    nodes = {f"n{index}": node_of(parse_node(node("team=a:NoSchedule", name=f"n{index}")), (), frozenset()) for index in range(3)}  # fmt: skip
     (job,) = GangHistory().jobs([parsed(owner=None)], (), 0.0).values()
-    lines = [one.text for one in cluster_findings(nodes, {job.name: job})]
+    lines = [finding.text for finding in cluster_findings(nodes, {job.name: job})]
     assert lines[0] == "3 nodes, 1 gangs with GPUs"
     assert lines[1].startswith("3 nodes count as taken out by others: tainted team=a")
     assert "1 gangs are not evicted" in lines[2] and "ml/pod/p-0" in lines[2]

@@ -1,4 +1,4 @@
-"""The rights of packaging/kubernetes by the real API server with RBAC on: each one that is needed, and no other."""
+"""The rights of packaging/kubernetes, by the real API server with RBAC on: each needed right, and no others."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ALLOWED: dict[tuple[str, str, str, str], set[str]] = {
     (DRA, "devicetaintrules", "", ""): {"list", "create", "patch", "delete"},
     (DRA, "resourceslices", "", ""): {"list"},
 }
-#: What it has nothing of.
+#: Resources without any right.
 FORBIDDEN = (
     ("", "secrets", "", ""), ("", "secrets", "gangline", ""), ("", "configmaps", "", ""), ("", "configmaps", "kube-system", ""),
     (LEASES, "leases", "kube-system", ""), ("", "events", NAMESPACE, ""), ("", "namespaces", "", ""),
@@ -72,7 +72,7 @@ def api(real_cluster: UsedCluster) -> Iterator[ApiServer]:
 
 
 def allowed_verbs(api: ApiServer, group: str, resource: str, namespace: str, name: str) -> set[str]:
-    found = set()
+    allowed = set()
     for verb in VERBS:
         kind, _, subresource = resource.partition("/")
         attributes = {"verb": verb, "group": group, "resource": kind, "subresource": subresource, "namespace": namespace, "name": name}  # fmt: skip
@@ -81,25 +81,25 @@ def allowed_verbs(api: ApiServer, group: str, resource: str, namespace: str, nam
         }  # fmt: skip
         answer = api.call("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body)
         if answer["status"].get("allowed"):
-            found.add(verb)
-    return found
+            allowed.add(verb)
+    return allowed
 
 
 @pytest.mark.parametrize("place", ALLOWED, ids=lambda place: "-".join(filter(None, place)).replace("/", "."))  # fmt: skip
 def test_what_it_needs_and_no_other_verb(api: ApiServer, place: tuple[str, str, str, str]) -> None:
-    """A verb too many is one that somebody who has the token can use on a whole cluster."""
+    """A needless verb could be used on the whole cluster with a stolen token."""
     assert allowed_verbs(api, *place) == ALLOWED[place]
 
 
 def test_nothing_of_all_else(api: ApiServer) -> None:
     """Secrets, other namespaces, the rights themselves."""
-    found = {place: verbs for place in FORBIDDEN if (verbs := allowed_verbs(api, *place))}
-    assert found == {}
+    excess = {place: verbs for place in FORBIDDEN if (verbs := allowed_verbs(api, *place))}
+    assert excess == {}
 
 
 @pytest.mark.parametrize("name", ["executor.yaml", "extender.yaml"])
 def test_the_api_server_takes_the_other_manifests(real_cluster: UsedCluster, api: ApiServer, name: str) -> None:  # fmt: skip
-    """A field that is misspelt is found at the first `kubectl apply` of somebody else."""
+    """A misspelled field would be found only at a user's first `kubectl apply`."""
     kubectl = path_of("kubectl")
     assert kubectl and real_cluster.real
     done = subprocess.run(
@@ -110,9 +110,9 @@ def test_the_api_server_takes_the_other_manifests(real_cluster: UsedCluster, api
 
 
 def test_the_doctor_knows_the_rights_of_what_is_turned_on(api: ApiServer) -> None:
-    """Each right that is missing is named with the manifest that gives it."""
+    """Each missing right is reported with the manifest that grants it."""
     config = KubernetesConfig(kueue=True, device_taints=True)
-    assert [one.text for one in kubernetes_doctor._rights(api, config)] == [
+    assert [right.text for right in kubernetes_doctor._rights(api, config)] == [
         "has all rights that it needs"
     ]
     wanted = {(group, kind) for _, group, kind, _, _ in (*KUEUE_RIGHTS, *DEVICE_RIGHTS)}
@@ -120,10 +120,10 @@ def test_the_doctor_knows_the_rights_of_what_is_turned_on(api: ApiServer) -> Non
 
 
 def test_the_table_names_all_that_the_manifests_name() -> None:
-    """A right that is added to a manifest is added here, with its reason in the review."""
+    """A right added to a manifest must be added here, with its reason in the review."""
     named = set[str]()
     for name in ("executor-rights.yaml", "kueue-rights.yaml", "devices-rights.yaml"):
         for line in re.findall(r"resources: \[(.*)\]", (MANIFESTS / name).read_text()):
             named |= set(re.findall(r'"([a-z/]+)"', line))
     assert named == {resource for _, resource, _, _ in ALLOWED}
-    assert {one["spec"]["names"]["plural"] for one in DEFINITIONS} <= named
+    assert {definition["spec"]["names"]["plural"] for definition in DEFINITIONS} <= named

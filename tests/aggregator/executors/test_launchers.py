@@ -1,4 +1,6 @@
-"""What an executor does for launchers: cycle-info files, segment files, and the attribution service, without the real client."""
+"""The executor's interfaces for launchers: cycle-info files, segment files and the attribution
+service, without the real client.
+"""
 
 from __future__ import annotations
 
@@ -65,8 +67,8 @@ def job(name: str, *nodes: str, **fields: Any) -> ScheduledJob:
 
 
 def state(*jobs: ScheduledJob) -> SchedulerState:
-    nodes = {f"n{at}": Node(f"n{at}", "ALLOCATED") for at in range(1, 9)}
-    return SchedulerState(nodes, {one.name: one for one in jobs})
+    nodes = {f"n{index}": Node(f"n{index}", "ALLOCATED") for index in range(1, 9)}
+    return SchedulerState(nodes, {job.name: job for job in jobs})
 
 
 def cycle(number: int, *active: str, started: float = NOW - 300, ended: float = 0.0, name: str = "7") -> CycleInfo:  # fmt: skip
@@ -76,9 +78,6 @@ def cycle(number: int, *active: str, started: float = NOW - 300, ended: float = 
 def advice(node: str, action: str = "EVICT_NOW", **fields: Any) -> Advice:
     given = {"state": "PROPOSED", "basis": "DETERMINISTIC", "reason": "GPU 3: XID 79", **fields}
     return Advice("a1", "a1-1", action, node=node, **given)
-
-
-# ---------------------------------------------------------------- cycle-info files
 
 
 def described(**fields: object) -> str:
@@ -116,13 +115,13 @@ def test_a_file_is_read_as_its_launcher_writes_it() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_cycle_info_is_refused(text: str, why: str) -> None:
-    """Users write these files: one of them must neither end the executor nor fill its memory."""
+    """Users write these files: a bad file must neither end the executor nor fill its memory."""
     with pytest.raises(CycleInfoError, match=why):
         parse_cycle_info(text)
 
 
 def test_the_link_leads_to_a_file_of_that_job_in_its_folder_only(tmp_path: Path) -> None:
-    """Else a user could have the executor read any file, or wait at a FIFO for ever."""
+    """Otherwise a user could make the executor read any file, or block at a FIFO."""
     assert read_cycle_info(tmp_path, "7") is None
     link = tmp_path / "cycle_info.7.current"
     secret = tmp_path / "secret"
@@ -156,9 +155,9 @@ def test_the_link_leads_to_a_file_of_that_job_in_its_folder_only(tmp_path: Path)
 
 
 def test_a_gang_is_the_hosts_that_its_launcher_uses() -> None:
-    """A hot spare of the allocation is no member: it slows nobody down, and nobody loses by its drain."""
-    found = with_cycles(state(job("7", "n1", "n2", "n3.cluster")), {"7": cycle(0, "n1", "n3")})
-    (gang,) = found.jobs.values()
+    """A hot spare of the allocation is not a member: it slows no host down, and its drain costs nothing."""
+    merged = with_cycles(state(job("7", "n1", "n2", "n3.cluster")), {"7": cycle(0, "n1", "n3")})
+    (gang,) = merged.jobs.values()
     assert (gang.name, gang.nodes, gang.gpus, gang.cycle) == (
         "7",
         frozenset({"n1", "n3.cluster"}),
@@ -168,9 +167,12 @@ def test_a_gang_is_the_hosts_that_its_launcher_uses() -> None:
 
 
 def test_tasks_of_an_array_are_one_gang() -> None:
-    tasks = [job(str(at), f"n{at}", array="7", array_task=str(at)) for at in (7, 8)]
-    found = with_cycles(state(*tasks, job("9", "n1")), {"7": cycle(0, "n7", "n8")})
-    assert {name: one.nodes for name, one in found.jobs.items()} == {"7": {"n7", "n8"}, "9": {"n1"}}
+    tasks = [job(str(number), f"n{number}", array="7", array_task=str(number)) for number in (7, 8)]
+    merged = with_cycles(state(*tasks, job("9", "n1")), {"7": cycle(0, "n7", "n8")})
+    assert {name: job.nodes for name, job in merged.jobs.items()} == {
+        "7": {"n7", "n8"},
+        "9": {"n1"},
+    }
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,9 @@ def test_a_file_is_believed_only_about_hosts_and_the_run_of_its_job(info: CycleI
 
 
 def test_a_launchers_restart_is_an_outcome_and_the_host_that_was_left_is_blamed(tmp_path: Path) -> None:  # fmt: skip
-    """The scheduler sees one run of the job; what its launcher lost within it was in no outcome, and hazards stayed too low."""
+    """The scheduler sees a single run of the job; the launcher's losses within it were in no
+    outcome, and hazards stayed too low.
+    """
     ledger = ExecutorLedger(tmp_path / "ledger.json")
     ledger.entries["a1"] = Entry("a1", "n2", "EVICT_NOW", "x", 1, NOW, NOW + 7200, phase=SET, mark="hold")  # fmt: skip
     reported = reports.Reported()
@@ -205,9 +209,6 @@ def test_a_launchers_restart_is_an_outcome_and_the_host_that_was_left_is_blamed(
     assert reported.outcomes[1].end_reason == "restarted by its launcher"
 
 
-# ---------------------------------------------------------------- segment files
-
-
 def marked(tmp_path: Path, node: str, action: str) -> ExecutorLedger:
     ledger = ExecutorLedger(tmp_path / "ledger.json")
     ledger.entries["a1"] = Entry("a1", node, action, "x", 1, NOW, NOW + 7200, phase=SET, mark="hold")  # fmt: skip
@@ -215,8 +216,10 @@ def marked(tmp_path: Path, node: str, action: str) -> ExecutorLedger:
 
 
 def test_a_segment_is_out_while_a_node_of_it_is(tmp_path: Path) -> None:
-    """Of a job that is no array, the first process alone reads the file: with several nodes it would take the wrong one out."""
-    tasks = [job(str(at), f"n{at}", array="4", array_task=str(at)) for at in (5, 6)]
+    """In a job that is not an array only the first process reads the file: with several nodes it
+    would exclude the wrong node.
+    """
+    tasks = [job(str(number), f"n{number}", array="4", array_task=str(number)) for number in (5, 6)]
     shown = state(*tasks, job("7", "n1", "n2"), job("8", "n3"))
     assert list(launcher_segments.wanted_files(shown, marked(tmp_path, "n5", "EVICT_NOW"))) == ["segment_health_check.4.5"]  # fmt: skip
     assert list(launcher_segments.wanted_files(shown, marked(tmp_path, "n3", "DRAIN_AT_CHECKPOINT"))) == ["segment_health_check.8.8"]  # fmt: skip
@@ -226,7 +229,7 @@ def test_a_segment_is_out_while_a_node_of_it_is(tmp_path: Path) -> None:
 
 
 def test_only_our_own_files_are_taken_back(tmp_path: Path) -> None:
-    """A site has a program of its own that bars segments: its decisions stand."""
+    """A site's own program excludes segments: its decisions stay."""
     theirs, theirs_too = (tmp_path / f"segment_health_check.{name}" for name in ("1.1", "1.2"))
     theirs.write_text("out by hand\n")
     theirs_too.touch()
@@ -248,7 +251,9 @@ def test_only_our_own_files_are_taken_back(tmp_path: Path) -> None:
 def test_a_launcher_never_reads_a_file_that_is_not_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes an empty file for healthy: one whose writer was killed stayed so, and the executor left it as another's."""
+    """The launcher takes an empty file for healthy: a half-written file stayed empty, and the
+    executor took it for a foreign one.
+    """
     path, content = tmp_path / "segment_health_check.1.1", "gangline:v1;act=out;adv=a1;node=n1\n"
 
     def full(*arguments: object) -> None:
@@ -273,7 +278,9 @@ def test_a_launcher_never_reads_a_file_that_is_not_whole(
 
 
 def test_an_executor_writes_and_takes_back_segment_files(tmp_path: Path) -> None:
-    """From the advisory to the file, and from the return to its end; a start after a kill finds what was left."""
+    """From the advisory to the file, and from the return to its removal; a start after a kill finds
+    the existing files.
+    """
     site = ModelSite(drain_ends=False)
     model = site.scheduler
     assert isinstance(model, ModelScheduler)
@@ -283,9 +290,9 @@ def test_an_executor_writes_and_takes_back_segment_files(tmp_path: Path) -> None
     left.write_text("gangline:v1;act=out;adv=a9;node=n8\n")
     for node in ("n1", "n2"):
         name = site.submit(1, may_requeue=False)
-        found, count = model.jobs[name]
-        assert found.nodes == {node}
-        model.jobs[name] = replace(found, array="40", array_task=name), count
+        job_state, count = model.jobs[name]
+        assert job_state.nodes == {node}
+        model.jobs[name] = replace(job_state, array="40", array_task=name), count
     with serving_advice() as server, _stack() as stack:
         rig = Rig(site, server, tmp_path, stack)
         rig.start(segment_health_dir=str(folder))
@@ -320,16 +327,13 @@ def test_in_shadow_no_file_is_written(tmp_path: Path) -> None:
         assert [path.name for path in folder.iterdir()] == ["segment_health_check.9.9"]
 
 
-# ---------------------------------------------------------------- attribution
-
-
 def seen(shown: SchedulerState, *all_advice: Advice, cycles: dict[str, CycleInfo] | None = None, before: HealthView | None = None, live: bool = True) -> HealthView:  # fmt: skip
     return health_view(shown, cycles or {}, all_advice, before or HealthView(), NOW, is_live=live)
 
 
 def verdict(view: HealthView, requested: float = NOW - 60.0) -> tuple[str, bool, str]:
-    found = recommend(view, "7", LOG, requested, NOW, 120.0)
-    return found.action, found.is_final, found.reason
+    advised = recommend(view, "7", LOG, requested, NOW, 120.0)
+    return advised.action, advised.is_final, advised.reason
 
 
 RUNNING = state(job("7", "n1", "n2", "n3"))
@@ -337,26 +341,26 @@ NEXT = {"7": cycle(1, "n1", "n2", started=NOW - 5)}
 
 
 def test_stop_where_the_next_cycle_runs_on_the_broken_host() -> None:
-    found = verdict(seen(RUNNING, advice("n2"), cycles=NEXT))
-    assert found[:2] == ("STOP", True) and "n2: GPU 3: XID 79 (a1)" in found[2]
+    answer = verdict(seen(RUNNING, advice("n2"), cycles=NEXT))
+    assert answer[:2] == ("STOP", True) and "n2: GPU 3: XID 79 (a1)" in answer[2]
 
 
 def test_restart_where_the_broken_host_is_out_of_the_job() -> None:
-    """A spare took its place: stopping would cost a job that has healed itself."""
+    """A spare replaced the host: stopping would cost a job that has healed itself."""
     before = seen(RUNNING, cycles={"7": cycle(0, "n1", "n3")})
-    found = verdict(seen(RUNNING, advice("n3"), cycles=NEXT, before=before))
-    assert found[:2] == ("RESTART", True) and "out of the job: n3: GPU 3: XID 79" in found[2]
+    answer = verdict(seen(RUNNING, advice("n3"), cycles=NEXT, before=before))
+    assert answer[:2] == ("RESTART", True) and "out of the job: n3: GPU 3: XID 79" in answer[2]
 
 
 def test_restart_where_the_job_was_requeued_elsewhere() -> None:
     before = seen(RUNNING)
     waiting = seen(state(replace(RUNNING.jobs["7"], state="PENDING", nodes=frozenset())), before=before)  # fmt: skip
-    found = verdict(seen(state(job("7", "n4", "n5", "n6")), advice("n2"), before=waiting))
-    assert found[:2] == ("RESTART", True)
+    answer = verdict(seen(state(job("7", "n4", "n5", "n6")), advice("n2"), before=waiting))
+    assert answer[:2] == ("RESTART", True)
 
 
 def test_the_launcher_waits_for_its_next_cycle_before_anything_is_said() -> None:
-    """Its own node check may be about to leave the host: a STOP now would end a job that heals itself."""
+    """The launcher's own node check may be about to leave the host: a STOP would end a job that heals itself."""
     same = {"7": cycle(0, "n1", "n2", ended=NOW - 60)}
     view = seen(RUNNING, advice("n2"), cycles=same)
     assert verdict(view)[:2] == ("UNKNOWN", False)
@@ -377,19 +381,19 @@ def test_the_launcher_waits_for_its_next_cycle_before_anything_is_said() -> None
     ids=lambda one: f"{one.action} {one.basis} {one.state} {one.node}",
 )  # fmt: skip
 def test_never_stop_for_less(one: Advice) -> None:
-    """Never on statistics, never where the job may go on there, never for what a person rejected, never for another host."""
+    """Never on statistics, never if the job may continue there, never for rejected advice, never for another host."""
     assert verdict(seen(RUNNING, one, cycles=NEXT))[:2] == ("UNKNOWN", True)
 
 
 def test_never_stop_without_the_launchers_word_for_its_hosts() -> None:
-    """In an allocation with spares nobody else knows whether the host is used."""
-    found = verdict(seen(RUNNING, advice("n2")), requested=NOW - 1000)
-    assert found[:2] == ("UNKNOWN", True) and "not known without cycle-info files" in found[2]
+    """In an allocation with spares only the launcher knows whether the host is used."""
+    answer = verdict(seen(RUNNING, advice("n2")), requested=NOW - 1000)
+    assert answer[:2] == ("UNKNOWN", True) and "not known without cycle-info files" in answer[2]
 
 
 def test_never_stop_while_the_aggregator_is_away() -> None:
-    found = verdict(seen(RUNNING, advice("n2"), cycles=NEXT, live=False))
-    assert found == ("UNKNOWN", True, "Gangline: the aggregator is not connected")
+    answer = verdict(seen(RUNNING, advice("n2"), cycles=NEXT, live=False))
+    assert answer == ("UNKNOWN", True, "Gangline: the aggregator is not connected")
     assert recommend(seen(RUNNING), "8", LOG, NOW, NOW, 1.0).reason == "Gangline: no job 8 runs here"  # fmt: skip
 
 
@@ -427,9 +431,9 @@ def test_logs_of_a_job_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(attribution, "LOGS_PER_JOB_MAX", 3)
     board = board_of(hostile())
     board.submit("/log", "7", HOME, NOW)
-    for at in range(5):
-        board.submit(f"/log{at}", "666", HOSTILE, NOW)
-        board.answer(f"/666/{at}", HOSTILE, NOW, wait=True)
+    for index in range(5):
+        board.submit(f"/log{index}", "666", HOSTILE, NOW)
+        board.answer(f"/666/{index}", HOSTILE, NOW, wait=True)
     assert {name: len(logs) for name, logs in board._failures.items()} == {"7": 1, "666": 3}
     board.view = seen(RUNNING)
     board.submit("/log", "7", HOME, NOW)
@@ -439,10 +443,10 @@ def test_logs_of_a_job_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def server() -> Iterator[AttributionServer]:
     board = board_of(seen(RUNNING, advice("n2"), cycles=NEXT))
-    one = AttributionServer(board, "127.0.0.1:0", lambda: NOW)
-    one.start()
-    yield one
-    one.close()
+    attribution_server = AttributionServer(board, "127.0.0.1:0", lambda: NOW)
+    attribution_server.start()
+    yield attribution_server
+    attribution_server.close()
 
 
 def ask(server: AttributionServer, method: str, path: str, body: bytes | None = None, client: str = HOME) -> tuple[int, Any]:  # fmt: skip
@@ -451,9 +455,9 @@ def ask(server: AttributionServer, method: str, path: str, body: bytes | None = 
     )
     connection.request(method, path, body)
     answer = connection.getresponse()
-    found = json.loads(answer.read())
+    document = json.loads(answer.read())
     connection.close()
-    return answer.status, found
+    return answer.status, document
 
 
 def test_the_service_answers_as_the_launcher_reads_it(server: AttributionServer) -> None:
@@ -461,10 +465,10 @@ def test_the_service_answers_as_the_launcher_reads_it(server: AttributionServer)
     body = json.dumps({"log_path": LOG, "job_id": "7", "analysis_intent": "terminal"}).encode()
     status, submitted = ask(server, "POST", "/logs", body)
     assert (status, submitted["submitted"]) == (200, True)
-    status, found = ask(server, "GET", f"/logs?log_path={LOG}&wait=False")
-    assert (status, found["status"], found["recommendation"]["action"]) == (200, "in_progress", "UNKNOWN")  # fmt: skip
-    status, found = ask(server, "GET", f"/logs?log_path={LOG}")
-    assert (found["status"], found["recommendation"]["action"]) == ("completed", "UNKNOWN")
+    status, answer = ask(server, "GET", f"/logs?log_path={LOG}&wait=False")
+    assert (status, answer["status"], answer["recommendation"]["action"]) == (200, "in_progress", "UNKNOWN")  # fmt: skip
+    status, answer = ask(server, "GET", f"/logs?log_path={LOG}")
+    assert (answer["status"], answer["recommendation"]["action"]) == ("completed", "UNKNOWN")
 
 
 @pytest.mark.parametrize(
@@ -503,8 +507,8 @@ def test_idle_connections_keep_nobody_out(server: AttributionServer) -> None:
     idle = [socket.create_connection(address, GUARD_SECONDS) for _ in range(CONNECTIONS_MAX + 5)]
     assert ask(server, "GET", "/healthz")[0] == 200
     assert idle[0].recv(1) == b"", "the oldest was closed"
-    for one in idle:
-        one.close()
+    for connection in idle:
+        connection.close()
 
 
 @pytest.mark.parametrize(
@@ -523,8 +527,8 @@ def claim(server: AttributionServer, log: str, job: str, client: str) -> tuple[i
 
 
 def verdict_for(server: AttributionServer, log: str, client: str) -> tuple[str, str]:
-    _, found = ask(server, "GET", f"/logs?log_path={log}", None, client)
-    return found["recommendation"]["action"], found["recommendation"]["reason"]
+    _, answer = ask(server, "GET", f"/logs?log_path={log}", None, client)
+    return answer["recommendation"]["action"], answer["recommendation"]["reason"]
 
 
 def test_a_claim_needs_an_address_of_the_job(server: AttributionServer) -> None:

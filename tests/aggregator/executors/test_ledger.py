@@ -1,4 +1,4 @@
-"""The ledger of an executor: what it had written is there after a kill, and a file that is none is refused."""
+"""The ledger of an executor: written entries survive a kill, and an invalid file is refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ def entry(name: str = "a1") -> Entry:
 
 
 def test_what_was_saved_is_read(tmp_path: Path) -> None:
-    """An executor that was killed goes on from it."""
     ledger = ExecutorLedger(tmp_path / "ledger.json")
     ledger.add(entry())
     ledger.save()
@@ -38,9 +37,9 @@ def test_what_was_saved_is_read(tmp_path: Path) -> None:
 
 
 def test_reported_nodes_have_a_limit(tmp_path: Path) -> None:
-    """Of a cluster that is down as a whole the ledger stays small; an older ledger has none."""
+    """The ledger stays small when a whole cluster is down; an older ledger has no such nodes."""
     ledger = ExecutorLedger(tmp_path / "ledger.json")
-    ledger.reported = frozenset(f"n{at}" for at in range(REPORTED_MAX + 1))
+    ledger.reported = frozenset(f"n{index}" for index in range(REPORTED_MAX + 1))
     ledger.save()
     assert len(ExecutorLedger(tmp_path / "ledger.json").reported) == REPORTED_MAX
     (tmp_path / "ledger.json").write_text('{"format": 1, "entries": [], "tokens": {}}')
@@ -60,7 +59,9 @@ def test_reported_nodes_have_a_limit(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    """Begun anew in silence, an executor would take its own marks for somebody else's; the message says what to do."""
+    """If the executor silently began a new ledger, it would take its own marks for foreign ones;
+    the message names the remedy.
+    """
     path = tmp_path / "ledger.json"
     path.write_text(text)
     with pytest.raises(LedgerError, match=message) as error:
@@ -91,13 +92,13 @@ def test_limits(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="larger than"):
         ExecutorLedger(path)
     ledger = ExecutorLedger(tmp_path / "other.json")
-    ledger.entries = {f"a{at}": entry(f"a{at}") for at in range(ENTRIES_MAX)}
+    ledger.entries = {f"a{index}": entry(f"a{index}") for index in range(ENTRIES_MAX)}
     with pytest.raises(LedgerError, match="nothing more is accepted"):
         ledger.add(entry("a99999999"))
 
 
 def test_one_executor_has_a_ledger(tmp_path: Path) -> None:
-    """Two would undo each other's marks."""
+    """Two executors would undo each other's marks."""
     with locked(tmp_path), pytest.raises(LedgerError, match="another executor"), locked(tmp_path):
         pass
 
@@ -116,7 +117,6 @@ def test_one_executor_has_a_ledger(tmp_path: Path) -> None:
 def test_mistakes_are_named(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 2, and what would be right."""
     try:
         code = cli.main(["executor", "slurm", *arguments])
     except SystemExit as ended:

@@ -1,4 +1,4 @@
-"""/metrics of an executor: what a rule, or a person in the night, is told."""
+"""/metrics of an executor, for alert rules and for operators."""
 
 from __future__ import annotations
 
@@ -42,19 +42,23 @@ def advice(name: str, state: str, action: str = "AVOID") -> Advice:
 
 
 def test_from_advice_to_done() -> None:
-    """What is open, what was done, what is set, how old it is, and how long it took."""
+    """Figures: open advice, answers, marks, their age, and their duration."""
     clock, ledger = Clock(), UnsavedLedger(Path("nowhere"))
     figures = ExecutorFigures(marks_max=3, wall=clock, started=1000.0)
     nodes = {"n1": Node("n1", "Ready"), "n2": Node("n2", "Ready", out="cordoned")}
     state = SchedulerState(nodes, {}, {})
     known = {
-        one.name: one for one in (advice("a1", "PROPOSED"), advice("a2", "PROPOSED", "REBOOT"))
+        advised.name: advised
+        for advised in (advice("a1", "PROPOSED"), advice("a2", "PROPOSED", "REBOOT"))
     }
     figures.observe(known, state, ledger, ACTIONS)
-    found = figures_of(figures)
-    assert found["gangline_executor_open_advice"] == 1  # the reboot is left to people
-    assert found["gangline_executor_foreign_nodes"] == 1
-    assert found["gangline_executor_marks_left"] == 3 and found["gangline_executor_lease"] == 0
+    figures_now = figures_of(figures)
+    assert figures_now["gangline_executor_open_advice"] == 1  # the reboot is left to people
+    assert figures_now["gangline_executor_foreign_nodes"] == 1
+    assert (
+        figures_now["gangline_executor_marks_left"] == 3
+        and figures_now["gangline_executor_lease"] == 0
+    )
     clock.now += 0.3
     figures.count_action("PlaceHold", "")
     figures.count_action("PlaceHold", "no route to host")
@@ -65,29 +69,28 @@ def test_from_advice_to_done() -> None:
     entry.answered = "DONE"
     ledger.add(entry)
     figures.count_answer("a1", "DONE")
-    figures.count_answer("a9", "DONE")  # of an earlier life: how long it took is not known
+    figures.count_answer("a9", "DONE")  # of an earlier run: its duration is unknown
     figures.observe({"a1": advice("a1", "DONE")}, state, ledger, ACTIONS)
     clock.now += 60
     figures.count_action("RenewLease", "")
-    found = figures_of(figures)
-    assert found["gangline_executor_actions_total PlaceHold ok"] == 1
-    assert found["gangline_executor_actions_total PlaceHold failed"] == 1
-    assert found["gangline_executor_answers_total DONE"] == 2
-    assert found["gangline_executor_done_seconds_count"] == 1
-    assert found["gangline_executor_done_seconds_bucket 0.5"] == 1
-    assert found["gangline_executor_oldest_mark_seconds"] == pytest.approx(60)
-    assert found["gangline_executor_action_age_seconds"] == pytest.approx(60)
-    assert found["gangline_executor_open_advice"] == 0
+    figures_now = figures_of(figures)
+    assert figures_now["gangline_executor_actions_total PlaceHold ok"] == 1
+    assert figures_now["gangline_executor_actions_total PlaceHold failed"] == 1
+    assert figures_now["gangline_executor_answers_total DONE"] == 2
+    assert figures_now["gangline_executor_done_seconds_count"] == 1
+    assert figures_now["gangline_executor_done_seconds_bucket 0.5"] == 1
+    assert figures_now["gangline_executor_oldest_mark_seconds"] == pytest.approx(60)
+    assert figures_now["gangline_executor_action_age_seconds"] == pytest.approx(60)
+    assert figures_now["gangline_executor_open_advice"] == 0
     assert (
-        found["gangline_executor_marks_left"] == 2
-        and found["gangline_executor_overdue_seconds"] == 0
+        figures_now["gangline_executor_marks_left"] == 2
+        and figures_now["gangline_executor_overdue_seconds"] == 0
     )
     clock.now = 1600.0
     assert figures_of(figures)["gangline_executor_overdue_seconds"] == 100
 
 
 def test_it_is_served_where_an_address_is_set() -> None:
-    """Off by default: nothing listens."""
     figures, port = ExecutorFigures(), free_port()
     with serving_metrics("", figures), pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", port), 1.0)
@@ -113,7 +116,6 @@ def test_a_scraper_gets_the_form_that_it_asks_for() -> None:
 
 
 def test_an_address_that_is_none_or_taken(capsys: pytest.CaptureFixture[str]) -> None:
-    """It is said at the start."""
     assert command(["executor", "slurm", "--set", "metrics_listen=9479"]) == 2
     assert "expected ADDRESS:PORT" in capsys.readouterr().err
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -1,4 +1,4 @@
-"""What an executor does for launchers, seen by the real client of NVIDIA's resiliency extension."""
+"""The executor's interfaces for launchers, used by the real client of NVIDIA's resiliency extension."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ def test_a_segment_file_keeps_its_segment_out(tmp_path: Path) -> None:
 
 def test_a_job_without_an_array_has_one_file(tmp_path: Path) -> None:
     sync(tmp_path, {"segment_health_check.7.7": "gangline:v1;act=out;adv=a1;node=n2\n"}, tidy=True)
-    found = run_nvrx(SEGMENTS, "segment", tmp_path, SLURM_PROCID="0", SLURM_JOB_ID="7")
-    assert found["healthy"] is False
+    answer = run_nvrx(SEGMENTS, "segment", tmp_path, SLURM_PROCID="0", SLURM_JOB_ID="7")
+    assert answer["healthy"] is False
 
 
 @pytest.fixture
 def server() -> Iterator[AttributionServer]:
-    one = AttributionServer(board_of(HealthView()), "127.0.0.1:0", lambda: NOW)
-    one.start()
-    yield one
-    one.close()
+    attribution_server = AttributionServer(board_of(HealthView()), "127.0.0.1:0", lambda: NOW)
+    attribution_server.start()
+    yield attribution_server
+    attribution_server.close()
 
 
 def attribution(version: str, server: AttributionServer, view: HealthView, enforce: str = "enforce") -> dict[str, object]:  # fmt: skip
@@ -71,39 +71,39 @@ def log_of(found: dict[str, object]) -> str:
 
 
 def test_the_real_client_stops_only_for_stop_and_only_if_told_to(server: AttributionServer) -> None:
-    """STOP, RESTART, wait and UNKNOWN as 0.7 takes them; with the stock setting a STOP is logged, no more."""
+    """STOP, RESTART, wait and UNKNOWN as 0.7 takes them; with the stock setting a STOP is only logged."""
     broken = seen(RUNNING, advice("n2"), cycles={"7": cycle(1, "n1", "n2", started=NOW + 1)})
-    found = attribution("0.7.0", server, broken)
-    assert found["stop_requested"] is True
-    assert "recommends stopping the job" in log_of(found)
-    found = attribution("0.7.0", server, broken, "log")
-    assert (found["stop_requested"], found["stop_seen"], found["pending"]) == (False, True, None)
+    answer = attribution("0.7.0", server, broken)
+    assert answer["stop_requested"] is True
+    assert "recommends stopping the job" in log_of(answer)
+    answer = attribution("0.7.0", server, broken, "log")
+    assert (answer["stop_requested"], answer["stop_seen"], answer["pending"]) == (False, True, None)
     before = seen(RUNNING, cycles={"7": cycle(0, "n1", "n3")})
-    found = attribution("0.7.0", server, seen(RUNNING, advice("n3"), cycles=NEXT, before=before))
-    assert (found["stop_seen"], found["pending"]) == (False, None)
-    assert "recommends continuing" in log_of(found)
-    found = attribution("0.7.0", server, seen(RUNNING, advice("n2"), cycles={"7": cycle(0, "n2")}))
-    assert (found["stop_seen"], found["pending"]) == (False, LOG), "it comes again"
-    found = attribution("0.7.0", server, seen(RUNNING))
-    assert (found["stop_seen"], found["pending"]) == (False, None)
+    answer = attribution("0.7.0", server, seen(RUNNING, advice("n3"), cycles=NEXT, before=before))
+    assert (answer["stop_seen"], answer["pending"]) == (False, None)
+    assert "recommends continuing" in log_of(answer)
+    answer = attribution("0.7.0", server, seen(RUNNING, advice("n2"), cycles={"7": cycle(0, "n2")}))
+    assert (answer["stop_seen"], answer["pending"]) == (False, LOG), "it comes again"
+    answer = attribution("0.7.0", server, seen(RUNNING))
+    assert (answer["stop_seen"], answer["pending"]) == (False, None)
 
 
 def test_the_client_of_0_6_shows_the_answer_in_its_log(server: AttributionServer) -> None:
-    """It sends the log's path alone, asks once, and does nothing about what it is answered."""
+    """The client sends only the log's path, asks once, and ignores the answer."""
     view = seen(RUNNING, advice("n3"), cycles={"7": cycle(0, "n1", "n2")}, before=seen(RUNNING))
-    found = attribution("0.6.0", server, view)
-    assert "AttrSvcResult for /logs/train_cycle0.log: status=completed" in log_of(found)
-    assert "RESTART" in log_of(found) and "n3: GPU 3: XID 79" in log_of(found)
+    answer = attribution("0.6.0", server, view)
+    assert "AttrSvcResult for /logs/train_cycle0.log: status=completed" in log_of(answer)
+    assert "RESTART" in log_of(answer) and "n3: GPU 3: XID 79" in log_of(answer)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_cycle_info_of_the_real_writer(version: str, tmp_path: Path) -> None:
     """Written by its own code: names are ranges, the link leads to the newest, an end is added to the file."""
-    one = {
+    record = {
         "job": "7", "attempt": 0, "cycle": 0, "start": "2027-01-15T08:00:00Z", "end": "2027-01-15T08:10:00.25Z", "log": LOG,
         "active": ["n001", "n002.cluster.com", "n004"], "standby": ["n003"], "ranks": "0-2",
     }  # fmt: skip
-    run_nvrx(version, "cycles", tmp_path, json.dumps([one]))
+    run_nvrx(version, "cycles", tmp_path, json.dumps([record]))
     info = read_cycle_info(tmp_path, "7")
     assert info is not None
     assert (info.active, info.standby) == (
@@ -112,14 +112,14 @@ def test_cycle_info_of_the_real_writer(version: str, tmp_path: Path) -> None:
     )
     assert (info.started, info.ended, info.log_file, info.ranks) == (NOW, NOW + 600.25, LOG, "0-2")
     other = {
-        **one,
+        **record,
         "cycle": 1,
         "end": "",
         "log": NEXT_LOG,
         "active": ["rack-a", "n1"],
         "standby": [],
     }
-    run_nvrx(version, "cycles", tmp_path, json.dumps([one, other]))
+    run_nvrx(version, "cycles", tmp_path, json.dumps([record, other]))
     info = read_cycle_info(tmp_path, "7")
     assert info is not None
     assert (info.cycle, info.ended, info.active) == (1, 0.0, frozenset({"rack-a", "n1"}))

@@ -1,4 +1,4 @@
-"""The executor for Ray: what it makes of the helper's output, the label at start, and a real cluster of Ray."""
+"""The executor for Ray: parsing of the helper's output, the label at start, and a real Ray cluster."""
 
 from __future__ import annotations
 
@@ -55,10 +55,8 @@ cluster.shutdown()
 
 
 class FakeHelper:
-    """Prints a state, and notes drains."""
-
     def __init__(self, **fields: Any) -> None:
-        self.state = {"version": "2.60.0", "nodes": [dict(one) for one in NODES], "groups": [GROUP], **fields}  # fmt: skip
+        self.state = {"version": "2.60.0", "nodes": [dict(node) for node in NODES], "groups": [GROUP], **fields}  # fmt: skip
         self.drains: list[list[str]] = []
 
     def __call__(self, command: Sequence[str]) -> str:
@@ -119,7 +117,7 @@ def test_what_is_left_to_people() -> None:
         with pytest.raises(SettingsError, match=r"Ray|this scheduler"):
             load(RayConfig, None, [wrong])
     assert load(RayConfig, None, []).actions == ()
-    assert [one.level for one in doctor_findings(scheduler, True)] == ["ok", "note"]
+    assert [finding.level for finding in doctor_findings(scheduler, True)] == ["ok", "note"]
 
 
 def labels(*place: str) -> str:
@@ -128,7 +126,7 @@ def labels(*place: str) -> str:
 
 
 def test_the_label_at_start(tmp_path: Path) -> None:
-    """Of a file that is not whole, current and its owner's alone it says nothing: Ray starts as without Gangline."""
+    """With a mirror file that is damaged, expired or writable by others, Ray starts without a label."""
 
     def mirror(until: float) -> bytes:
         nodes = [MirrorNode("n1", 3, False, 0.31, 1e-2, 0.9, "UNHEALTHY", "XID 79")]
@@ -156,7 +154,7 @@ def test_wrong_usage_of_the_helper() -> None:
 
 
 class RaySite(Site):
-    """As much of a site as the rig needs: Ray starts and ends no jobs by name."""
+    """The subset of a site that the rig needs: Ray starts and ends no jobs by name."""
 
     settings: ClassVar[dict[str, object]] = {"mark": "drain", "actions": ("EVICT_NOW",)}
 
@@ -189,7 +187,7 @@ class RaySite(Site):
 @pytest.mark.slow
 @pytest.mark.skipif(not (FOLDER / "env/bin/ray").exists(), reason=MISSING)
 def test_a_real_cluster(tmp_path: Path) -> None:
-    """The placement group is reported; its node is drained for EVICT_NOW, and ends once the group is gone. Others are left."""
+    """The placement group is reported; its node is drained for EVICT_NOW, and ends after the group. Other nodes stay."""
     (tmp_path / "cluster.py").write_text(CLUSTER)
     with ExitStack() as stack:
         cluster = stack.enter_context(
@@ -208,8 +206,8 @@ def test_a_real_cluster(tmp_path: Path) -> None:
         node = min(group.nodes)
         advice.fault(node, Action.EVICT_NOW, job=group.name)
         rig.until(lambda: rig.is_done(node), "done")
-        found = advice.of(node)
-        assert found is not None and "was left: Ray lets it continue" in found.state_words
+        advisory = advice.of(node)
+        assert advisory is not None and "was left: Ray lets it continue" in advisory.state_words
         assert site.scheduler.read_nodes([node])[node].state == "DRAINING"
         cluster.stdin.write("\n")
         cluster.stdin.flush()
@@ -217,4 +215,6 @@ def test_a_real_cluster(tmp_path: Path) -> None:
         rig.until(lambda: site.scheduler.read_nodes([node])[node].state == "DEAD", "the node ends")
         nodes = site.scheduler.read_nodes()
         assert REASON.partition("cause")[0] in nodes[node].reason and nodes[node].is_managed
-        assert all(one.state == "ALIVE" for name, one in nodes.items() if name != node)
+        assert all(
+            node_state.state == "ALIVE" for name, node_state in nodes.items() if name != node
+        )

@@ -1,4 +1,4 @@
-"""What an executor asks of recovery planning and what it reports: accepted by the real service, and silent where names are not known."""
+"""Plan requests and recovery reports of an executor: the real service accepts them; unknown names send none."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ FOLLOWED = FollowedRecovery("a1", JOB, "n1", NOW - 1, NOW)
 
 
 def test_the_real_service_plans_it() -> None:
-    """A request of ours is one that the service accepts, and its answer names nodes of the scheduler."""
+    """The service accepts the executor's request, and its answer names nodes of the scheduler."""
     snapshot = placed_world().run(20)
     hosts = list(snapshot.names)
-    indexes = {name: at for at, name in enumerate(hosts)}
+    indexes = {name: index for index, name in enumerate(hosts)}
     job = replace(JOB, nodes=frozenset(f"node-{name}" for name in hosts[:3]))
     failed = f"node-{hosts[1]}"
     request = plan_request(
@@ -55,12 +55,12 @@ def test_the_real_service_plans_it() -> None:
 )
 def test_nothing_is_asked_of_nodes_that_nobody_knows(node: str, known: list[str]) -> None:
     """A host without an agent has no index; a job that has left the node has nothing to replace."""
-    indexes = {name: at for at, name in enumerate(known)}
+    indexes = {name: index for index, name in enumerate(known)}
     assert plan_request(JOB, node, indexes, 1, str, []) is None
 
 
 def test_candidates_are_nodes_that_the_scheduler_could_give() -> None:
-    """Idle by the scheduler's word, not held, and the job's own; never the one that it lost."""
+    """Candidates are idle nodes without a hold and the job's own nodes, except the lost node."""
     nodes = {
         "n0": Node("n0", "ALLOCATED"),
         "n1": Node("n1", "ALLOCATED"),
@@ -73,7 +73,7 @@ def test_candidates_are_nodes_that_the_scheduler_could_give() -> None:
     state = SchedulerState(nodes, {}, {"maint": NodeHold("maint", frozenset({"n4"}))})
     free = free_nodes(state)
     assert free == ["n3"]
-    indexes = {name: at for at, name in enumerate(nodes)}
+    indexes = {name: index for index, name in enumerate(nodes)}
     request = plan_request(JOB, "n1", indexes, 7, str, free)
     assert request is not None
     assert request.candidates.node_bitmap == bytes([0b1101])
@@ -81,7 +81,7 @@ def test_candidates_are_nodes_that_the_scheduler_could_give() -> None:
 
 
 def test_an_answer_of_a_newer_service_is_read() -> None:
-    """A kind that has no name here, and an index beyond the names that we have."""
+    """A newer service may send a kind without a name here, and an index beyond the known names."""
     reply = recovery_pb2.PlanRecoveryResponse(decision_id="d", futile_reason="the same NaN")
     assert read_plan(reply, ["n0"], str) is None
     reply.restart_is_futile = True
@@ -110,10 +110,10 @@ def test_an_answer_of_a_newer_service_is_read() -> None:
 def test_what_is_reported(
     after: ScheduledJob | None, seconds: float, kind: str | None, success: bool | None
 ) -> None:
-    """Each report is one that the service accepts; a clock that is behind does not make a time descend."""
+    """The service accepts each report; a clock that is behind never makes times descend."""
     state = SchedulerState(jobs={} if after is None else {"17": after})
-    one = replace(FOLLOWED, detected=NOW + 0.5)  # the aggregator's clock is ahead
-    report = report_of(one, state, NOW + seconds, "slurm", 0.0)
+    followed_job = replace(FOLLOWED, detected=NOW + 0.5)  # the aggregator's clock is ahead
+    report = report_of(followed_job, state, NOW + seconds, "slurm", 0.0)
     if kind is None:
         assert report is None
         return

@@ -1,4 +1,4 @@
-"""Following requeued jobs when the aggregator is slow, refuses, or is away: nothing of it keeps a job from running."""
+"""Following requeued jobs when the aggregator is slow, refuses or is unavailable: no job is kept from running."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ REQUEUE = Requeue("a1", "", "17", 0)
 
 
 class Answers:
-    """Stands for the client: what it raises or returns is set by the test."""
-
     ahead_seconds = 0.0
 
     def __init__(self) -> None:
@@ -70,7 +68,6 @@ def followed(answers: Answers) -> RecoveryFollower:
 
 
 def test_a_plan_that_does_not_come_holds_nothing_up() -> None:
-    """The recovery is reported without one."""
     answers = Answers()
     follower = followed(answers)
     follower.collect()
@@ -82,7 +79,7 @@ def test_a_plan_that_does_not_come_holds_nothing_up() -> None:
 
 
 def test_a_refused_plan_reads_the_names_again(caplog: pytest.LogCaptureFixture) -> None:
-    """The aggregator began a new epoch: indexes of the old one name other hosts."""
+    """The aggregator began a new epoch: indexes of the old epoch name other hosts."""
     caplog.set_level("INFO")
     answers = Answers()
     follower = followed(answers)
@@ -94,7 +91,7 @@ def test_a_refused_plan_reads_the_names_again(caplog: pytest.LogCaptureFixture) 
 
 
 def test_a_plan_of_another_epoch_is_not_read() -> None:
-    """Its indexes are of other hosts."""
+    """The plan's indexes name other hosts."""
     answers = Answers()
     follower = followed(answers)
     answers.plan = recovery_pb2.PlanRecoveryResponse(decision_id="d", dictionary_version=2)
@@ -104,7 +101,6 @@ def test_a_plan_of_another_epoch_is_not_read() -> None:
 
 
 def test_a_requeue_that_failed_is_no_recovery() -> None:
-    """The job was left where it is."""
     answers = Answers()
     follower = followed(answers)
     follower.note(REQUEUE, "disabled", NOW)
@@ -128,7 +124,7 @@ def test_a_report_is_sent_again_only_where_that_may_help(is_temporary: bool, sen
 
 
 def test_an_aggregator_without_names_is_asked_once_a_minute() -> None:
-    """An older one does not know the call."""
+    """An older aggregator does not have the call."""
     answers = Answers()
     answers.dictionary = ClientError("UNIMPLEMENTED", False)
     follower = followed(answers)
@@ -139,8 +135,6 @@ def test_an_aggregator_without_names_is_asked_once_a_minute() -> None:
 
 
 class ScoreStub:
-    """Answers as ScoreService does."""
-
     def __init__(self, reply: score_pb2.ScoreNodesResponse, *dictionaries: list[str]) -> None:
         self._reply, self._dictionaries = reply, list(dictionaries)
 
@@ -162,7 +156,7 @@ class ScoreStub:
     ],
 )
 def test_buckets(reply: dict[str, Any], buckets: Any) -> None:
-    """A degraded picture moves no weight, and a damaged answer is none."""
+    """A degraded reply changes no weight, and a damaged reply is ignored."""
     client = AggregatorClient(grpc.insecure_channel("127.0.0.1:1"), "x", lambda: None, str)
     message = score_pb2.ScoreNodesResponse(dictionary_version=1, **reply)
     client._scores = ScoreStub(message, ["n0", "n1", "n2"], ["n0", "n1", "n2", "n3"])

@@ -1,4 +1,4 @@
-"""What Slurm prints, read: states of nodes, jobs whose owners plant words, host lists, reservations."""
+"""Parsing of Slurm's output: states of nodes, jobs with hostile text of their owners, host lists, reservations."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ NOW = time.mktime(time.strptime("2026-11-28T01:30:00", "%Y-%m-%dT%H:%M:%S"))
         ("DOWN", " Reason=disk gone [ada@2026-11-28T01:00:00]", "DOWN: disk gone (ada)", "", False, True),
         ("DOWN+NOT_RESPONDING", "", "", "DOWN", False, False),
         ("IDLE+MAINT", "", "MAINT", "", False, True),
-        # A reason of ours on a node that nobody drains any more is what Slurm leaves after a resume.
+        # After a resume Slurm keeps the executor's reason on the node without a drain.
         ("IDLE", " Reason=gangline:v1;act=drain;adv=a1 [root@2026-11-28T01:00:00]", "", "", False, True),
         ("IDLE+DRAIN", " Reason=[x] y [root@2026-11-28T01:00:00] Comment=z", "DRAIN: [x] y (root)", "", False, True),
     ],
@@ -83,7 +83,7 @@ NOW = time.mktime(time.strptime("2026-11-28T01:30:00", "%Y-%m-%dT%H:%M:%S"))
 def test_states_of_nodes(
     state: str, reason: str, out: str, down: str, managed: bool, responding: bool
 ) -> None:
-    """Who keeps work off a node decides whether ours is given up, and what is reported."""
+    """The author of a drain decides whether the executor removes its own mark, and the report."""
     (node,) = parse_nodes(NODE.format(state=state, reason=reason)).values()
     assert (node.out, node.down, node.is_managed, node.is_responding) == (
         out, down, managed, responding,
@@ -218,7 +218,7 @@ def test_words_of_users_make_no_job(text: str) -> None:
     ],
 )
 def test_comments_of_jobs(comment: str, seconds: int, restarts_itself: bool) -> None:
-    """What an owner says of the job's checkpoints and spares."""
+    """The owner's comment sets the job's checkpoint interval and its spares."""
     job = apply_comment(ScheduledJob("1", "RUNNING"), comment)
     assert (job.checkpoint_seconds, job.restarts_itself) == (seconds, restarts_itself)
 
@@ -235,14 +235,14 @@ def test_comments_of_jobs(comment: str, seconds: int, restarts_itself: bool) -> 
     ],
 )
 def test_host_lists(listed: str, names: list[str]) -> None:
-    """A list of no hosts is no error; one that cannot be read is, for the executor would take its nodes for free."""
+    """A list without hosts is valid; an unreadable list is an error, because its nodes would count as free."""
     assert host_names(listed) == names
     with pytest.raises(SchedulerError, match="at most"):
         host_names("a[0-999999999]")
 
 
 def test_reservations() -> None:
-    """Only those that are active count; times are of the controller's zone."""
+    """Only active reservations count; times are in the controller's zone."""
     text = (
         "ReservationName=gangline_a1 StartTime=x EndTime=2026-11-28T01:34:18 Duration=00:01:30 Nodes=gpu2,gpu3 State=ACTIVE x\n"
         "ReservationName=later StartTime=x EndTime=2026-11-29T01:34:18 Nodes=gpu4 State=INACTIVE x\n"
@@ -258,12 +258,12 @@ def test_reservations() -> None:
     for name, flags, overrides in (
         ("site", "OVERLAP,SPEC_NODES", True), ("site", "MAINT,IGNORE_JOBS", True), ("site", "SPEC_NODES,FLEX", False), ("gangline_a2", "OVERLAP", False),
     ):  # fmt: skip
-        found = parse_reservations(line.format(name, flags))[name]
-        assert found.overrides_holds == overrides
+        reservation = parse_reservations(line.format(name, flags))[name]
+        assert reservation.overrides_holds == overrides
 
 
 def test_drains_of_a_version_that_lets_them_end() -> None:
-    """24.11 ends a drain by itself; 22.05 does not know the word, and would refuse the command."""
+    """24.11 ends a drain by itself; 22.05 does not know the keyword, and would refuse the command."""
     for version, ends in (("slurm-wlm 24.11.5", True), ("slurm-wlm 22.05.8", False)):
         sent: list[list[str]] = []
 
@@ -271,14 +271,17 @@ def test_drains_of_a_version_that_lets_them_end() -> None:
             sent.append(list(command))  # type: ignore[call-overload]
             return version
 
-        steps = [Drain("a1", "", f"gpu{at}", "gangline:v1;act=evict;adv=a1", 60.0) for at in (1, 2)]
+        steps = [
+            Drain("a1", "", f"gpu{number}", "gangline:v1;act=evict;adv=a1", 60.0)
+            for number in (1, 2)
+        ]
         assert Slurm(run).apply(steps) == {}
         assert sent[-1][:3] == ["scontrol", "update", "nodename=gpu1,gpu2"]
         assert ("resumeafter=60" in sent[-1]) == ends
 
 
 def test_a_start_that_comes_late_is_no_error() -> None:
-    """The job ran already, and its advisory was left alone for five seconds. Each part gets the second in which it may start."""
+    """The job ran already, and its advisory was left alone for 5 s. Each part gets the second of its earliest start."""
     sent: list[list[str]] = []
 
     def run(command: Sequence[str]) -> str:
@@ -314,7 +317,7 @@ def test_only_steps_on_the_node_are_ended() -> None:
 
 
 def test_a_site_command_is_no_shell() -> None:
-    """A node's name is one word, whatever it is."""
+    """A node's name is always a single argument."""
     assert site_command("ssh {node} nvidia-smi -r", "gpu1") == ["ssh", "gpu1", "nvidia-smi", "-r"]
     with pytest.raises(SchedulerError, match="no command is configured"):
         site_command("", "gpu1")
@@ -327,8 +330,8 @@ def test_the_doctor_says_at_once_that_there_is_no_configuration(tmp_path: Path) 
     def run(command: object) -> str:
         raise AssertionError(command)
 
-    (found,) = findings(Slurm(run), True, environment)
-    assert found == DoctorFinding(
+    (finding,) = findings(Slurm(run), True, environment)
+    assert finding == DoctorFinding(
         DoctorLevel.MISSING, f"SLURM_CONF={tmp_path}/slurm.conf: there is no such file"
     )
     (tmp_path / "slurm.conf").touch()
@@ -336,15 +339,16 @@ def test_the_doctor_says_at_once_that_there_is_no_configuration(tmp_path: Path) 
 
 
 def test_the_doctor_names_what_costs_time() -> None:
-    """batch_sched_delay=3 costs each failover three seconds, and nothing in Slurm says so."""
+    """batch_sched_delay=3 costs each failover three seconds, and Slurm never reports it."""
     text = "SchedulerParameters     = bf_interval=1,sched_interval=5\nJobRequeue              = 0\nSlurmUser               = slurm(64030)\nMinJobAge               = 10 sec\nPrivateData             = none\n"
-    found = [
-        one.text for one in config_findings(parse_config(text), Capabilities("22.05.8"), "ada")
+    texts = [
+        finding.text
+        for finding in config_findings(parse_config(text), Capabilities("22.05.8"), "ada")
     ]
     assert any(
-        one.startswith("batch_sched_delay=3: a requeued gang waits up to 3 s") for one in found
+        text.startswith("batch_sched_delay=3: a requeued gang waits up to 3 s") for text in texts
     )
-    assert not any("bf_interval" in one or "sched_interval" in one for one in found)
-    assert any(one.startswith("JobRequeue=0") for one in found)
-    assert any(one.startswith("MinJobAge=10") for one in found)
-    assert any("runs as ada, Slurm's own user is slurm" in one for one in found)
+    assert not any("bf_interval" in text or "sched_interval" in text for text in texts)
+    assert any(text.startswith("JobRequeue=0") for text in texts)
+    assert any(text.startswith("MinJobAge=10") for text in texts)
+    assert any("runs as ada, Slurm's own user is slurm" in text for text in texts)

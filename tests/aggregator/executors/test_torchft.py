@@ -1,4 +1,6 @@
-"""EVICT_NOW ends replicas of torchft: over the real lighthouse and managers where they are, else over stand-ins with the same bytes."""
+"""EVICT_NOW ends replicas of torchft: over the real lighthouse and managers if installed, else over
+fakes with the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ from tests.aggregator.executors.model_scheduler import ModelScheduler
 from tests.aggregator.executors.test_contract_model import ModelSite
 from tests.torchft_rig import StandInRig, TorchftRig, status_page, torchft_rig
 
-#: Both on this machine; an address of loopback is no node's.
+#: Both on this machine; a loopback address belongs to no node.
 REPLICAS = {"train_0:aaaa": "localhost", "train_1:bbbb": "127.0.0.1"}
 
 NOW = 10_000.0
@@ -94,13 +96,13 @@ def test_an_eviction_ends_the_replica_on_the_node_alone(fleet: TorchftRig, tmp_p
         rig.until(lambda: rig.is_done("localhost"), "done")
         fleet.await_end("train_0:aaaa")
         assert fleet.alive() == {"train_1:bbbb"}
-        found = advice.of("localhost")
-        assert found is not None
-        assert "ended replica train_0:aaaa of torchft" in found.state_words
-        assert f"lighthouse {closed}: no answer" in found.state_words
+        advisory = advice.of("localhost")
+        assert advisory is not None
+        assert "ended replica train_0:aaaa of torchft" in advisory.state_words
+        assert f"lighthouse {closed}: no answer" in advisory.state_words
         assert rig.exported.count("KillReplicas") == 1
     if isinstance(fleet, StandInRig):
-        assert fleet.requests == [("train_0:aaaa", kill_request(f"gangline: {found.name}"))]
+        assert fleet.requests == [("train_0:aaaa", kill_request(f"gangline: {advisory.name}"))]
 
 
 def situation(advice: Advice = ADVICE, *, kills: bool = True) -> Situation:
@@ -120,8 +122,8 @@ def test_it_is_done_once_an_advisory_even_if_killed_between(tmp_path: Path) -> N
     (answer,) = decide(situation(), again)
     assert isinstance(answer, Answer) and core.REPLICAS_UNKNOWN in answer.why
     core.record_accept(again, situation(), replace(ADVICE, token=6))
-    found = again.get("a1")
-    assert found is not None and found.replicas == core.REPLICAS_UNKNOWN
+    entry = again.get("a1")
+    assert entry is not None and entry.replicas == core.REPLICAS_UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -130,23 +132,22 @@ def test_it_is_done_once_an_advisory_even_if_killed_between(tmp_path: Path) -> N
 def test_nothing_is_ended_unless_set_and_for_an_eviction(
     action: str, kills: bool, tmp_path: Path
 ) -> None:
-    """A drain lets the job run."""
     ledger = ExecutorLedger(tmp_path / "ledger.json")
     ledger.add(replace(ENTRY, action=action))
     steps = decide(situation(replace(ADVICE, action=action), kills=kills), ledger)
-    assert not [one for one in steps if isinstance(one, KillReplicas)]
+    assert not [step for step in steps if isinstance(step, KillReplicas)]
 
 
 def test_in_shadow_it_is_a_step_of_the_plan() -> None:
-    """The operator reads what would be done before he lets it be done."""
+    """The operator reads the plan before any step runs."""
     steps = core.plan(situation(replace(ADVICE, state="PROPOSED")), ADVICE)
-    assert [type(one).__name__ for one in steps] == ["PlaceHold", "KillReplicas"]
+    assert [type(step).__name__ for step in steps] == ["PlaceHold", "KillReplicas"]
     assert len(core.plan(situation(kills=False), ADVICE)) == 1
     assert describe(steps[1]) == "KillReplicas node=n1"
 
 
 def test_the_page_of_a_lighthouse_is_read() -> None:
-    """Only members of the quorum have an address; a heartbeat alone has none."""
+    """Only members of the quorum have an address; a member with only a heartbeat has no address."""
     replicas = {"train_1:uuid-1": "http://gpu02:29512", "b&amp;c": "http://[fd00::1]:7/"}
     assert parse_status(status_page(replicas)) == [
         Replica("train_1:uuid-1", "gpu02", 29512),
@@ -179,19 +180,19 @@ def test_a_page_made_to_take_long_does_not() -> None:
     ],
 )
 def test_which_replica_is_on_a_node(host: str, names: set[str], found: bool) -> None:
-    """Ending the wrong host's replica costs a healthy one."""
+    """Ending the wrong host's replica costs a healthy replica."""
     assert is_on_node(Replica("r", host, 1), names, {"10.0.0.2"}) == found
 
 
 def test_an_address_of_loopback_is_no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Debian resolves a host's own name to 127.0.1.1, and each job's replica on the head node seemed to be on any node."""
-    answers = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, 0)) for one in ("127.0.1.1", "10.0.0.2")]  # fmt: skip
+    answers = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in ("127.0.1.1", "10.0.0.2")]  # fmt: skip
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers)
     assert torchft.addresses_of({"gpu02"}) == {"10.0.0.2"}
 
 
 def test_a_manager_that_is_gone_is_said() -> None:
-    """A failure is in the answer to the aggregator; nothing is raised into the loop."""
+    """The answer to the aggregator reports the failure; nothing is raised into the loop."""
     with ExitStack() as stack:
         rig = stack.enter_context(torchft_rig({"r": "localhost"}, is_real=False))
         lighthouse = rig.lighthouse
@@ -212,7 +213,7 @@ def test_a_manager_that_is_gone_is_said() -> None:
 
 
 def test_the_request_is_a_string_in_field_1() -> None:
-    """As protobuf writes it; a long message is cut."""
+    """The bytes equal protobuf's; a long message is cut."""
     assert kill_request("gangline: a1") == b"\x0a\x0cgangline: a1"
     assert len(kill_request("é" * 500)) == 2 + 126
 
@@ -221,7 +222,7 @@ def test_the_request_is_a_string_in_field_1() -> None:
     "address", ["head:29510", "https://head:29510", "http://head", "http://u@head:1", "http://head:1/x"]
 )  # fmt: skip
 def test_a_wrong_address_says_what_would_be_right(address: str) -> None:
-    """Not at the first eviction."""
+    """The error comes at start, not at the first eviction."""
     with pytest.raises(SettingsError, match=r"http://head:29510"):
         load(ExecutorConfig, None, [f'torchft_lighthouses=["{address}"]'])
     many = [f"http://head:{port}" for port in range(1, LIGHTHOUSES_MAX + 2)]

@@ -1,4 +1,4 @@
-"""`gangline executor slurm undo --all` at three in the morning: the ledger may be damaged, locked or gone."""
+"""`gangline executor slurm undo --all` in an emergency: the ledger may be damaged, locked or missing."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tests.aggregator.executors.model_scheduler import ModelScheduler
 
 @pytest.fixture
 def site(tmp_path: Path) -> SlurmSite:
-    one: Any = SlurmSite(ExecutorConfig(ledger=str(tmp_path)))
+    slurm_site: Any = SlurmSite(ExecutorConfig(ledger=str(tmp_path)))
     model = ModelScheduler(["n1", "n2"])
     model.holds["gangline_a1"] = NodeHold("gangline_a1", frozenset({"n1"}))
     model.set_weight("n2", 4)
-    one.scheduler = model
+    slurm_site.scheduler = model
     ledger = ExecutorLedger(tmp_path / LEDGER_FILE)
     ledger.weights["n2"] = WeightChange(1, 4, 1)
     ledger.save()
-    return one  # type: ignore[no-any-return]
+    return slurm_site  # type: ignore[no-any-return]
 
 
 def weight(site: SlurmSite) -> int | None:
@@ -36,7 +36,7 @@ def weight(site: SlurmSite) -> int | None:
 
 
 def test_marks_and_weights_go(site: SlurmSite, tmp_path: Path) -> None:
-    """What the weight was is in the ledger, which then has nothing left of it."""
+    """The ledger has the earlier weight, and keeps no entry of it."""
     assert _undo(site) == 0
     assert not site.scheduler.read_holds() and weight(site) == 1
     assert not ExecutorLedger(tmp_path / LEDGER_FILE).weights
@@ -46,7 +46,7 @@ def test_marks_and_weights_go(site: SlurmSite, tmp_path: Path) -> None:
 def test_without_the_ledger_marks_go_all_the_same(
     site: SlurmSite, tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Weights, which refuse no job, are left as they are, and the command says why."""
+    """Weights, which refuse no job, stay, and the command gives the reason."""
     if case == "damaged":
         (tmp_path / LEDGER_FILE).write_text("{")
         assert _undo(site) == 0

@@ -1,4 +1,4 @@
-"""Weights of nodes: one step for each weight, what was before comes back, and a kill at any point loses nothing."""
+"""Weights of nodes: a step per weight, the earlier weight is restored, and a kill at any point loses nothing."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ def nodes_of(**weights: int | None) -> dict[str, Node]:
 
 
 def test_one_step_for_each_bucket(ledger: ExecutorLedger) -> None:
-    """10,000 nodes are at most three commands: the best bucket keeps what it has. A bucket that is none counts as the worst."""
-    nodes = nodes_of(**{f"n{at}": 1 for at in range(10)})
-    buckets = {f"n{at}": at % 4 for at in range(8)} | {"n8": 77, "gone": 2}
+    """10,000 nodes need at most three commands: the best bucket keeps its weight. An invalid bucket
+    counts as the worst.
+    """
+    nodes = nodes_of(**{f"n{index}": 1 for index in range(10)})
+    buckets = {f"n{index}": index % 4 for index in range(8)} | {"n8": 77, "gone": 2}
     steps = weight_steps(nodes, buckets, (), ledger)
     assert [(step.weight, step.nodes) for step in steps] == [
         (2, ("n1", "n5")),
@@ -38,7 +40,7 @@ def test_one_step_for_each_bucket(ledger: ExecutorLedger) -> None:
 
 
 def test_planned_nodes_come_first(ledger: ExecutorLedger) -> None:
-    """0 is the lowest weight that there is; a node without a weight is left alone."""
+    """0 is the lowest weight; a node without a weight is left alone."""
     steps = weight_steps(nodes_of(n1=1, n2=0, n3=None), {"n1": 3}, {"n1", "n2", "n3"}, ledger)
     assert [(step.weight, step.nodes) for step in steps] == [(0, ("n1",))]
 
@@ -47,7 +49,7 @@ def test_planned_nodes_come_first(ledger: ExecutorLedger) -> None:
 def test_killed_around_a_command_what_was_before_is_known(
     ledger: ExecutorLedger, tmp_path: Path, is_sent: bool
 ) -> None:
-    """The second change was in the ledger and not in the scheduler: what the first had set was taken for a person's."""
+    """The second change was in the ledger but not in the scheduler: the first change was taken for a person's."""
     nodes = nodes_of(n1=5)
     (first,) = weight_steps(nodes, {"n1": 1}, (), ledger)
     record_weight_intent(first, nodes, ledger)
@@ -65,7 +67,7 @@ def test_killed_around_a_command_what_was_before_is_known(
 
 
 def test_a_weight_of_a_person_stays(ledger: ExecutorLedger) -> None:
-    """It counts as what stood there before, and is not restored to what we once found."""
+    """A person's weight becomes the weight to restore, in place of the weight found at first."""
     nodes = nodes_of(n1=1)
     (step,) = weight_steps(nodes, {"n1": 2}, (), ledger)
     record_weight_intent(step, nodes, ledger)

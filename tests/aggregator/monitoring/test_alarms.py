@@ -1,4 +1,6 @@
-"""Alarms of the aggregator about itself: each provoked, each with what looks alike and is none; the clock handed in."""
+"""Alarms of the aggregator about itself: each is raised once here, and similar harmless figures
+raise none; the clock is an argument.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from tests.processes import GUARD_SECONDS
 
 NS = 1_000_000_000
 CONFIG = AggregatorConfig()
-#: What alarms ask for words.
+#: The fields from which alarms take their messages.
 STORE: Any = SimpleNamespace(
     loss_message="gangline.duckdb ends before what was receipted",
     history=SimpleNamespace(failing="exporting gpu_1s 202611210005: no space left on the disk"),
@@ -54,12 +56,10 @@ NEAR: dict[str, dict[str, float]] = {
 
 
 def _as(name: str, **also: float) -> Sick:
-    """Return what makes a figure *name* of a number."""
     return lambda value: {name: value, **also}
 
 
-#: Alarm -> what makes the figure that it watches; above which it stands, at which it goes, and after how
-#: many seconds of that.
+#: Alarm -> function that makes its figure, bound to raise, bound to clear, and the seconds of each.
 BOUNDS: dict[str, tuple[Sick, float, float, float, float]] = {
     "aggregator.stored_lost": (_as("store_lost"), 0.0, 0.0, 0, 0),
     "aggregator.not_storing": (_as("not_storing_seconds"), 0.0, 0.0, 5, 10),
@@ -78,26 +78,31 @@ BOUNDS: dict[str, tuple[Sick, float, float, float, float]] = {
     "aggregator.descriptors": (_as("open_descriptors", descriptors_max=1.0), 0.85, 0.75, 0, 60),
     "aggregator.hosts": (_as("hosts_ratio"), 0.95, 0.90, 0, 60),
 }  # fmt: skip
+#: Harmless figures near an alarm, which belong to another figure.
+NEAR: dict[str, dict[str, float]] = {
+    "aggregator.not_storing": {"failed_commits": 3.0},
+    "aggregator.receipt_loss": {"silent_hosts": 50.0},
+    "aggregator.history_late": {"history_waiting": 200.0, "history_turn_age_seconds": 899.0},
+    "aggregator.descriptors": {"descriptors_max": -1.0},
+}
 
 
 def test_every_alarm_is_provoked_here() -> None:
-    """An alarm that no test has seen raised may never be. They stand in order, the gravest first."""
     assert list(BOUNDS) == [alarm.name for alarm in table(CONFIG, STORE)]
 
 
 def _stand(
     alarms: Alarms, changes: dict[str, float], seconds: float, begin: float = 0
 ) -> list[Any]:
-    """Step once a second for so long, and return what changed."""
-    found: list[Any] = []
+    raised: list[Any] = []
     for second in range(int(begin), int(begin + seconds)):
-        found += alarms.step(WELL | changes, second * NS)
-    return found
+        raised += alarms.step(WELL | changes, second * NS)
+    return raised
 
 
 @pytest.mark.parametrize("name", BOUNDS)
 def test_an_alarm_is_raised_once_and_cleared_once(name: str) -> None:
-    """At its bounds and on its second: it stands while it is so, says so with a way out, and goes for good."""
+    """At its bounds and on its second: the alarm is raised once with a remedy, stays, and is cleared for good."""
     make, above, below, hold, rest = BOUNDS[name]
     alarms = Alarms(table(CONFIG, STORE))
     little = 1e-9 * max(1.0, above)
@@ -115,13 +120,13 @@ def test_an_alarm_is_raised_once_and_cleared_once(name: str) -> None:
 
 @pytest.mark.parametrize("name", NEAR)
 def test_what_comes_near_is_no_alarm(name: str) -> None:
-    """A page for what is usual is a page that nobody reads the next time."""
+    """Pages for normal events make people ignore pages."""
     assert _stand(Alarms(table(CONFIG, STORE)), NEAR[name], 300) == []
 
 
 @pytest.mark.parametrize("name", BOUNDS)
 def test_what_is_not_known_changes_nothing(name: str) -> None:
-    """A disk that cannot be asked is not empty, and an alarm that stands is not over for it."""
+    """An unreadable disk is not empty, and does not clear an active alarm."""
     alarms = Alarms(table(CONFIG, STORE))
     make, above, _, hold, _ = BOUNDS[name]
     _stand(alarms, make(above + 1), int(hold) + 1)
@@ -131,7 +136,7 @@ def test_what_is_not_known_changes_nothing(name: str) -> None:
 
 
 def test_why_history_fails_and_what_was_lost_are_in_the_words() -> None:
-    """`history fails`, and then a search through the log of a night: the reason is known, it is told."""
+    """`history fails` required a search through the night's log, although the reason was known."""
     alarms = Alarms(table(CONFIG, STORE))
     _stand(alarms, {"history_failing": 1.0, "store_lost": 1.0}, 200)
     lost, failing = alarms.messages
@@ -140,10 +145,10 @@ def test_why_history_fails_and_what_was_lost_are_in_the_words() -> None:
 
 
 def test_history_that_stands_still_is_late() -> None:
-    """A thread that hangs on a dead disk says nothing any more: its last word was that nothing waits."""
+    """A thread that hangs on a dead disk reports nothing: its last figure was an empty queue."""
     alarms = Alarms(table(CONFIG, STORE))
-    found = _stand(alarms, {"history_lag_seconds": 0.0, "history_turn_age_seconds": 901.0}, 301)
-    assert [one.name for one in found] == ["aggregator.history_late"]
+    raised = _stand(alarms, {"history_lag_seconds": 0.0, "history_turn_age_seconds": 901.0}, 301)
+    assert [change.name for change in raised] == ["aggregator.history_late"]
 
 
 def test_an_old_file_at_the_start_is_no_alarm() -> None:
@@ -154,7 +159,7 @@ def test_an_old_file_at_the_start_is_no_alarm() -> None:
 
 
 def test_a_short_lag_is_none() -> None:
-    """A checkpoint of ten seconds is no trouble; fifteen seconds of it are."""
+    """A checkpoint of ten seconds is normal; fifteen seconds raise the alarm."""
     alarms = Alarms(table(CONFIG, STORE))
     for second in range(0, 200, 20):
         assert _stand(alarms, {"lag_seconds": 30.0}, 15, begin=second) == []
@@ -173,16 +178,16 @@ def test_between_the_bounds_nothing_changes() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.integers(0, 20)), max_size=60))
 def test_raised_and_cleared_alternate(looks: list[tuple[float, int]]) -> None:
-    """Whatever the figure does: two raised in a row would be two findings, of which one never ends."""
-    one = Alarm("a", lambda v: v["x"], 2.0, 1.0, 5.0, 10.0, lambda v: f"{v['x']}", "never")
-    alarms, now, found = Alarms([one]), 0, list[Any]()
+    """With any figure: two raises in a row would be two findings, of which one never ends."""
+    alarm = Alarm("a", lambda v: v["x"], 2.0, 1.0, 5.0, 10.0, lambda v: f"{v['x']}", "never")
+    alarms, now, raised = Alarms([alarm]), 0, list[Any]()
     for value, seconds in looks:
         now += seconds * NS
         before = alarms.active()["a"]
         changes = alarms.step({"x": value}, now)
-        found += changes
+        raised += changes
         assert not changes or (value > 2.0 if not before else value <= 1.0)
-    kinds = [type(change) for change in found]
+    kinds = [type(change) for change in raised]
     assert kinds == [AlarmRaised, AlarmCleared] * (len(kinds) // 2) + [AlarmRaised] * (
         len(kinds) % 2
     )
@@ -190,7 +195,7 @@ def test_raised_and_cleared_alternate(looks: list[tuple[float, int]]) -> None:
 
 
 def test_settings_move_what_is_late() -> None:
-    """Where a commit is made every ten seconds, a receipt after fifteen is on time."""
+    """With a commit every ten seconds, a receipt after fifteen is on time."""
     slow = AggregatorConfig(commit_seconds=10.0, ops_seconds=600.0, judge_seconds=30.0)
     alarms = Alarms(table(slow, STORE))
     late = {"lag_seconds": 30.0, "snapshot_age_seconds": 2000.0, "judge_seconds": 40.0}
@@ -199,15 +204,17 @@ def test_settings_move_what_is_late() -> None:
 
 @pytest.mark.slow
 def test_an_alarm_from_before_a_restart_ends_or_is_raised_anew(lab: Any, until: Any) -> None:
-    """It was kept for 300 s and then ended, whether it stood or not: SQL said that all is well while the disk was full."""
+    """The alarm was kept for 300 s and then ended, even if active: SQL showed no alarm while the disk was full."""
     key = (AGGREGATOR_HOST, "aggregator.disk_filling", "")
 
     async def run() -> tuple[bool, bool]:
-        async with lab.aggregator() as one:
+        async with lab.aggregator() as aggregator:
             record_alarms(
-                one.fleet, [AlarmRaised("aggregator.disk_filling", "as before", "room")], 5 * NS
+                aggregator.fleet,
+                [AlarmRaised("aggregator.disk_filling", "as before", "room")],
+                5 * NS,
             )
-            await until(lambda: one.store.commit_seconds.count)
+            await until(lambda: aggregator.store.commit_seconds.count)
         async with lab.aggregator() as again:
             before = key in again.fleet.findings
             record_alarms(
@@ -220,14 +227,14 @@ def test_an_alarm_from_before_a_restart_ends_or_is_raised_anew(lab: Any, until: 
 
     before, after = asyncio.run(run())
     assert not before and after
-    found = lab.rows(
+    rows = lab.rows(
         "SELECT words, still_so FROM ops.findings WHERE name = 'aggregator.disk_filling' ORDER BY since"
     )
-    assert found == [("as before", False), ("anew", True)]
+    assert rows == [("as before", False), ("anew", True)]
 
 
 def test_a_raised_alarm_is_a_finding_of_the_aggregator_itself() -> None:
-    """The machine that runs the aggregator may run an agent too: its score must not fall for our lag."""
+    """The aggregator's machine may run an agent, too: its score must not fall for the aggregator's lag."""
     fleet = Fleet()
     findings = ActiveFindings(fleet)
     record_alarms(fleet, [AlarmRaised("aggregator.lag", "words", "less lag")], 5 * NS)
@@ -241,7 +248,7 @@ def test_a_raised_alarm_is_a_finding_of_the_aggregator_itself() -> None:
 
 
 def test_hosts_that_lose_readings_are_counted_once_each() -> None:
-    """The finding is of the agent's spool, and of nothing else that is called lost."""
+    """Only the finding of the agent's spool counts, and no other finding about losses."""
     fleet = Fleet()
     for host, name, subject in (
         ("a", "data.lost", "agent agent.spool_dropped_frames"),
@@ -254,7 +261,7 @@ def test_hosts_that_lose_readings_are_counted_once_each() -> None:
 
 
 def test_silent_hosts_are_real_ones_that_were_heard() -> None:
-    """A simulation that ended, and a host that never spoke, are no silence."""
+    """An ended simulation, and a host without any frame, are not silent hosts."""
     fleet = Fleet()
     for name, simulated in (("real", False), ("simulated", True), ("never", False)):
         fleet.register(name, simulated=simulated, boot_id=bytes(16), devices=())
@@ -270,51 +277,47 @@ def _machine(now_ns: int) -> ResourceUsage:
 def test_an_alarm_reaches_sql_the_listing_and_the_exposition(
     lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that is 95 % full: who looks at `gangline hosts`, at SQL, or at a graph sees it alike."""
+    """A disk that is 95 % full appears in `gangline hosts`, in SQL and in a graph."""
     monkeypatch.setattr("gangline.aggregator.server.read_resource_usage", lambda *_: _machine(0))
 
     async def run() -> tuple[Any, bytes]:
         import grpc
 
-        async with lab.aggregator() as one, asyncio.timeout(GUARD_SECONDS):
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:
+        async with lab.aggregator() as aggregator, asyncio.timeout(GUARD_SECONDS):
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{aggregator.port}") as channel:
                 stub: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
-                while not one.snapshot_holder.snapshot or not one.snapshot_holder.snapshot.alarms:
+                while (
+                    not aggregator.snapshot_holder.snapshot
+                    or not aggregator.snapshot_holder.snapshot.alarms
+                ):
                     await asyncio.sleep(0.005)
                 reply = await stub.ListNodeScores(score_pb2.ListNodeScoresRequest())
-            while (AGGREGATOR_HOST, "aggregator.disk_filling", "") not in one.fleet.findings:
+            while (AGGREGATOR_HOST, "aggregator.disk_filling", "") not in aggregator.fleet.findings:
                 await asyncio.sleep(0.005)
-            return reply, one._self_monitor.render("")[0]
+            return reply, aggregator._self_monitor.render("")[0]
 
     reply, text = asyncio.run(run())
     assert "the oldest readings in Parquet go" in reply.alarms[0] and not reply.degraded
     assert b'gangline_aggregator_alarm{alarm="aggregator.disk_filling"} 1' in text
-    found = lab.rows(
+    rows = lab.rows(
         "SELECT host, words, still_so, clears_when FROM ops.findings "
         "WHERE name = 'aggregator.disk_filling'"
     )
-    assert (
-        found[0][0] == AGGREGATOR_HOST
-        and "add space" in found[0][1]
-        and found[0][2]
-        and found[0][3]
-    )
+    assert rows[0][0] == AGGREGATOR_HOST and "add space" in rows[0][1] and rows[0][2] and rows[0][3]
 
 
 def test_a_well_aggregator_has_no_alarm(lab: Any, until: Any) -> None:
-    """The negative of the one above, on a real aggregator: nothing stands against it at its start."""
-
     async def run() -> None:
-        async with lab.aggregator() as one:
-            await until(lambda: one._self_monitor._poll_count)
-            await until(lambda: one.snapshot_holder.snapshot)
-            assert one.snapshot_holder.snapshot.alarms == ()
+        async with lab.aggregator() as aggregator:
+            await until(lambda: aggregator._self_monitor._poll_count)
+            await until(lambda: aggregator.snapshot_holder.snapshot)
+            assert aggregator.snapshot_holder.snapshot.alarms == ()
 
     asyncio.run(run())
 
 
 def test_a_look_that_fails_does_not_end_the_watch(caplog: pytest.LogCaptureFixture) -> None:
-    """One figure that raises must not blind all alarms until the next restart."""
+    """A figure that raises must not blind all alarms until the next restart."""
     looks: list[int] = []
 
     class Sick:
@@ -322,14 +325,13 @@ def test_a_look_that_fails_does_not_end_the_watch(caplog: pytest.LogCaptureFixtu
             looks.append(1)
             raise RuntimeError("a figure that is broken")
 
-    one = monitor.MonitorThread(Sick(), lambda changes: None, None)  # type: ignore[arg-type]
-    one.start()
-    one.close()
-    assert looks and "broken" in caplog.text and not one._thread.is_alive()
+    thread = monitor.MonitorThread(Sick(), lambda changes: None, None)  # type: ignore[arg-type]
+    thread.start()
+    thread.close()
+    assert looks and "broken" in caplog.text and not thread._thread.is_alive()
 
 
 def test_every_figure_is_documented() -> None:
-    """A figure without a word in the operator's page is looked up in the source at 3 a.m."""
     page = (Path(__file__).parents[3] / "docs/operations.md").read_text()
     lacking = [figure.name for figure in FIGURES if f"`{figure.name}`" not in page]
     lacking += [alarm.name for alarm in table(CONFIG, STORE) if f"`{alarm.name}`" not in page]
@@ -360,8 +362,8 @@ def test_hosts_tells_what_stands_against_the_aggregator(
         ScoreClient, "hosts", lambda *_: ScoreListing([], 1, "", ["receipts are late"])
     )
     assert hosts.main([]) == 0
-    told = capsys.readouterr()
-    assert told.err == "aggregator: receipts are late\n" and "degraded" not in told.out
+    output = capsys.readouterr()
+    assert output.err == "aggregator: receipts are late\n" and "degraded" not in output.out
     monkeypatch.setattr(ScoreClient, "hosts", lambda *_: ScoreListing([], 1, ""))
     assert hosts.main([]) == 0
     assert capsys.readouterr().err == ""

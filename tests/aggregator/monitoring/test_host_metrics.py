@@ -1,4 +1,4 @@
-"""The series of each host for Prometheus: few, of now, and what the alert rules name."""
+"""The series of each host for Prometheus: few, current, and the series that the alert rules name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ RULES = Path(__file__).parents[3] / "packaging/prometheus/gangline.rules.yml"
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    """Three hosts, of which one is broken and two are well."""
     world = World(hosts=3)
     world.run(10)
     world.event(world.hosts[1], 95, gpu_of(world.hosts[1], 0))
@@ -61,50 +60,51 @@ ADVISED = [
 def exposed(
     world: World, form: ExpositionFormat = ExpositionFormat.OPENMETRICS, **changes: Any
 ) -> dict[str, list[Any]]:
-    """Return the samples of each family, as Prometheus' own parser reads them."""
     assert world.snapshot is not None
     snapshot = replace(world.snapshot, **changes)
     shown, media_type = exposition(host_families(snapshot, ADVISED, world.now_ns), form.value)
     text = shown.decode()
     assert media_type.startswith(form.value)
     parse: Any = openmetrics_parser if form is ExpositionFormat.OPENMETRICS else plain_parser
-    return {one.name: one.samples for one in parse.text_string_to_metric_families(text)}
+    return {family.name: family.samples for family in parse.text_string_to_metric_families(text)}
 
 
 @pytest.mark.parametrize("form", list(ExpositionFormat))
 def test_how_each_host_stands(world: World, form: ExpositionFormat) -> None:
-    """One could not alert on UNHEALTHY, nor draw a host's speed: the aggregator showed itself alone."""
-    found = exposed(world, form)
-    assert set(found) == {PREFIX + name for name in FAMILIES}
-    states = {one.labels["host"]: one.labels for one in found[PREFIX + "state"]}
+    """Alerts on UNHEALTHY and graphs of a host's speed were impossible: the aggregator exposed only itself."""
+    families = exposed(world, form)
+    assert set(families) == {PREFIX + name for name in FAMILIES}
+    states = {sample.labels["host"]: sample.labels for sample in families[PREFIX + "state"]}
     assert states["h1"]["state"] == "UNHEALTHY" and states["h1"]["reason"] == "XID_FATAL"
-    assert {one.value for one in found[PREFIX + "state"]} == {1.0}
-    score = {one.labels["host"]: one.value for one in found[PREFIX + "score"]}
+    assert {sample.value for sample in families[PREFIX + "state"]} == {1.0}
+    score = {sample.labels["host"]: sample.value for sample in families[PREFIX + "score"]}
     assert score["h1"] < 0.1 < score["h0"] <= 1.0
-    (h1, h2) = sorted(found[PREFIX + "advice"], key=lambda one: one.labels["host"])
+    (h1, h2) = sorted(families[PREFIX + "advice"], key=lambda sample: sample.labels["host"])
     assert h1.labels == {"host": "h1", "action": "EVICT_NOW", "state": "ACCEPTED"}
     assert h2.labels == {"host": "h2", "action": "AVOID", "state": "PROPOSED"}
 
 
 def test_a_host_has_few_series(world: World) -> None:
-    """Ten thousand hosts are in one scrape: eight of each are what a Prometheus bears."""
-    each = Counter(one.labels["host"] for samples in exposed(world).values() for one in samples)
-    assert set(each) == {"h0", "h1", "h2"}
-    assert max(each.values()) <= len(FAMILIES) <= SERIES_OF_A_HOST_MAX
+    """Ten thousand hosts are in a scrape: Prometheus can take eight series of each."""
+    per_host = Counter(
+        sample.labels["host"] for samples in exposed(world).values() for sample in samples
+    )
+    assert set(per_host) == {"h0", "h1", "h2"}
+    assert max(per_host.values()) <= len(FAMILIES) <= SERIES_OF_A_HOST_MAX
 
 
 def test_what_is_not_known_has_no_series(world: World) -> None:
     """A speed of NaN, or of 0, would be averaged with those that are known."""
     world.snapshot = world.run(1)
     for samples in exposed(world).values():
-        assert all(one.value == one.value for one in samples)
+        assert all(sample.value == sample.value for sample in samples)
     idle = World(hosts=1, gpus=0)
     idle.run(10)
     assert exposed(idle)[PREFIX + "relative_speed_ratio"] == []
 
 
 def test_an_old_judgement_is_not_shown(world: World) -> None:
-    """Judging stood still, and the dashboard was green with the states of an hour ago."""
+    """Judging had stopped, and the dashboard stayed green with states of an hour ago."""
     assert world.snapshot is not None
     old_ns = world.now_ns - int((JUDGEMENT_SECONDS_MAX + 1) * 1e9)
     assert host_families(replace(world.snapshot, computed_ns=old_ns), (), world.now_ns) == []
@@ -112,7 +112,7 @@ def test_an_old_judgement_is_not_shown(world: World) -> None:
 
 
 def test_it_is_off_and_needs_a_place(tmp_path: Path) -> None:
-    """Names of hosts leave the aggregator only where somebody said so."""
+    """Names of hosts leave the aggregator only by an explicit setting."""
     assert AggregatorConfig(data=tmp_path).metrics_hosts is False
     with pytest.raises(StartError, match="metrics_listen is empty"):
         metrics_socket(AggregatorConfig(data=tmp_path, metrics_hosts=True))
@@ -123,12 +123,16 @@ def test_the_rules_name_what_there_is(world: World) -> None:
     rules = RULES.read_text()
     named = set(re.findall(r"gangline_host_\w+", rules))
     assert named and named <= set(exposed(world))
-    states = {one for each in re.findall(r'state=~?"([A-Z|]+)"', rules) for one in each.split("|")}
+    states = {
+        state
+        for states_text in re.findall(r'state=~?"([A-Z|]+)"', rules)
+        for state in states_text.split("|")
+    }
     assert states <= {*HealthState.__members__, *Answer.__members__}
 
 
 def test_promtool_has_nothing_to_say(world: World) -> None:
-    """Its linter knows names, units and help."""
+    """promtool's linter checks names, units and help."""
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
@@ -143,19 +147,22 @@ def test_promtool_has_nothing_to_say(world: World) -> None:
 
 @pytest.mark.slow
 def test_a_live_aggregator_shows_them_when_told_to(lab: Any, make_agent: Any, until: Any) -> None:
-    """The setting reaches the answer, and what nobody asked for is not in it."""
+    """The setting changes the exposition; without it no host is shown."""
 
     async def scrape(on: bool) -> str:
         async with (
-            lab.aggregator(metrics_listen="127.0.0.1:0", metrics_hosts=on) as one,
-            lab.agent(one, make_agent()) as connection,
+            lab.aggregator(metrics_listen="127.0.0.1:0", metrics_hosts=on) as aggregator,
+            lab.agent(aggregator, make_agent()) as connection,
         ):
             await connection.send(connection.agent.message(1))
             await until(
-                lambda: one.snapshot_holder.snapshot and len(one.snapshot_holder.snapshot.hosts)
+                lambda: (
+                    aggregator.snapshot_holder.snapshot
+                    and len(aggregator.snapshot_holder.snapshot.hosts)
+                )
             )
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(None, scraped, one.metrics_port)
+            return await loop.run_in_executor(None, scraped, aggregator.metrics_port)
 
     assert 'gangline_host_state{host="host-1",reason="' in asyncio.run(scrape(True))
     assert "gangline_host_" not in asyncio.run(scrape(False))

@@ -26,18 +26,18 @@ class Records:
         return True
 
     def take(self) -> list[tuple[str, str]]:
-        taken = [(one.event, one.text) for one in self.found]
+        taken = [(record.event, record.text) for record in self.found]
         self.found.clear()
         return taken
 
 
 def test_each_change_is_exported_once() -> None:
-    """A collector that is sent the whole picture every 5 s is one that somebody turns off."""
+    """A full report every 5 s would make users turn the collector off."""
     records: Any = Records()
     findings: dict[tuple[str, str, str], Finding] = {}
     advisories: list[Advisory] = []
-    found = FindingAndAdviceLog(records, lambda: findings, lambda: advisories)
-    found.poll(1)
+    exporter = FindingAndAdviceLog(records, lambda: findings, lambda: advisories)
+    exporter.poll(1)
     assert records.take() == []
     finding = Finding("gpu-7", "gpu.xid 79", "GPU-1", "it fell off the bus", 5)
     findings["gpu-7", "gpu.xid 79", "GPU-1"] = finding
@@ -46,18 +46,20 @@ def test_each_change_is_exported_once() -> None:
         "waits", 5, 9, 5, job="train",
     )  # fmt: skip
     advisories.append(advisory)
-    found.poll(2)
-    one, two = records.found
-    assert one.time_ns == 5 and one.attributes["host.name"] == "gpu-7" and one.severity == 13
+    exporter.poll(2)
+    record, two = records.found
+    assert (
+        record.time_ns == 5 and record.attributes["host.name"] == "gpu-7" and record.severity == 13
+    )
     assert two.attributes["gangline.action"] == "AVOID" and two.attributes["gangline.workload"] == "train"  # fmt: skip
     assert records.take()[1][1] == "AVOID of host gpu-7: XID 79; PROPOSED: waits"
-    found.poll(3)
+    exporter.poll(3)
     assert records.take() == []
     advisories[0] = replace(
         advisory, state=AdvisoryState.FAILED, state_words="no route", revision=2
     )
     findings.clear()
-    found.poll(4)
+    exporter.poll(4)
     assert records.found[1].severity == 17
     assert records.take() == [
         ("gangline.finding.cleared", "cleared: it fell off the bus"),

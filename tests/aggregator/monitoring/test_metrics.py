@@ -51,23 +51,23 @@ def scraped(port: int, accept: str = "") -> str:
 
 @pytest.fixture(autouse=True)
 def _pulled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks within a second of the last look gets that one; here each asks for now."""
+    """Disable the cache of a second, so that each scrape gets current figures."""
     monkeypatch.setattr(monitor, "PULL_SECONDS_MIN", 0.0)
 
 
 async def _scrape_live(lab: Lab, hosts: int) -> tuple[str, str]:
     """Return both forms of a live aggregator that has stored a frame of each of *hosts* hosts."""
-    async with lab.aggregator(metrics_listen="127.0.0.1:0") as one:
+    async with lab.aggregator(metrics_listen="127.0.0.1:0") as aggregator:
         for number in range(hosts):
             agent = Agent(host=f"host-{number}", run_id=bytes([number]) * 16)
-            async with lab.agent(one, agent) as connection:
+            async with lab.agent(aggregator, agent) as connection:
                 await connection.send(agent.message(1))
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(GUARD_SECONDS):
-            while not one.store.ops_write_seconds:  # until then its age is not known
+            while not aggregator.store.ops_write_seconds:  # until then its age is not known
                 await asyncio.sleep(0.005)
         texts = [
-            await loop.run_in_executor(None, scraped, one.metrics_port, accept)
+            await loop.run_in_executor(None, scraped, aggregator.metrics_port, accept)
             for accept in (ExpositionFormat.OPENMETRICS.value, "text/plain")
         ]
     return texts[0], texts[1]
@@ -114,10 +114,10 @@ def test_both_forms_are_read_by_prometheus_own_parsers(
 
 def test_more_hosts_are_no_more_series(scrapes: dict[int, tuple[str, str]]) -> None:
     """A label per host would be ten thousand series of each figure, in every scrape."""
-    (one, _), (several, _) = scrapes[1], scrapes[6]
-    series = [{line.rpartition(" ")[0] for line in text.splitlines()} for text in (one, several)]
+    (first, _), (sixth, _) = scrapes[1], scrapes[6]
+    series = [{line.rpartition(" ")[0] for line in text.splitlines()} for text in (first, sixth)]
     assert series[0] == series[1]
-    assert "host-" not in several
+    assert "host-" not in sixth
 
 
 def test_promtool_has_nothing_to_say(scrapes: dict[int, tuple[str, str]]) -> None:
@@ -133,7 +133,7 @@ def test_promtool_has_nothing_to_say(scrapes: dict[int, tuple[str, str]]) -> Non
 
 
 def test_the_rules_name_series_that_there_are(scrapes: dict[int, tuple[str, str]]) -> None:
-    """An alert on a series that was renamed never fires, and nobody sees that it does not."""
+    """An alert on a renamed series never fires, unnoticed."""
     text = scrapes[1][1]
     exposed = set(re.findall(r"^(gangline_aggregator\w*)", text, re.MULTILINE))
     named = set(re.findall(r"gangline_aggregator\w*", RULES.read_text()))
@@ -154,15 +154,17 @@ def test_promtool_takes_the_rules() -> None:
 def test_a_failed_call_is_counted_by_method_and_code(
     lab: Any, connect: Any, make_agent: Any
 ) -> None:
-    """Agents that are refused one after another look like silence from here, were they not counted."""
+    """Without the counter, refused agents look like silent ones."""
 
     async def refused() -> str:
-        async with lab.aggregator(metrics_listen="127.0.0.1:0") as one:
-            connection = connect(one.port, make_agent())
+        async with lab.aggregator(metrics_listen="127.0.0.1:0") as aggregator:
+            connection = connect(aggregator.port, make_agent())
             with pytest.raises(Exception, match="run_id"):
                 await connection.register(run_id=b"short")
             await connection.close()
-            return await asyncio.get_running_loop().run_in_executor(None, scraped, one.metrics_port)
+            return await asyncio.get_running_loop().run_in_executor(
+                None, scraped, aggregator.metrics_port
+            )
 
     text = asyncio.run(refused())
     method = 'method="TelemetryService/RegisterNode"'
@@ -171,30 +173,32 @@ def test_a_failed_call_is_counted_by_method_and_code(
 
 @pytest.mark.usefixtures("operators_file")
 def test_own_figures_are_asked_in_sql_in_both_files(lab: Any, make_agent: Any, until: Any) -> None:
-    """At 3 a.m. there may be no Prometheus: what the aggregator is, and since when, is in its own SQL."""
+    """Without Prometheus, the aggregator's own SQL has its version and its start time."""
 
     async def run() -> None:
-        async with lab.aggregator() as one:
-            await until(lambda: one.store.commit_seconds.count)
+        async with lab.aggregator() as aggregator:
+            await until(lambda: aggregator.store.commit_seconds.count)
 
     asyncio.run(run())
     for file in ("gangline.duckdb", "operators.duckdb"):
-        found = dict(lab.rows("SELECT figure, value FROM ops.aggregator", file))
-        missing = {figure.name for figure in FIGURES} - found.keys()
-        assert found.keys() <= monitor.DESCRIPTIONS.keys()
+        figures = dict(lab.rows("SELECT figure, value FROM ops.aggregator", file))
+        missing = {figure.name for figure in FIGURES} - figures.keys()
+        assert figures.keys() <= monitor.DESCRIPTIONS.keys()
         assert missing <= {"snapshot_age_seconds"}  # the file may not have been written yet
-        assert found["disk_free_bytes"] > 0 and found["frames"] == 0
+        assert figures["disk_free_bytes"] > 0 and figures["frames"] == 0
         history = lab.rows("FROM ops.aggregator_history('frames')", file)
         assert [value for _, value, _ in history] == [0.0]
 
 
 def test_a_rate_does_not_reach_over_a_restart(tmp_path: Path) -> None:
-    """Counters begin anew with each start: 5 after 100 is no fall of 95, and no rise either."""
+    """Counters restart at 0 with each start: 5 after 100 is neither a fall of 95 nor a rise."""
     store = Store.open(tmp_path / "data")
     second = 1_000_000_000
     base = 1_700_000_000 * second
     readings = [(0, 10.0), (15, 100.0), (30, 5.0), (45, 35.0)]
-    store.submit_own_health([(base + at * second, "frames", value, "x") for at, value in readings])
+    store.submit_own_health(
+        [(base + index * second, "frames", value, "x") for index, value in readings]
+    )
     store.close()
     with duckdb.connect(str(tmp_path / "data/gangline.duckdb"), read_only=True) as base_file:
         rows = base_file.execute("SELECT rise_per_second FROM ops.aggregator_history('frames')")
@@ -202,21 +206,21 @@ def test_a_rate_does_not_reach_over_a_restart(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_is_left_out_not_zero(tmp_path: Path) -> None:
-    """A folder that is gone has not zero bytes free: an alarm would call it full."""
+    """A missing folder does not have zero bytes free: an alarm would report it as full."""
     seen = probes.read_resource_usage(tmp_path / "gone", {1}, 0, proc=tmp_path)
     assert seen.disk_free_bytes is seen.database_bytes is seen.snapshot_age_seconds is None
     assert seen.memory_bytes is seen.descriptors is seen.connections is None
 
 
 def test_connections_are_those_established_to_our_port() -> None:
-    """Not the listening socket, not the other end on the same machine, not one that waits to be forgotten."""
+    """Excluded: the listening socket, the other end on the same machine, and sockets in TIME_WAIT."""
     assert probes.established(TCP, 0x1DB0) == 1
     assert probes.established(TCP, 0x1DB1) == 0
     assert probes.established(b"", 7600) == 0
 
 
 def test_connections_of_the_port_for_tokens_are_counted_too(tmp_path: Path) -> None:
-    """Operators come there: a flood of them must not look like none."""
+    """Operators use this port: a flood there must be visible."""
     (tmp_path / "net").mkdir()
     (tmp_path / "net/tcp").write_bytes(TCP)
     (tmp_path / "net/tcp6").write_bytes(b"")
@@ -228,26 +232,26 @@ def test_connections_of_the_port_for_tokens_are_counted_too(tmp_path: Path) -> N
 @given(st.lists(st.floats(0, 100), max_size=60), st.floats(0.01, 1.0))
 def test_a_quantile_is_the_end_of_its_bucket(values: list[float], share: float) -> None:
     """p99 of a histogram is never below the true one, and never past the bucket that holds it."""
-    made = Histogram((1.0, 5.0, 20.0))
+    histogram = Histogram((1.0, 5.0, 20.0))
     for value in values:
-        made.observe(value)
-    found = made.quantile(share)
+        histogram.observe(value)
+    estimate = histogram.quantile(share)
     if not values:
-        assert found is None
+        assert estimate is None
         return
     true = sorted(values)[max(0, int(-(-share * len(values) // 1)) - 1)]
-    assert found is not None and found >= true
-    assert found == next((b for b in made.bounds if true <= b), made.max)
+    assert estimate is not None and estimate >= true
+    assert estimate == next((b for b in histogram.bounds if true <= b), histogram.max)
 
 
 def test_a_quantile_leaves_out_what_came_before() -> None:
     """The p99 of the last minute, not of the last month."""
-    made = Histogram((1.0, 5.0))
-    made.observe(4.0)
-    before = list(made.counts)
-    assert made.quantile(0.99, before) is None
-    made.observe(0.5)
-    assert made.quantile(0.99, before) == 1.0
+    histogram = Histogram((1.0, 5.0))
+    histogram.observe(4.0)
+    before = list(histogram.counts)
+    assert histogram.quantile(0.99, before) is None
+    histogram.observe(0.5)
+    assert histogram.quantile(0.99, before) == 1.0
 
 
 def test_loop_lag_remembers_the_worst_for_a_span_or_two() -> None:
@@ -274,15 +278,17 @@ def test_a_loop_that_stands_still_shows_before_it_moves_again() -> None:
 
 
 def test_too_few_descriptors_are_told_with_the_way_out() -> None:
-    """A thousand descriptors end at the thousandth host, hours later, without a word in any log."""
-    words = metrics.open_files_warning(1024, 20_000)
-    assert "LimitNOFILE=20512" in words and "513th host" in words
+    """A limit of 1,000 descriptors is reached at the thousandth host, hours later, without any log line."""
+    message = metrics.open_files_warning(1024, 20_000)
+    assert "LimitNOFILE=20512" in message and "513th host" in message
     assert metrics.open_files_warning(20_512, 20_000) == ""
     assert metrics.open_files_warning(-1, 20_000) == ""  # no limit
 
 
 def test_the_soft_limit_becomes_the_hard_one() -> None:
-    """systemd starts services with 1024 and allows half a million: nobody should have to know."""
+    """systemd starts services with a soft limit of 1024 and a hard limit of half a million: no user
+    should need to know.
+    """
     code = (
         "import resource; from gangline.aggregator import metrics as descriptors;"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1];"
@@ -300,11 +306,11 @@ def test_a_taken_port_for_metrics_is_told_before_anything_is_written(lab: Any) -
     """Two aggregators on one machine: the second says which setting, not a traceback."""
 
     async def run() -> None:
-        async with lab.aggregator(metrics_listen="127.0.0.1:0") as one:
+        async with lab.aggregator(metrics_listen="127.0.0.1:0") as aggregator:
             other = Aggregator(
                 AggregatorConfig(
                     listen="127.0.0.1:0", data=lab.folder / "other",
-                    metrics_listen=f"127.0.0.1:{one.metrics_port}",
+                    metrics_listen=f"127.0.0.1:{aggregator.metrics_port}",
                 )
             )  # fmt: skip
             with pytest.raises(StartError, match="metrics_listen"):
@@ -316,7 +322,7 @@ def test_a_taken_port_for_metrics_is_told_before_anything_is_written(lab: Any) -
 
 @pytest.mark.slow
 def test_advice_that_this_version_cannot_read_is_told_in_words(lab: Any) -> None:
-    """A step back to the version before ended in a traceback at each start: it did not know what had been advised."""
+    """A downgrade ended in a traceback at each start: the old version could not read the stored advice."""
 
     async def run() -> None:
         async with lab.aggregator():
@@ -338,9 +344,9 @@ def test_a_store_that_cannot_be_opened_leaves_no_socket(lab: Any) -> None:
     async def run() -> None:
         (lab.folder).mkdir(parents=True)
         (lab.folder / "gangline.duckdb").write_bytes(b"not a database at all")
-        one = Aggregator(lab.config(metrics_listen="127.0.0.1:0"))
+        aggregator = Aggregator(lab.config(metrics_listen="127.0.0.1:0"))
         with pytest.raises(StoreError):
-            await one.start()
-        metrics_server.listener("127.0.0.1", one.metrics_port).close()
+            await aggregator.start()
+        metrics_server.listener("127.0.0.1", aggregator.metrics_port).close()
 
     asyncio.run(run())

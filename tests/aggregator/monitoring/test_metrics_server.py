@@ -1,4 +1,4 @@
-"""/metrics over a socket: bounded in what it takes, and slow ones hold up nobody."""
+"""/metrics over a socket: bounded input, and slow clients delay no other client."""
 
 from __future__ import annotations
 
@@ -66,18 +66,18 @@ def _one(request: bytes) -> bytes:
     ],
 )
 def test_every_request_has_its_answer(request_bytes: bytes, status: bytes) -> None:
-    """A scanner, a gRPC client on the wrong port, a header without end: each is told, in one answer."""
+    """A scanner, a gRPC client on the wrong port, a header without end: each gets an error in a single response."""
     assert _one(request_bytes).split(b" ")[1] == status
 
 
 def test_one_request_is_answered_a_connection() -> None:
-    """What is pipelined behind it is read and forgotten; the answer arrives whole."""
+    """Pipelined requests are read and discarded; the response arrives complete."""
     answer = _one(GET * 3)
     assert answer.count(b"HTTP/1.1 200") == 1 and answer.endswith(BODY)
 
 
 def test_who_never_ends_his_request_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slow loris: a byte now and then would hold a connection for ever."""
+    """Slow loris: occasional bytes would keep a connection open forever."""
     monkeypatch.setattr(metrics_server, "CONNECTION_SECONDS_MAX", 0.0)
 
     async def run() -> int:
@@ -91,7 +91,7 @@ def test_who_never_ends_his_request_is_let_go(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_slow_ones_keep_nobody_out() -> None:
-    """With all places taken by clients that say nothing, a scraper is answered: the oldest goes."""
+    """With all slots taken by silent clients a scraper is answered: the oldest connection is closed."""
 
     async def run() -> tuple[bytes, int]:
         async with _served() as server:
@@ -100,7 +100,7 @@ def test_slow_ones_keep_nobody_out() -> None:
                 for _ in range(CONNECTIONS_MAX + 3)
             ]
             answer = await _asked(server, GET)
-            ended = await slow[0][0].read()  # the first who came was let go
+            ended = await slow[0][0].read()  # the oldest connection was closed
             for _, writer in slow:
                 writer.close()
             assert ended == b""

@@ -1,4 +1,4 @@
-"""The alert rules that are shipped, by promtool, and that they name figures that there are."""
+"""The shipped alert rules, checked by promtool, and that they name existing figures."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def test_the_rules_fire_where_they_should(tmp_path: Path) -> None:
 
 
 def test_rules_name_figures_that_there_are() -> None:
-    """A figure was renamed, and its rule was silent from then on."""
+    """A figure was renamed, and its rule never fired again."""
     named = set(re.findall(r"gangline_(?:executor|aggregator)_[a-z_]+", RULES.read_text()))
     known = {family.name for family in ExecutorFigures().families()}
     known |= {PREFIX + figure.name for figure in FIGURES}
     known |= {f"{PREFIX}{name}" for name in ("alarm", "commit_seconds_bucket")}
-    assert {one.removesuffix("_total") for one in named} <= known
+    assert {series.removesuffix("_total") for series in named} <= known

@@ -21,7 +21,7 @@ from tests.aggregator.conftest import Agent, Connection, Lab, with_operators_fil
 from tests.processes import GUARD_SECONDS
 
 MEMORY_BYTES_MAX = 256 << 20
-#: Long enough for any machine: what is expected to answer must not be cut because a test machine is busy.
+#: Long enough for any machine: a busy test machine must not time out a query that should succeed.
 PATIENT_SECONDS = GUARD_SECONDS
 #: Rows and bytes of an answer here.
 ROWS_MAX, BYTES_MAX = 5000, 4 << 20
@@ -29,8 +29,6 @@ ROWS_MAX, BYTES_MAX = 5000, 4 << 20
 
 @dataclass
 class Reply:
-    """What came of a question."""
-
     arrow: bytes = b""
     summary: AnswerSummary | None = None
     error: QueryError | None = None
@@ -38,12 +36,10 @@ class Reply:
 
     @property
     def table(self) -> Any:
-        """The answer as an Arrow table."""
         return pa.ipc.open_stream(io.BytesIO(self.arrow)).read_all()
 
 
 async def ask(processes: QueryPool, sql: str, **limits: Any) -> Reply:
-    """Ask and return what came of it."""
     values = {"seconds": PATIENT_SECONDS, "rows_max": ROWS_MAX, "bytes_max": BYTES_MAX, **limits}
     reply = Reply()
     try:
@@ -59,13 +55,12 @@ async def ask(processes: QueryPool, sql: str, **limits: Any) -> Reply:
 
 @asynccontextmanager
 async def asked(folder: Path, running_max: int = 4) -> AsyncIterator[QueryPool]:
-    """The processes over the snapshot in *folder*."""
-    one = QueryPool(QuerySettings(folder, MEMORY_BYTES_MAX, 2), running_max)
-    one.start()
+    pool = QueryPool(QuerySettings(folder, MEMORY_BYTES_MAX, 2), running_max)
+    pool.start()
     try:
-        yield one
+        yield pool
     finally:
-        await one.close()
+        await pool.close()
 
 
 def ask_all(folder: Path, questions: Sequence[str], at_once: int = 4, **limits: Any) -> list[Reply]:
@@ -89,12 +84,10 @@ def ask_all(folder: Path, questions: Sequence[str], at_once: int = 4, **limits: 
 
 
 def children(pid: int) -> list[int]:
-    """Return the children of a process with one thread."""
-    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def threads(pid: int) -> int:
-    """Return how many threads a process has."""
     return len(os.listdir(f"/proc/{pid}/task"))
 
 
@@ -108,7 +101,8 @@ def make_snapshot(folder: Path) -> Path:
             await agent.register()
             await agent.send(agent.agent.message(1), agent.agent.message(2))
             await agent.close()
-            # An aggregator that has no time left at its end writes none, and does not wait for one that is written.
+            # An aggregator without time at its end writes no file, and does not wait for a running
+            # write.
             await asyncio.to_thread(aggregator.store.write_ops)
 
     with with_operators_file():
@@ -118,7 +112,7 @@ def make_snapshot(folder: Path) -> Path:
 
 
 def rows_of(connection: Any, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Return (column names, rows) of a question to a connection of `fences.opened`, let through like any."""
+    """Return (column names, rows) of a query on a connection of `fences.opened`, checked like any query."""
     sandbox.check(connection, sql)
     cursor = connection.execute(sql)
     return [column[0] for column in cursor.description or ()], cursor.fetchall()

@@ -1,4 +1,4 @@
-"""One snapshot for all questions: nobody may change it, which is a test."""
+"""A shared snapshot for all queries; a test checks that no query changes it."""
 
 from __future__ import annotations
 

@@ -14,8 +14,6 @@ _MANY = re.compile(r"\{\{('.*?') \* (\d+)\}\}")
 
 @dataclass(frozen=True)
 class Statement:
-    """One of the corpus, and what must come of it."""
-
     name: str
     outcome: str
     words: str
@@ -23,12 +21,12 @@ class Statement:
 
 
 def statements(file: str) -> list[Statement]:
-    """Return the statements of a file of the corpus."""
     parts = _HEAD.split((FOLDER / file).read_text())
     assert not parts[0].strip(), f"{file}: begins with no head"
-    heads = zip(*(parts[at::4] for at in (1, 2, 3, 4)), strict=True)
+    heads = zip(*(parts[index::4] for index in (1, 2, 3, 4)), strict=True)
     return [
-        Statement(name, what, words, _many(sql.strip("\n"))) for name, what, words, sql in heads
+        Statement(name, what, expected, _many(sql.strip("\n")))
+        for name, what, expected, sql in heads
     ]
 
 

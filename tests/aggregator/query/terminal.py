@@ -1,4 +1,4 @@
-"""A command on a pseudo-terminal, and what stands on its screen."""
+"""A command on a pseudo-terminal, and its screen."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
 
 
 class Terminal:
-    """Runs a command on a terminal of 30 lines and *columns*; `said` is all that it printed, as text."""
+    """Runs a command on a terminal of 30 lines and *columns*; `said` is its whole output as text."""
 
     def __init__(self, command: list[str], environment: dict[str, str], columns: int = 100) -> None:
         self.said = ""
@@ -46,7 +46,6 @@ class Terminal:
         os.close(inside)
 
     def type(self, keys: str) -> None:
-        """Press keys."""
         os.write(self._terminal, keys.encode())
 
     def until(self, words: str) -> str:
@@ -67,7 +66,9 @@ class Terminal:
         """
         deadline = time.monotonic() + GUARD_SECONDS
         while not self._ctrl_c_is_a_signal() or not any(
-            _has_worked(child) for one in children(self._process.pid) for child in children(one)
+            _has_worked(child)
+            for child_pid in children(self._process.pid)
+            for child in children(child_pid)
         ):
             assert time.monotonic() < deadline, "no query runs"
             select.select([], [], [], 0.01)

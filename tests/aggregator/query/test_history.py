@@ -17,50 +17,49 @@ from gangline.aggregator.store.parquet import views
 
 @pytest.fixture
 def folder(snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A data folder with a segment, one outside it, and the views over both."""
     folder = tmp_path / "data"
     (folder / "segments").mkdir(parents=True)
     shutil.copy(snapshot / "operators.duckdb", folder)
     for place in (folder / "segments", tmp_path):
         duckdb.sql(f"COPY (SELECT 7 AS watts) TO '{place / 'a.parquet'}'")
-    made = [
+    files = [
         "CREATE SCHEMA IF NOT EXISTS past",
         f"CREATE OR REPLACE VIEW past.gone AS FROM read_parquet('{tmp_path / 'a.parquet'}')",
         f"CREATE OR REPLACE VIEW past.gpu AS FROM read_parquet('{folder}/segments/a.parquet')",
     ]
-    monkeypatch.setattr(views, "statements", lambda _: made)
+    monkeypatch.setattr(views, "statements", lambda _: files)
     return folder
 
 
 def answer(folder: Path, sql: str) -> tuple[str, dict[str, object]]:
-    """Return what a question ends with, asked in this process: an error's words, and the summary."""
+    """Return the end of a query answered in this process: the error message, and the summary."""
     written: list[bytes] = []
     stream = types.SimpleNamespace(write=written.append, flush=lambda: None)
-    _, words = worker.run_question(Question(sql, 60.0), QuerySettings(folder, 1 << 30, 2), stream)
+    _, message = worker.run_question(Question(sql, 60.0), QuerySettings(folder, 1 << 30, 2), stream)
     last = written[-1] if written else b""
-    return words, json.loads(last[HEADER.size :]) if last[:1] == SUMMARY else {}
+    return message, json.loads(last[HEADER.size :]) if last[:1] == SUMMARY else {}
 
 
 @pytest.mark.slow
 def test_the_past_is_there_when_it_is_named(folder: Path) -> None:
-    """A year of files takes seconds to bind: who asks for the latest must not wait for them."""
-    words, summary = answer(folder, "FROM past.gpu WHERE watts = 7")
-    assert words == "" and summary["rows"] == 1
+    """A year of files takes seconds to bind: a query of the latest data must not wait for them."""
+    message, summary = answer(folder, "FROM past.gpu WHERE watts = 7")
+    assert message == "" and summary["rows"] == 1
     assert str(summary["history_missing_reason"]).startswith("a part of the history")
-    words, summary = answer(folder, "FROM hosts")
-    assert words == "" and summary["history_missing_reason"] == "" and summary["taken_us"]
-    words, _ = answer(folder, "FROM past.nothing")
-    assert "nothing does not exist" in words
+    message, summary = answer(folder, "FROM hosts")
+    assert message == "" and summary["history_missing_reason"] == "" and summary["taken_us"]
+    message, _ = answer(folder, "FROM past.nothing")
+    assert "nothing does not exist" in message
 
 
 def test_a_view_reaches_no_further_than_the_history(folder: Path) -> None:
     """A manifest that names a file elsewhere on the machine shows nothing of it."""
-    words, _ = answer(folder, "FROM past.gone")
-    assert "does not exist" in words
+    message, _ = answer(folder, "FROM past.gone")
+    assert "does not exist" in message
 
 
 def test_nothing_is_written_into_the_connections_own_database(folder: Path) -> None:
-    """It can be written to, unlike the snapshot: only the transaction stands before it."""
+    """Unlike the snapshot the database is writable: only the transaction protects it."""
     with sandbox.open_snapshot(folder / "operators.duckdb") as connection:
         connection.execute("BEGIN TRANSACTION READ ONLY")
         with pytest.raises(duckdb.TransactionException, match="read-only"):

@@ -1,4 +1,4 @@
-"""Statements that would write, reach out, or eat the machine: each is refused or cut off, with words."""
+"""Statements that would write, read files, or exhaust the machine: each is refused or cut off with a message."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from gangline.aggregator.query.sandbox import StatementRefused
 from tests.aggregator.query.asking import Reply, ask_all
 from tests.aggregator.query.corpus import FOLDER, Statement, statements
 
-#: A bomb gets so long; a second more and it is killed.
+#: The time of a bomb; a second later it is killed.
 BOMB_SECONDS = 0.2
-#: Of what the fence refuses, which is before anything is run, one in so many is sent all the way to a process as well.
+#: A sample of one in this number of the statements that the fence refuses is also sent to a
+#: process.
 SENT_ONE_IN = 8
 FILES = sorted(path.name for path in FOLDER.glob("*.sql"))
 
 
 def wrong(statement: Statement, reply: Reply) -> str:
-    """Return what is not as the corpus says, "" when all is."""
+    """Return the difference from the corpus' expectation, "" if there is none."""
     error, summary = reply.error, reply.summary
-    said = f"{statement.name}: {type(error).__name__ if error else summary}: {error}"
+    reported = f"{statement.name}: {type(error).__name__ if error else summary}: {error}"
     if statement.outcome == "refused":
         good = isinstance(error, QueryRefused) and statement.words in str(error)
     elif statement.outcome == "cut":
@@ -36,23 +37,21 @@ def wrong(statement: Statement, reply: Reply) -> str:
         good = summary is not None and summary.truncated_reason.startswith("first ")
     else:
         good = summary is not None and summary.rows == reply.table.num_rows
-    shown = all(one.isprintable() or one == "\n" for one in str(error or ""))
-    return "" if good and shown and len(str(error)) < 2000 else said[:600]
+    shown = all(character.isprintable() or character == "\n" for character in str(error or ""))
+    return "" if good and shown and len(str(error)) < 2000 else reported[:600]
 
 
 def at_the_fence(folder: Path, known: Sequence[Statement]) -> dict[str, Reply]:
-    """Return what of *known* is refused before it is run, by its name: one connection is enough to say so."""
-    found: dict[str, Reply] = {}
+    """Return the statements of *known* that are refused before they run, by name, on a single connection."""
+    refused_replies: dict[str, Reply] = {}
     with sandbox.open_snapshot(sandbox.snapshot_path(folder)) as connection:
-        for one in known:
-            with suppress(
-                duckdb.Error
-            ):  # what cannot be parsed; the process says it in other words
+        for statement in known:
+            with suppress(duckdb.Error):  # a parse error; the process words it differently
                 try:
-                    sandbox.check(connection, one.sql)
+                    sandbox.check(connection, statement.sql)
                 except StatementRefused as refused:
-                    found[one.name] = Reply(error=QueryRefused(str(refused)))
-    return found
+                    refused_replies[statement.name] = Reply(error=QueryRefused(str(refused)))
+    return refused_replies
 
 
 @pytest.mark.slow
@@ -60,22 +59,35 @@ def at_the_fence(folder: Path, known: Sequence[Statement]) -> dict[str, Reply]:
 def test_the_corpus(snapshot: Path, file: str) -> None:
     """Every statement ends as its file says, and no process is left. SENT_ONE_IN = 1 sends all to a process."""
     known = statements(file)
-    bombs = [one for one in known if one.outcome == "cut"]
-    fence = at_the_fence(snapshot, [one for one in known if one.outcome == "refused"])
-    refused = [one for one in known if one.name in fence]
-    others = [one for one in known if one.name not in fence and one.outcome != "cut"]
+    bombs = [statement for statement in known if statement.outcome == "cut"]
+    fence = at_the_fence(
+        snapshot, [statement for statement in known if statement.outcome == "refused"]
+    )
+    refused = [statement for statement in known if statement.name in fence]
+    others = [
+        statement
+        for statement in known
+        if statement.name not in fence and statement.outcome != "cut"
+    ]
     others += refused[::SENT_ONE_IN]
-    replies = ask_all(snapshot, [one.sql for one in others])
-    cut = ask_all(snapshot, [one.sql for one in bombs], at_once=8, seconds=BOMB_SECONDS)
+    replies = ask_all(snapshot, [other.sql for other in others])
+    cut = ask_all(snapshot, [bomb.sql for bomb in bombs], at_once=8, seconds=BOMB_SECONDS)
     trouble = [*map(wrong, others + bombs, replies + cut)]
-    trouble += [wrong(one, fence[one.name]) for one in refused]
+    trouble += [
+        wrong(refused_statement, fence[refused_statement.name]) for refused_statement in refused
+    ]
     assert not any(trouble), "\n".join(filter(None, trouble))
 
 
 def test_the_corpus_is_large_enough() -> None:
     """Each group that once got through somewhere has its statements, under names of their own."""
-    names = [one.name for file in FILES for one in statements(file)]
+    names = [statement.name for file in FILES for statement in statements(file)]
     assert len(names) == len(set(names))
     assert (
-        sum(one.outcome in ("refused", "cut") for file in FILES for one in statements(file)) > 150
+        sum(
+            statement.outcome in ("refused", "cut")
+            for file in FILES
+            for statement in statements(file)
+        )
+        > 150
     )

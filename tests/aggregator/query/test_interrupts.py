@@ -37,7 +37,7 @@ def interruptible() -> Iterator[None]:
 
 
 def press_at(monkeypatch: pytest.MonkeyPatch, moments: dict[str, int]) -> None:
-    """Press Ctrl-C so many times within the first call of each of these methods."""
+    """Press Ctrl-C the given number of times within the first call of each of these methods."""
     for name, times in moments.items():
         method, left = getattr(QueryPool, name), [times]
 
@@ -51,10 +51,9 @@ def press_at(monkeypatch: pytest.MonkeyPatch, moments: dict[str, int]) -> None:
 
 
 def rows(answer: ArrowAnswer) -> list[dict[str, Any]]:
-    """Read the whole answer."""
-    found: list[dict[str, Any]] = pa.ipc.open_stream(answer).read_all().to_pylist()
+    result: list[dict[str, Any]] = pa.ipc.open_stream(answer).read_all().to_pylist()
     answer.finish()
-    return found
+    return result
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A query's process: what it may take, how it ends, and that whoever asked is not hurt by it."""
+"""A query's process: its limits, its end, and that its failure does not hurt the client."""
 
 from __future__ import annotations
 
@@ -58,27 +58,25 @@ asyncio.run(way())
 
 
 def status(pid: int) -> dict[str, str]:
-    """Return /proc/PID/status."""
     lines = (line.partition(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return {name: value.strip() for name, _, value in lines}
 
 
 def limits(pid: int) -> dict[str, str]:
-    """Return the soft limits of a process."""
     lines = Path(f"/proc/{pid}/limits").read_text().splitlines()[1:]
     return {line[:26].strip(): line[26:47].strip() for line in lines}
 
 
 def policies(pid: int) -> set[int]:
-    """Return how the kernel schedules the threads of a process."""
     return {os.sched_getscheduler(int(thread)) for thread in os.listdir(f"/proc/{pid}/task")}
 
 
 def test_a_process_goes_last_and_cannot_write(snapshot: Path, until: Until) -> None:
-    """What asks must not slow what stores: it waits for the processor, and dies first for ran out of memory.
+    """A query must not slow the store: its process has the lowest CPU priority, and is the first to
+    die when memory runs out.
 
-    Four bombs took half of two processors, each at the lowest priority: Linux shares by session first, and theirs had as
-    much as the aggregator's.
+    Four bombs took half of two processors, each at the lowest priority: Linux divides CPU time by
+    session first, and their session had the aggregator's share.
     """
 
     async def way() -> None:
@@ -95,9 +93,16 @@ def test_a_process_goes_last_and_cannot_write(snapshot: Path, until: Until) -> N
             assert not share.exists() or share.read_text().endswith(f" nice {SESSION_NICE}\n")
             assert status(pid)["NoNewPrivs"] == "1"
             assert Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "1000"
-            found = limits(pid)
-            assert found["Max file size"] == "0" and found["Max core file size"] == "0"
-            assert MEMORY_BYTES_MAX < int(found["Max address space"]) < MEMORY_BYTES_MAX + (1 << 30)
+            process_limits = limits(pid)
+            assert (
+                process_limits["Max file size"] == "0"
+                and process_limits["Max core file size"] == "0"
+            )
+            assert (
+                MEMORY_BYTES_MAX
+                < int(process_limits["Max address space"])
+                < MEMORY_BYTES_MAX + (1 << 30)
+            )
             await until(lambda: limits(pid)["Max cpu time"].isdecimal())
             assert threads(processes.fork_server_pid) == 1, (
                 "a fork of a process with threads may hang"
@@ -115,8 +120,9 @@ def test_a_process_goes_last_and_cannot_write(snapshot: Path, until: Until) -> N
 def test_a_process_has_no_secret_and_no_descriptor_of_others(
     snapshot: Path, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hole in DuckDB would have told a stranger's statement the token of whoever started the process, and let it
-    write what others' queries end with."""
+    """A hole in DuckDB would have given a foreign statement the token in the environment, and the
+    descriptors of other queries.
+    """
     monkeypatch.setenv("GANGLINE_TOKEN", "gangline_000000000000_secret")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret too")
 
@@ -125,12 +131,12 @@ def test_a_process_has_no_secret_and_no_descriptor_of_others(
             task = asyncio.create_task(ask(processes, ENDLESS))
             (pid,) = await until(lambda: children(processes.fork_server_pid))
             await until(lambda: limits(pid)["Max cpu time"].isdecimal())
-            for one in (pid, processes.fork_server_pid):
-                assert b"secret" not in Path(f"/proc/{one}/environ").read_bytes()
+            for process_id in (pid, processes.fork_server_pid):
+                assert b"secret" not in Path(f"/proc/{process_id}/environ").read_bytes()
             open_files = []
-            for one in Path(f"/proc/{pid}/fd").iterdir():
+            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
                 with suppress(FileNotFoundError):  # it is just opening DuckDB
-                    open_files.append(os.readlink(one))
+                    open_files.append(os.readlink(descriptor))
             assert sum(name.startswith("socket:") for name in open_files) == 1
             os.kill(pid, signal.SIGKILL)
             await task
@@ -139,7 +145,7 @@ def test_a_process_has_no_secret_and_no_descriptor_of_others(
 
 
 def test_closing_the_answer_ends_the_process(snapshot: Path, until: Until) -> None:
-    """An operator who presses Ctrl-C frees the place for the next one, also from a query that is deaf."""
+    """Ctrl-C frees the slot for the next query, even if the running query ignores interrupts."""
 
     async def way() -> None:
         async with asked(snapshot, running_max=1) as processes:
@@ -166,7 +172,9 @@ def test_closing_the_answer_ends_the_process(snapshot: Path, until: Until) -> No
 
 @pytest.mark.slow
 def test_a_dead_nursery_costs_only_what_ran(snapshot: Path, until: Until) -> None:
-    """Somebody's cleanup script kills it: what ran fails in words, its processes end, the next is answered."""
+    """A cleanup script kills the nursery: running queries fail with a message, their processes end,
+    the next query is answered.
+    """
 
     async def way() -> None:
         async with asked(snapshot) as processes:
@@ -187,8 +195,6 @@ def test_a_dead_nursery_costs_only_what_ran(snapshot: Path, until: Until) -> Non
 
 @pytest.mark.slow
 def test_nothing_outlives_the_aggregator(snapshot: Path, until: Until) -> None:
-    """`kill -9` of the aggregator in the middle of a query: a process that nobody reads must not go on."""
-
     async def way() -> None:
         command = [sys.executable, "-c", _OWNER, str(snapshot), DEAF]
         root = Path(__file__).parents[3]
@@ -208,7 +214,7 @@ def test_nothing_outlives_the_aggregator(snapshot: Path, until: Until) -> None:
 
 @pytest.mark.slow
 def test_each_question_sees_the_newest_snapshot(snapshot: Path, tmp_path: Path) -> None:
-    """The file is renewed by rename every 15 s: nobody may go on answering from an old one."""
+    """The file is renewed by rename every 15 s: a process must not answer from an old file."""
     folder = tmp_path / "data"
     folder.mkdir()
 
@@ -232,7 +238,7 @@ def test_each_question_sees_the_newest_snapshot(snapshot: Path, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_limits_of_an_answer(snapshot: Path) -> None:
-    """Cut at rows or bytes, and said; never where the answer just fits."""
+    """An answer is cut at rows or bytes, with a notice; an answer that just fits is complete."""
     wide = "SELECT repeat('x', 1000) AS x FROM range(3000)"
     exact, more, fits, bytes_cut, packed = ask_all(
         snapshot, ["FROM range(5000)", "FROM range(5001)", wide, wide, wide], at_once=1
@@ -251,7 +257,7 @@ def test_limits_of_an_answer(snapshot: Path) -> None:
 
 @pytest.mark.slow
 def test_trouble_after_the_first_rows(snapshot: Path) -> None:
-    """Rows were sent already when a cast fails, a limit is met, or memory ends: the end still says it in words."""
+    """Rows were already sent when a cast fails, a limit is met, or memory ends: the summary still has the error."""
     late = "CASE WHEN range > 900000 THEN {} ELSE 0 END AS late FROM range(1000000)"
     cast, interrupted, deaf = ask_all(
         snapshot,
@@ -267,12 +273,12 @@ def test_trouble_after_the_first_rows(snapshot: Path) -> None:
     assert isinstance(cast.error, QueryRefused | QueryCutOff)
     assert isinstance(cast.error, QueryCutOff) or "Could not convert" in str(cast.error)
     assert "exception_type" not in str(cast.error), "words, not DuckDB's JSON"
-    for one in (interrupted, deaf):
-        assert isinstance(one.error, QueryCutOff) and one.error.of_time, one.error
+    for reply in (interrupted, deaf):
+        assert isinstance(reply.error, QueryCutOff) and reply.error.of_time, reply.error
 
 
 def test_enumerations_and_every_kind_of_value_travel(snapshot: Path) -> None:
-    """Dictionaries go before their batch, types nest: what comes together again is one Arrow stream."""
+    """Dictionaries precede their batch, types nest: the received parts are a single Arrow stream."""
     sql = (
         "SELECT 'b'::ENUM('a', 'b') AS e, {'a': [range, NULL]} AS s, map {'k': range} AS m, range::HUGEINT AS h, "
         "INTERVAL 1 DAY AS i, 'x'::BLOB AS b, uuid() AS u, TIMESTAMPTZ '2026-01-01 00:00:00+00' AS t, "

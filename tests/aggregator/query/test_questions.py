@@ -1,4 +1,4 @@
-"""The check before anything runs, over statements that nobody has written down."""
+"""The check before execution, over generated statements."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ WORDS = sorted(
     {
         word
         for path in FOLDER.glob("*.sql")
-        for one in statements(path.name)
-        if len(one.sql) < 2000
-        for word in re.findall(r"'[^']*'|\w+|[^\w\s]", one.sql)
+        for statement in statements(path.name)
+        if len(statement.sql) < 2000
+        for word in re.findall(r"'[^']*'|\w+|[^\w\s]", statement.sql)
     }
 )
 
 
 @pytest.fixture(scope="module")
 def connection(snapshot: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """The snapshot behind its fences."""
     with sandbox.open_snapshot(snapshot / "operators.duckdb") as connection:
         yield connection
 
@@ -45,7 +44,7 @@ def connection(snapshot: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 def test_the_check_passes_only_what_reads(
     connection: duckdb.DuckDBPyConnection, words: list[str]
 ) -> None:
-    """Whatever is typed: it is refused in words, or it is one SELECT or EXPLAIN."""
+    """Any text is refused with a message, or is a single SELECT or EXPLAIN."""
     sql = " ".join(words)
     try:
         sandbox.check(connection, sql)
@@ -57,23 +56,27 @@ def test_the_check_passes_only_what_reads(
 
 def mutated(source: random.Random, known: list[str]) -> str:
     """Return a statement with pieces of others in it."""
-    words = source.choice(known).split(" ")
+    tokens = source.choice(known).split(" ")
     for _ in range(source.randrange(1, 4)):
         other = source.choice(known).split(" ")
-        at, begin = source.randrange(len(words) + 1), source.randrange(len(other))
-        words[at : at + source.randrange(3)] = other[begin : begin + source.randrange(1, 5)]
-    return " ".join(words)
+        position, begin = source.randrange(len(tokens) + 1), source.randrange(len(other))
+        tokens[position : position + source.randrange(3)] = other[
+            begin : begin + source.randrange(1, 5)
+        ]
+    return " ".join(tokens)
 
 
 @pytest.mark.slow
 def test_mutants_of_the_corpus_write_nothing(snapshot: Path) -> None:
-    """`snapshot` sees that no byte changed, `ask_all` that no process is left; each ends with rows or words."""
+    """`snapshot` checks that no byte changed, `ask_all` that no process is left; each query ends
+    with rows or an error.
+    """
     source = random.Random(1)
     known = [
-        one.sql
+        statement.sql
         for path in sorted(FOLDER.glob("*.sql"))
         if path.name != "bombs.sql"  # their mutants are bombs, and take the time of bombs
-        for one in statements(path.name)
+        for statement in statements(path.name)
     ]
     questions = [mutated(source, known) for _ in range(80)]
     for question, reply in zip(questions, ask_all(snapshot, questions, seconds=0.3), strict=True):
@@ -84,32 +87,38 @@ def test_mutants_of_the_corpus_write_nothing(snapshot: Path) -> None:
 @given(st.text(max_size=300), st.integers(-5, 2000))
 def test_a_mark_stands_below_what_it_marks(sql: str, position: int) -> None:
     """Tabs, several lines, letters of several bytes, a place beyond the end: words, never a traceback."""
-    said = located(sql, position, "is wrong")
-    assert all(one.isprintable() or one == "\n" for one in said)
+    message = located(sql, position, "is wrong")
+    assert all(character.isprintable() or character == "\n" for character in message)
     if 0 <= position < len(sql.encode()) and sql.isascii():
-        head, line, mark = said.split("\n")
+        head, line, mark = message.split("\n")
         assert head.endswith("is wrong")
-        here = sql[position]
-        if here != "\n":
-            assert line[mark.index("^") : mark.index("^") + 1] in (here, visible(here), "")
+        character = sql[position]
+        if character != "\n":
+            assert line[mark.index("^") : mark.index("^") + 1] in (
+                character,
+                visible(character),
+                "",
+            )
 
 
 def test_what_is_allowed_is_there(connection: duckdb.DuckDBPyConnection) -> None:
-    """A name that DuckDB dropped or never had would hide that another was meant."""
+    """An allowed name that DuckDB does not have would hide a typing error in the list."""
     rows = connection.execute(
         "SELECT DISTINCT lower(function_name) FROM duckdb_functions()"
     ).fetchall()
-    there = {name for (name,) in rows}
-    #: Names that the parser gives to what is written otherwise, and words that are functions to it.
+    known_names = {name for (name,) in rows}
+    #: Names that the parser gives to other syntax, and keywords that it treats as functions.
     spoken = {"!", "->", "coalesce", "current_time", "current_timestamp", "grouping", "grouping_id"}
     newer = {*sandbox._SCALAR_FUNCTION_NAMES_SINCE_2.split(), *sandbox._OPERATORS_SINCE_2}
-    assert (sandbox.FUNCTIONS | sandbox.TABLE_FUNCTIONS) - there - newer <= spoken
+    assert (sandbox.FUNCTIONS | sandbox.TABLE_FUNCTIONS) - known_names - newer <= spoken
 
 
 def test_no_view_of_duckdbs_shows_where_we_are(
     connection: duckdb.DuckDBPyConnection, snapshot: Path
 ) -> None:
-    """`FROM pg_settings` gave 160 settings, among them absolute paths: of all that DuckDB has, what passes has none."""
+    """`FROM pg_settings` gave 160 settings, among them absolute paths: no permitted view of DuckDB
+    may contain a path.
+    """
     views = connection.execute("SELECT schema_name, view_name FROM duckdb_views() WHERE internal")
     passed = set()
     for schema, name in views.fetchall():

@@ -1,4 +1,4 @@
-"""QueryService over the wire: what it answers, what it refuses and how, and what it leaves in its log."""
+"""QueryService over the wire: its answers, its refusals, and its log."""
 
 from __future__ import annotations
 
@@ -35,27 +35,24 @@ pytestmark = pytest.mark.usefixtures("live_operators_files")
 @asynccontextmanager
 async def client(aggregator: Any) -> AsyncIterator[Any]:
     """A stub of the service, once there is a snapshot to ask."""
-    one = aggregator.query.pool.settings.folder / "operators.duckdb"
-    await wait_until(one.exists)
-    assert one.stat().st_size
+    snapshot = aggregator.query.pool.settings.folder / "operators.duckdb"
+    await wait_until(snapshot.exists)
+    assert snapshot.stat().st_size
     async with grpc.aio.insecure_channel(f"127.0.0.1:{aggregator.port}") as channel:
         yield QueryServiceStub(channel)  # type: ignore[no-untyped-call]
 
 
 async def responses(call: Any) -> list[query_pb2.QueryResponse]:
-    """Read an answer to its end."""
-    return [one async for one in call]
+    return [response async for response in call]
 
 
 async def refusal(stub: Any, **fields: Any) -> grpc.aio.AioRpcError:
-    """Return what a request is refused with."""
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await responses(stub.Query(query_pb2.QueryRequest(**fields)))
     return raised.value
 
 
 def log_of(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of the query log."""
     return [json.loads(line) for line in (folder / "queries.log").read_text().splitlines()]
 
 
@@ -64,12 +61,12 @@ def test_no_answer_says_where_the_files_are(lab: Any) -> None:
     """DuckDB's stack trace, with the paths of its library, came as INVALID_ARGUMENT when an allocation failed."""
 
     async def way() -> None:
-        async with lab.aggregator() as one, client(one) as stub:
+        async with lab.aggregator() as aggregator, client(aggregator) as stub:
             too_large = "SELECT reservoir_quantile(a, 0.5, 2000000000) FROM range(10) t(a)"
             error = await refusal(stub, sql=too_large)
             assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-            words = str(error.details())
-            assert "of memory" in words and not set(words) & {"/", "\n", "{"}
+            message = str(error.details())
+            assert "of memory" in message and not set(message) & {"/", "\n", "{"}
             missing = await refusal(stub, sql=f"FROM '{lab.folder.absolute()}/segments/a.parquet'")
             assert "segments/a.parquet" in str(missing.details())
             assert str(lab.folder) not in str(missing.details())
@@ -82,7 +79,7 @@ def test_an_answer_is_one_arrow_stream(lab: Any) -> None:
     """Schema, batches, and last how many rows, how old, whether cut; the log has who, what, how long."""
 
     async def way() -> None:
-        async with lab.aggregator(query_rows_max=9000) as one, client(one) as stub:
+        async with lab.aggregator(query_rows_max=9000) as aggregator, client(aggregator) as stub:
             request = query_pb2.QueryRequest(
                 sql="SELECT range AS n FROM range(10000)", row_limit=5000
             )
@@ -120,11 +117,11 @@ def test_a_question_of_a_moment_that_the_file_does_not_have_gets_a_newer_file(
     monkeypatch.setattr(query, "WAIT_SECONDS_MAX", GUARD_SECONDS)  # on a busy machine
 
     async def way() -> query_pb2.QueryResponse:
-        async with lab.aggregator(commit_seconds=60.0) as one, client(one) as stub:
-            async with lab.agent(one) as agent:
+        async with lab.aggregator(commit_seconds=60.0) as aggregator, client(aggregator) as stub:
+            async with lab.agent(aggregator) as agent:
                 agent.open()
                 await agent.stream.write(agent.agent.message(1))
-                await wait_until(lambda: one.store.queue_bytes)
+                await wait_until(lambda: aggregator.store.queue_bytes)
                 sql = f"SELECT host FROM latest.gpu_1s WHERE '{datetime.now(UTC):%F %T.%f}' <> ''"
                 got = await responses(stub.Query(query_pb2.QueryRequest(sql=sql)))
             return got[-1]
@@ -138,7 +135,7 @@ def test_what_is_refused_says_why(lab: Any) -> None:
     """Each with its status: a client retries what may pass, and shows a person where the SQL is wrong."""
 
     async def way() -> None:
-        async with lab.aggregator() as one, client(one) as stub:
+        async with lab.aggregator() as aggregator, client(aggregator) as stub:
             wrong = await refusal(stub, sql="SELECT *\nFORM hosts")
             assert wrong.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert "sql: line 2, column 6:" in str(wrong.details()), wrong.details()
@@ -158,7 +155,7 @@ def test_what_is_refused_says_why(lab: Any) -> None:
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 grpc.StatusCode.DEADLINE_EXCEEDED,
             )
-            (one.query.pool.settings.folder / "operators.duckdb").unlink()
+            (aggregator.query.pool.settings.folder / "operators.duckdb").unlink()
             gone = await refusal(stub, sql="FROM hosts")
             assert gone.code() is grpc.StatusCode.UNAVAILABLE
 
@@ -168,14 +165,14 @@ def test_what_is_refused_says_why(lab: Any) -> None:
 
 
 def test_without_an_operators_file_a_query_says_how_to_turn_it_on(lab: Any) -> None:
-    """`ops_seconds = 0` never writes the file, also not at the end, and removes one that nobody would renew."""
+    """`ops_seconds = 0` never writes the file, not even at the end, and removes an old file."""
     file = lab.folder / "operators.duckdb"
     lab.folder.mkdir(exist_ok=True)
     file.write_bytes(b"of an earlier process")
 
     async def way() -> None:
-        async with lab.aggregator(ops_seconds=0.0) as one:
-            address = f"127.0.0.1:{one.port}"
+        async with lab.aggregator(ops_seconds=0.0) as aggregator:
+            address = f"127.0.0.1:{aggregator.port}"
             async with grpc.aio.insecure_channel(address) as channel:
                 stub = QueryServiceStub(channel)  # type: ignore[no-untyped-call]
                 none = await refusal(stub, sql="FROM hosts")
@@ -191,16 +188,16 @@ def test_without_an_operators_file_a_query_says_how_to_turn_it_on(lab: Any) -> N
 
 @pytest.mark.slow
 def test_as_many_as_may_run(lab: Any, until: Any) -> None:
-    """The fifth is told when to try again, at once, and succeeds when one has gone; nothing queues."""
+    """The fifth query is refused at once with a retry time, and succeeds after another has ended; nothing queues."""
 
     async def way() -> None:
         async with (
-            lab.aggregator(query_running_max=2) as one,
-            client(one) as stub,
+            lab.aggregator(query_running_max=2) as aggregator,
+            client(aggregator) as stub,
         ):
             calls = [stub.Query(query_pb2.QueryRequest(sql=DEAF)) for _ in range(2)]
             tasks = [asyncio.ensure_future(responses(call)) for call in calls]
-            await until(lambda: one.query.pool.running_count == 2)
+            await until(lambda: aggregator.query.pool.running_count == 2)
             busy = await refusal(stub, sql="FROM hosts")
             assert busy.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             trailing: dict[str, Any] = dict(busy.trailing_metadata())
@@ -210,12 +207,12 @@ def test_as_many_as_may_run(lab: Any, until: Any) -> None:
             retry = status_pb2.ErrorRetry.FromString(status.details[0].value)
             assert retry.retry_delay.seconds == 1
             calls[0].cancel()
-            await until(lambda: one.query.pool.running_count == 1)
+            await until(lambda: aggregator.query.pool.running_count == 1)
             assert await responses(stub.Query(query_pb2.QueryRequest(sql="FROM hosts")))
             calls[1].cancel()
-            await until(lambda: one.query.pool.running_count == 0)
+            await until(lambda: aggregator.query.pool.running_count == 0)
             await asyncio.gather(*tasks, return_exceptions=True)
-            assert children(one.query.pool.fork_server_pid) == []
+            assert children(aggregator.query.pool.fork_server_pid) == []
 
     asyncio.run(way())
     assert sorted(line["outcome"] for line in log_of(lab.folder)) == [
@@ -228,8 +225,8 @@ def test_as_many_as_may_run(lab: Any, until: Any) -> None:
 
 @pytest.mark.slow
 def test_one_operator_leaves_room_for_another(lab: Any, until: Any, secured: Secured) -> None:
-    """One operator's dashboard held all four places, and whoever looked for a fault at night was told to come again."""
-    one, two = (bearer(secured.token("operator", name)) for name in ("alice", "bob"))
+    """An operator's dashboard held all four slots, and a colleague's queries at night were refused."""
+    alice_login, two = (bearer(secured.token("operator", name)) for name in ("alice", "bob"))
 
     async def way() -> None:
         settings = secured.settings(client_certificates=False)
@@ -239,19 +236,21 @@ def test_one_operator_leaves_room_for_another(lab: Any, until: Any, secured: Sec
         ):
             await until((lab.folder / "operators.duckdb").exists)
             stub: Any = QueryServiceStub(channel)  # type: ignore[no-untyped-call]
-            calls = [stub.Query(query_pb2.QueryRequest(sql=DEAF), metadata=one) for _ in range(2)]
+            calls = [
+                stub.Query(query_pb2.QueryRequest(sql=DEAF), metadata=alice_login) for _ in range(2)
+            ]
             tasks = [asyncio.ensure_future(responses(call)) for call in calls]
             await until(lambda: aggregator.query.pool.running_count == 2)
             request = query_pb2.QueryRequest(sql="FROM hosts")
-            code, words = await status_of(responses(stub.Query(request, metadata=one)))
+            code, message = await status_of(responses(stub.Query(request, metadata=alice_login)))
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert "2 queries of operator 'alice' run" in words
+            assert "2 queries of operator 'alice' run" in message
             assert await responses(stub.Query(request, metadata=two))
             for call in calls:
                 call.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await until(lambda: aggregator.query.pool.running_count == 0)
-            assert await responses(stub.Query(request, metadata=one))
+            assert await responses(stub.Query(request, metadata=alice_login))
 
     asyncio.run(way())
     outcomes = [(line["who"], line["outcome"]) for line in log_of(lab.folder)]
@@ -259,8 +258,10 @@ def test_one_operator_leaves_room_for_another(lab: Any, until: Any, secured: Sec
 
 
 def test_who_may_not_ask_is_in_the_log(lab: Any, until: Any, secured: Secured) -> None:
-    """A stolen scheduler's token tried SQL all night, and the one log of who asked what knew nothing of it; nor may who
-    is refused fill that log and push others' lines out."""
+    """A stolen scheduler's token tried SQL all night, and the query log had no entry of it.
+
+    Refused callers must not fill that log and push out other entries, either.
+    """
     token = bearer(secured.token("scheduler", "slurm"))
 
     async def way() -> None:
@@ -287,7 +288,7 @@ def test_who_may_not_ask_is_in_the_log(lab: Any, until: Any, secured: Secured) -
 
 
 def test_one_agents_token_does_not_rewrite_the_log(lab: Any, secured: Secured) -> None:
-    """Five lines a second, which no refusal held back: in a night all that operators had asked was pushed out."""
+    """Five lines a second, despite the refusals, pushed all entries of operators out of the log within a night."""
     token = bearer(secured.token("agent", "host-1"))
 
     async def way() -> None:
@@ -300,8 +301,8 @@ def test_one_agents_token_does_not_rewrite_the_log(lab: Any, secured: Secured) -
             now = 1000.0
             aggregator.query._denials._seconds = lambda: now
             for now in (1000.0, 1000.0, 1000.1, 1019.9, 1020.1):
-                asked = stub.Query(query_pb2.QueryRequest(sql=f"SELECT {now}"), metadata=token)
-                assert (await status_of(responses(asked)))[0] is grpc.StatusCode.PERMISSION_DENIED
+                call = stub.Query(query_pb2.QueryRequest(sql=f"SELECT {now}"), metadata=token)
+                assert (await status_of(responses(call)))[0] is grpc.StatusCode.PERMISSION_DENIED
 
     asyncio.run(way())
     first, second = log_of(lab.folder)
@@ -315,16 +316,16 @@ def test_receipts_flow_while_bombs_run(lab: Any, until: Any) -> None:
 
     async def way() -> None:
         async with (
-            lab.aggregator() as one,
-            client(one) as stub,
-            lab.agent(one) as agent,
+            lab.aggregator() as aggregator,
+            client(aggregator) as stub,
+            lab.agent(aggregator) as agent,
         ):
             calls = [stub.Query(query_pb2.QueryRequest(sql=DEAF)) for _ in range(4)]
             tasks = [asyncio.ensure_future(responses(call)) for call in calls]
-            await until(lambda: one.query.pool.running_count == 4)
-            await agent.send(*(agent.agent.message(at) for at in range(1, 21)))
+            await until(lambda: aggregator.query.pool.running_count == 4)
+            await agent.send(*(agent.agent.message(index) for index in range(1, 21)))
             assert agent.durable == set(range(1, 21))
-            assert one.query.pool.running_count == 4
+            assert aggregator.query.pool.running_count == 4
             for call in calls:
                 call.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -339,8 +340,8 @@ def entry(sql: str) -> QueryLogEntry:
 def test_the_log_is_bounded(tmp_path: Path) -> None:
     """A dashboard that asks every second must not fill the disk; a statement of a megabyte is cut."""
     log = QueryLog(tmp_path, 20_000)
-    for at in range(200):
-        log.append(entry(f"SELECT {at}\n{'x' * 10_000}"))
+    for index in range(200):
+        log.append(entry(f"SELECT {index}\n{'x' * 10_000}"))
     log.close()
     files = sorted(path.name for path in tmp_path.iterdir())
     assert files == ["queries.log", *(f"queries.log.{n}" for n in (1, 2, 3))]
@@ -353,7 +354,6 @@ def test_the_log_is_bounded(tmp_path: Path) -> None:
 def test_a_disk_that_takes_no_log_ends_no_query(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The disk is full: queries are answered, and it is said once, not at each."""
     folder = tmp_path / "gone"
     log = QueryLog(folder, 20_000)
     for _ in range(3):

@@ -42,7 +42,6 @@ FROM range(3)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-    """Run `gangline sql` in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "gangline.cli", "sql", *arguments],
         check=False,
@@ -53,51 +52,51 @@ def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
 
 @pytest.mark.slow
 def test_a_session_at_the_prompt(snapshot: Path, tmp_path: Path) -> None:
-    """What an operator does at 3 a.m.: types wrongly, asks on several lines, cancels, looks back, leaves."""
+    """A session of an operator: typing errors, queries on several lines, cancel, history, exit."""
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "TERM": "xterm", "PAGER": "cat"}
     command = [sys.executable, "-m", "gangline.cli", "sql", "--data", str(snapshot)]
     prompt = "gangline>"
-    with Terminal(command, environment) as one:
-        one.until(prompt)
-        one.type("select host,\r")
-        one.until(r"\.\.\.")
-        one.type("  chr(27) || '[31mred' as colour from hosts;\r")
-        said = one.until(r"as of \d+ s ago")
-        assert "host-1   [31mred" in said and "(1 row)" in said
-        one.until(prompt)
-        one.type("selec 1;\r")
-        assert "line 1, column 1: Parser error" in one.until(r"\n  \^")
-        one.until(prompt)
-        one.type(f"{DEAF};\r")
-        one.runs_a_query()
-        one.type("\x03")
-        one.until("cancelled")
-        one.until(prompt)
-        one.type("\\x\r")
-        one.until("one line per value")
-        one.until(prompt)
-        one.type("from ops.wor\t")
-        one.until(r"st\(")
-        one.type("n := 1);\r")
-        assert "silent_seconds" in one.until(r"as of \d+ s ago")
-        one.until(prompt)
-        one.type(
+    with Terminal(command, environment) as terminal:
+        terminal.until(prompt)
+        terminal.type("select host,\r")
+        terminal.until(r"\.\.\.")
+        terminal.type("  chr(27) || '[31mred' as colour from hosts;\r")
+        text = terminal.until(r"as of \d+ s ago")
+        assert "host-1   [31mred" in text and "(1 row)" in text
+        terminal.until(prompt)
+        terminal.type("selec 1;\r")
+        assert "line 1, column 1: Parser error" in terminal.until(r"\n  \^")
+        terminal.until(prompt)
+        terminal.type(f"{DEAF};\r")
+        terminal.runs_a_query()
+        terminal.type("\x03")
+        terminal.until("cancelled")
+        terminal.until(prompt)
+        terminal.type("\\x\r")
+        terminal.until("one line per value")
+        terminal.until(prompt)
+        terminal.type("from ops.wor\t")
+        terminal.until(r"st\(")
+        terminal.type("n := 1);\r")
+        assert "silent_seconds" in terminal.until(r"as of \d+ s ago")
+        terminal.until(prompt)
+        terminal.type(
             "select repeat('x', 99) || 'end';\r"
         )  # wider than a line, and no pager waits for a key
-        one.until("xxend")
-        one.until(r"as of \d+ s ago")
-        one.until(prompt)
-        one.type("\\d snapshot\r")
-        one.until("readings_since")
-        one.until(prompt)
-        one.type("\\nonsense\r\\?\r")
-        one.until("nonsense' is not a command")
-        one.until("cancel the question")
-        one.until(prompt)
-        one.type("not sent\x03")
-        one.until("not sent")
-        one.until(prompt)
-        assert one.end("\x04") == cli.OK
+        terminal.until("xxend")
+        terminal.until(r"as of \d+ s ago")
+        terminal.until(prompt)
+        terminal.type("\\d snapshot\r")
+        terminal.until("readings_since")
+        terminal.until(prompt)
+        terminal.type("\\nonsense\r\\?\r")
+        terminal.until("nonsense' is not a command")
+        terminal.until("cancel the question")
+        terminal.until(prompt)
+        terminal.type("not sent\x03")
+        terminal.until("not sent")
+        terminal.until(prompt)
+        assert terminal.end("\x04") == cli.OK
     history = tmp_path / "gangline" / "sql_history"
     assert stat.S_IMODE(history.stat().st_mode) == 0o600
     assert (
@@ -108,14 +107,14 @@ def test_a_session_at_the_prompt(snapshot: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("live_operators_files")
 def test_through_an_aggregator(lab: Any, tmp_path: Path) -> None:
-    """The same command from a laptop: rows, refusals and limits of the server, and nobody there."""
+    """The same command from a laptop: rows, refusals and limits of the server, and an unreachable server."""
 
     async def way() -> list[subprocess.CompletedProcess[bytes]]:
-        async with lab.aggregator(query_rows_max=1500) as one:
+        async with lab.aggregator(query_rows_max=1500) as aggregator:
             while not (lab.folder / "operators.duckdb").exists():
                 await asyncio.sleep(0.005)
-            server = f"127.0.0.1:{one.port}"
-            asked = [
+            server = f"127.0.0.1:{aggregator.port}"
+            command_lines = [
                 ("--csv", "SELECT host, 1.5 AS n FROM range(2), (SELECT 'h' AS host)"),
                 ("SELEC 1",),
                 ("--csv", "FROM range(2000)"),
@@ -123,7 +122,10 @@ def test_through_an_aggregator(lab: Any, tmp_path: Path) -> None:
                 ("--output", str(tmp_path / "whole.parquet"), "--rows", "1000", "FROM range(2000)"),
                 ("--timeout", "3600", "SELECT 1"),
             ]
-            return [await asyncio.to_thread(run, "--server", server, *one) for one in asked]
+            return [
+                await asyncio.to_thread(run, "--server", server, *arguments)
+                for arguments in command_lines
+            ]
 
     rows, wrong, cut, no_file, file, late = asyncio.run(way())
     assert rows.stdout == b"host,n\nh,1.5\nh,1.5\n" and rows.returncode == cli.OK
@@ -136,14 +138,16 @@ def test_through_an_aggregator(lab: Any, tmp_path: Path) -> None:
     assert parquet.read_table(tmp_path / "whole.parquet").num_rows == 1000
     assert late.returncode == cli.USAGE and f"up to {GUARD_SECONDS:g} s".encode() in late.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"data", "whole.parquet"}
-    nobody = run("--server", "127.0.0.1:1", "SELECT 1")
-    assert nobody.returncode == cli.NO_ANSWER and b"no aggregator answers" in nobody.stderr
-    assert b"--server" in nobody.stderr and b"--aggregator" not in nobody.stderr
+    unreachable = run("--server", "127.0.0.1:1", "SELECT 1")
+    assert (
+        unreachable.returncode == cli.NO_ANSWER and b"no aggregator answers" in unreachable.stderr
+    )
+    assert b"--server" in unreachable.stderr and b"--aggregator" not in unreachable.stderr
     shown = run("--log", "--data", str(lab.folder))
     assert b"refused" in shown.stdout and b"SELEC 1" in shown.stdout
     assert shown.stdout.count(b"ok") >= 2 and b"cancelled" not in shown.stdout
     logged = json.loads(run("--log", "1", "--json", "--data", str(lab.folder)).stdout)
-    assert [one["role"] for one in logged] == ["admin"] and logged[0]["words"]
+    assert [entry["role"] for entry in logged] == ["admin"] and logged[0]["words"]
     nowhere = run("--server", "no-such-name.invalid:7600", "SELECT 1")
     assert (
         nowhere.returncode == cli.NO_ANSWER
@@ -163,7 +167,7 @@ def test_through_an_aggregator(lab: Any, tmp_path: Path) -> None:
 def test_what_cannot_be_asked_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
 ) -> None:
-    """An empty table was taken for "nobody asked", of a folder that was mistyped."""
+    """A mistyped folder gave an empty table, which looked like "no queries yet"."""
     data = [] if "--server" in arguments else ["--data", str(tmp_path)]
     try:
         assert cli.main(["sql", *data, *arguments]) == code
@@ -177,8 +181,6 @@ Asked = Callable[..., tuple[int, bytes, str]]
 
 @pytest.fixture
 def asked(snapshot: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> Asked:
-    """`gangline sql` over the snapshot, in this process: its exit code, output and words."""
-
     def ask(*arguments: str) -> tuple[int, bytes, str]:
         try:
             code = cli.main(["sql", "--data", str(snapshot), *arguments])
@@ -205,14 +207,16 @@ def test_a_file_is_whole_or_not_there(asked: Asked, tmp_path: Path, ending: str)
 
 @pytest.mark.slow
 def test_forms_by_name(asked: Asked, tmp_path: Path) -> None:
-    """What a file's ending does not say, `--format` does; what a form cannot hold is said with a way round."""
+    """`--format` sets a form that the file's ending does not give; the error for an unsuitable form
+    names an alternative.
+    """
     code, out, _ = asked("FROM range(3)", "--format", "arrow")
     assert code == cli.OK and pa.ipc.open_stream(io.BytesIO(out)).read_all().num_rows == 3
     assert asked("FROM range(2)", "--csv")[1] == b"range\n0\n1\n"
     target = tmp_path / "b"
     assert asked("FROM range(3)", "--format", "parquet", "--output", str(target))[0] == cli.OK
     assert parquet.read_table(target).to_pydict() == {"range": [0, 1, 2]}
-    for arguments, expected, words in (
+    for arguments, expected, message in (
         (
             ("SELECT INTERVAL 1 DAY", "--output", str(tmp_path / "c.parquet")),
             cli.USAGE,
@@ -224,7 +228,7 @@ def test_forms_by_name(asked: Asked, tmp_path: Path) -> None:
         (("SELECT 1", "--timeout", "nan"), cli.USAGE, "expected seconds"),
     ):
         code, out, err = asked(*arguments)
-        assert (code, out) == (expected, b"") and words in err
+        assert (code, out) == (expected, b"") and message in err
     assert list(tmp_path.iterdir()) == [target]
     assert "ops.worst" in asked("\\d")[1].decode()
 
@@ -244,9 +248,13 @@ def test_every_kind_of_value_is_shown(snapshot: Path) -> None:
     }  # fmt: skip
     out = io.StringIO()
     sql_output.write_json(reply.table.to_batches(), out)
-    (found,) = json.loads(out.getvalue())
-    assert found["huge"] == 3 and found["money"] == 1.5 and found["nan"] == "nan"
-    assert found["list"] == [1, None] and found["map"] == {"k": [1]} and found["nothing"] is None
+    (completions,) = json.loads(out.getvalue())
+    assert completions["huge"] == 3 and completions["money"] == 1.5 and completions["nan"] == "nan"
+    assert (
+        completions["list"] == [1, None]
+        and completions["map"] == {"k": [1]}
+        and completions["nothing"] is None
+    )
 
 
 class Screen(io.StringIO):
@@ -258,7 +266,7 @@ class Screen(io.StringIO):
 
 
 def test_csv_and_json_on_a_terminal_do_not_act_on_it() -> None:
-    """A host's own text turned the operator's terminal: C1 controls and directions are no JSON escapes."""
+    """A host's own text controlled the operator's terminal: JSON does not escape C1 controls and direction marks."""
     answer = pa.table({"a\x1b": ["x\x9b31m\u202e", "ü"]})
     parts = answer.to_batches()
     for form in ("csv", "json"):
@@ -269,7 +277,9 @@ def test_csv_and_json_on_a_terminal_do_not_act_on_it() -> None:
             else:
                 sql_output.write_json(parts, out)
         shown = screen.getvalue()
-        assert "ü" in shown and all(one.isprintable() or one == "\n" for one in shown)
+        assert "ü" in shown and all(
+            character.isprintable() or character == "\n" for character in shown
+        )
         stored = (
             "\x9b31m\u202e" in file.getvalue()
         )  # a program gets what is stored; JSON escapes nothing less
@@ -277,7 +287,9 @@ def test_csv_and_json_on_a_terminal_do_not_act_on_it() -> None:
 
 
 def test_a_csv_file_has_no_control_characters_and_no_formulas() -> None:
-    """A host's own text was a formula in the operator's spreadsheet, and turned the terminal that showed the file."""
+    """A host's own text became a formula in the operator's spreadsheet, and controlled the terminal
+    that showed the file.
+    """
     texts = [
         "=cmd|' /C calc'!A0",
         "@SUM(1)",
@@ -311,9 +323,9 @@ def test_two_columns_of_one_name() -> None:
 
 def test_rows_as_records() -> None:
     """The widest row of all on the narrowest terminal."""
-    said = sql_output.records(pa.table({"a": [1, None], "long\x1bname": ["x\ny", "z"]}))
-    assert said.splitlines()[1:3] == ["a          1", "long name  x y"]
-    assert said.splitlines()[-1] == "(2 rows)" and "\x1b" not in said
+    text = sql_output.records(pa.table({"a": [1, None], "long\x1bname": ["x\ny", "z"]}))
+    assert text.splitlines()[1:3] == ["a          1", "long name  x y"]
+    assert text.splitlines()[-1] == "(2 rows)" and "\x1b" not in text
 
 
 @pytest.mark.parametrize(
@@ -329,9 +341,9 @@ def test_rows_as_records() -> None:
     ],
 )
 def test_what_is_offered(typed: str, offered: list[str]) -> None:
-    """After FROM a table is meant, elsewhere a column or a word."""
+    """After FROM a table is completed, elsewhere a column or a keyword."""
     names = NameCompleter(
         [("macro", "ops.worst("), ("table", "latest.gpu_1s"), ("column", "power_watts")]
     )
-    found = names.get_completions(Document(typed), CompleteEvent())
-    assert [one.text for one in found] == offered
+    completions = names.get_completions(Document(typed), CompleteEvent())
+    assert [completion.text for completion in completions] == offered
