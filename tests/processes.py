@@ -22,10 +22,6 @@ from typing import Any, Self
 #: A guard, never a measure: on a loaded two-core machine everything takes longer.
 GUARD_SECONDS = 200.0
 
-#: Ports that `free_port` returned last: bound here, so that nobody else gets them.
-_RESERVED: deque[socket.socket] = deque()
-RESERVED_MAX = 64
-
 
 @cache
 def made_store() -> Path:

@@ -359,33 +359,6 @@ def test_the_agent_stays_light(module: str) -> None:
     assert not loaded_by(module) & HEAVY
 
 
-#: Modules that only some processes need; each costs a tenth of a second or more at a start.
-DEAR = HEAVY | {"cryptography"}
-ASKING = (
-    "hosts",
-    "explain",
-    "advise",
-    "permit",
-    "sql",
-    "job",
-    "plan",
-    "recover",
-    "resize",
-    "reservations",
-    "mirror",
-    "why",
-    "record",
-)
-#: Module of aggregator/ -> what of the dear it may load.
-MAY_LOAD: dict[str, set[str]] = {
-    **{f"commands.{name}": {"grpc"} for name in ASKING},
-    "commands.aggregator": set(),
-    "query.pool": set(),
-    "service.score_process_main": {"grpc", "numpy"},
-    "server": {"duckdb", "grpc", "numpy", "pyarrow"},
-}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("module", MAY_LOAD)
 def test_a_process_loads_only_what_it_uses(module: str) -> None:

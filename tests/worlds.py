@@ -40,18 +40,6 @@ Values = dict[str, float]
 #: (table, device) -> column -> value
 Readings = dict[tuple[str, str], Values]
 
-#: Table -> name -> column, and whether that is a gauge: a world is run by the thousand seconds.
-_COLUMNS = {
-    table: {one.column: (at, one.kind is Kind.GAUGE) for at, one in enumerate(signals)}
-    for table, signals in TABLES.items()
-}
-GPUS, STEP_SECONDS = 2, 10
-BUSY, WORK = 0.68, 0.34
-GPU = ""  # the host's first GPU
-W, S, U = HealthState.WATCH, HealthState.SUSPECT, HealthState.UNHEALTHY
-GPU_CHANGES, LINKS, C2C = "gpu_10s_changes", "nvlink_10s_changes", "c2c_10s_changes"
-FABRIC, NIC = "gpu_fabric_1s_changes", "nic_10s_changes"
-
 
 @dataclass
 class Host:
@@ -437,6 +425,9 @@ def _count(
 def _rate(rule: str, table: str, device: str, column: str, per_second: float) -> Fault:
     return Fault(rule, W, table, device, {column: 40.0}, {}, {column: per_second}, 20)
 
+
+GPU_CHANGES, LINKS, C2C = "gpu_10s_changes", "nvlink_10s_changes", "c2c_10s_changes"
+FABRIC, NIC = "gpu_fabric_1s_changes", "nic_10s_changes"
 
 FAULTS = (
     _state("gpu.memory_unrepairable", S, GPU_CHANGES, GPU, "unrepairable_memory_state", 0, 1),

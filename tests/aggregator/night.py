@@ -95,8 +95,6 @@ CLOCKS = [
 #: Ranks of the night's job that report their steps, in its last half minute.
 RANK_OF = {"sim-000": 0, "sim-001": 8}
 
-DECLARED = DeclaredFile("fleet.toml", night_before.declared(START_NS // 1000).encode())
-
 
 def _reported_steps(rank: int, second: int) -> Block:
     block = Block("step_1s", (f"{JOB_ID}/{rank}",))
@@ -109,6 +107,9 @@ def _reported_steps(rank: int, second: int) -> Block:
     ):
         block.put_int(index_of(f"step.{name}"), 0, number)
     return block
+
+
+DECLARED = DeclaredFile("fleet.toml", night_before.declared(START_NS // 1000).encode())
 
 
 def _put_declared(live: Any, declared: Declared) -> None:

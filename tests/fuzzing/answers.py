@@ -9,8 +9,8 @@ from gangline.agent.gpu_list import parse_gpus
 from gangline.agent.local import check
 from gangline.agent.local.check import StatusError
 from gangline.agent.local.findings_state import FindingsState, format_state, parse_state
+from gangline.agent.recorder.recorder import REASON_CHARACTERS_MAX
 from gangline.agent.release_state import (
-    REASON_CHARACTERS_MAX,
     RELEASE_SECONDS_MAX,
     ReleasedGpu,
     format_released,
@@ -79,7 +79,7 @@ def fuzz_policy(source: random.Random) -> str:
     """A policy file: a policy whose rows can be read, or PolicyError in a single line."""
     try:
         result = overlay(
-            host_policy.parse(damaged(POLICY, source).decode(errors="replace")), builtin()
+            host_policy_file.parse(damaged(POLICY, source).decode(errors="replace")), builtin()
         )
     except PolicyError as error:
         assert str(error).isprintable() and len(str(error)) < 700, error
@@ -87,7 +87,7 @@ def fuzz_policy(source: random.Random) -> str:
     for row in result.rows:
         for condition in row.when:
             condition.holds(float(source.choice((0, 1, 2**53))), None)
-    assert len(result.rows) <= 2 * host_policy.ROWS_MAX
+    assert len(result.rows) <= 2 * host_policy_file.ROWS_MAX
     return ACCEPTED
 
 

@@ -13,20 +13,6 @@ from tests.fuzzing.damage import ODD_WORDS
 
 MEGABYTE = 1 << 20
 
-#: What stands in a file's place, or what it holds.
-WAYS = (
-    "word", "word", "word", "word", "unit", "binary", "megabyte", "nothing", "folder", "dangling", "loop", "closed",
-    "vanished", "twice", "blank",
-)  # fmt: skip
-#: What is no file any more.
-_OTHER_THINGS: dict[str, Callable[[Path], object]] = {
-    "vanished": lambda path: None,
-    "folder": lambda path: path.mkdir(),
-    "dangling": lambda path: path.symlink_to("/nowhere/at/all"),
-    "loop": lambda path: path.symlink_to(path.name),
-    "fifo": os.mkfifo,
-}
-
 
 @contextmanager
 def damaged_files(paths: Sequence[Path], seed: str, ways: Sequence[str] = ()) -> Iterator[None]:

@@ -127,7 +127,9 @@ def fuzz_more_room(source: random.Random) -> str:
     cost = before[0].price.total.value
     slack = 1e-6 * abs(cost) + 1e-9
     for number, (fleet, wanted) in enumerate(wider):
-        result = planner.plan(*table_of(fleet), wanted, subsets_max=subsets_max)
+        result = planner.plan(
+            *table_of(fleet), wanted, effort=SearchEffort(subsets_max=subsets_max)
+        )
         # a survival, or segments that meet a spread: the search itself does not prove it
         if not result:
             is_crosscut = needs.survival_min > 0.0 or (

@@ -27,14 +27,6 @@ pytestmark = needs_packages
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 FULL = f"{VERSION}-1"
 
-#: Libraries of glibc, whose version each package names; and what beside them the packages of a system bring.
-GLIBC_LIBRARIES = {"libc", "libm", "libdl", "libpthread", "librt", "libutil", "libresolv", "ld-linux-x86-64", "ld-linux-aarch64"}  # fmt: skip
-LIBRARIES = {
-    "libstdc++": ("libstdc++6", "libstdc++"),
-    "libgcc_s": ("libstdc++6", "libstdc++"),
-    "libz": ("zlib1g", "zlib"),
-}
-
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_program_runs_on_glibc_2_28(package: str, tmp_path: Path) -> None:

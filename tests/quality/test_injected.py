@@ -31,9 +31,6 @@ from tests.processes import GUARD_SECONDS, until
 #: Kernel log events need neither the inventory nor NVML, and a fake NVML takes long to build.
 FAST = {"collectors_off": '["inventory"]', "nvml_library": NO_NVML}
 
-#: By its clock: all is injected by then.
-PLAY_SECONDS = APART_SECONDS + 2
-
 
 def kind_of(words: str) -> InjectedKind:
     (match,) = (kind for kind in KINDS if words in kind.name)

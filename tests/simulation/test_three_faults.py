@@ -41,11 +41,6 @@ REASONS = {
     "hbm": Reason.XID_FATAL,
 }
 
-#: What `gangline run` shows: class -> reason. `missing` (aggregator/commands/run.py) waits for these.
-FIVE = REASONS | {"slow_host": Reason.STRAGGLER, "power_brake": Reason.POWER_CAP}
-#: The host that is slow at a normal clock is found last: by nine windows of ten seconds in which its job worked.
-FIVE_SECONDS = 120
-
 
 def watched(model: LiveWorld, seconds: int) -> Iterator[Snapshot]:
     fleet, snapshot = Fleet(), None

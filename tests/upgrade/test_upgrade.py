@@ -32,9 +32,6 @@ ROOT = Path(__file__).parent.parent.parent
 KEPT = Path(__file__).parent / "kept"
 VERSIONS = sorted(folder.name for folder in KEPT.iterdir())
 
-#: What makes a frame: with these of another version there would be none.
-COMPILED = ("columns", "counterfiles")
-
 
 @pytest.fixture(params=VERSIONS)
 def left_behind(request: pytest.FixtureRequest, tmp_path: Path) -> Path:

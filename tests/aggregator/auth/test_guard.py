@@ -27,14 +27,6 @@ DENIED = grpc.StatusCode.PERMISSION_DENIED
 UNKNOWN = grpc.StatusCode.UNAUTHENTICATED
 MUCH = grpc.StatusCode.RESOURCE_EXHAUSTED
 
-#: Role -> what it is let in for. An agent without a session is UNAUTHENTICATED by the ingest, not by the guard.
-LET_IN = {
-    "agent": {"health", "events"},
-    "scheduler": {"health", "reflection", "read"},
-    "operator": {"health", "reflection", "read", "permit", "grant"},
-    "admin": {"health", "reflection", "read", "permit", "grant", "events"},
-}
-
 
 class _Methods(grpc.GenericRpcHandler):
     """Takes the place of gRPC's lookup of handlers, and records the registered methods."""

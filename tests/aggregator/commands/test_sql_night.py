@@ -152,6 +152,7 @@ def test_the_night_that_is_played_is_the_one_of_the_page() -> None:
 
 
 NOBODY = "no host of this name has registered: SELECT host FROM ops.hosts lists them"
+
 #: Each view with its example's content: a query, and what it must say.
 SHOWN: list[tuple[str, Rows]] = [
     ("SELECT host, state FROM ops.worst(n := 1)", [{"host": "sim-000", "state": "UNHEALTHY"}]),
@@ -292,112 +293,6 @@ SHOWN: list[tuple[str, Rows]] = [
     ),
     ("SELECT ops.clock_reasons(4::UBIGINT) AS why", [{"why": "power cap"}]),
 ]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a store after the night."""
-    folder = tmp_path_factory.mktemp("night")
-    with night(folder):
-        pass
-    return folder
-
-
-@pytest.fixture(scope="module")
-def operators(folder: Path) -> Iterator[Connection]:
-    """Its operators' file, as `gangline sql` opens it; once, as that takes longer than most queries."""
-    with sandbox.open_snapshot(folder / "operators.duckdb") as connection:
-        yield connection
-
-
-def objects(folder: Path, file: str = "operators.duckdb") -> dict[str, str]:
-    """Return ops.NAME, history.NAME -> comment of all views and macros; "" for one without."""
-    with duckdb.connect(str(folder / file), read_only=True) as connection:
-        rows = connection.execute(
-            "SELECT schema_name || '.' || view_name, comment FROM duckdb_views() "
-            "WHERE schema_name IN ('ops', 'history') UNION ALL "
-            "SELECT schema_name || '.' || function_name, comment FROM duckdb_functions() "
-            "WHERE schema_name IN ('ops', 'history')"
-        ).fetchall()
-    return {name: comment or "" for name, comment in rows}
-
-
-def asked(connection: Connection, query: str) -> Rows:
-    """Return the rows of *query* as `gangline sql` gets them."""
-    names, rows = rows_of(connection, query)
-    return [dict(zip(names, row, strict=True)) for row in rows]
-
-
-def test_each_question_of_the_page_has_a_number_of_its_own() -> None:
-    """Two were 41: who was told to look at "question 41" looked at the wrong one."""
-    numbers = re.findall(r"^\*\*(\d+)\. ", sql_page.PAGE.read_text(), re.MULTILINE)
-    assert [int(number) for number in numbers] == list(range(1, len(numbers) + 1))
-
-
-@pytest.mark.slow
-def test_every_object_says_what_it_is_with_an_example_that_runs(
-    folder: Path, operators: Connection
-) -> None:
-    """A view that nobody can guess how to call is not there at 3 a.m.; nor is one whose example fails."""
-    page = sql_page.PAGE.read_text()
-    there = objects(folder)
-    assert len(there) >= 35 and there == objects(folder, "gangline.duckdb")
-    live = duckdb.connect(str(folder / "gangline.duckdb"), read_only=True)
-    for name, comment in there.items():
-        example = _EXAMPLE.search(comment)
-        assert example and name in example[1], (
-            f"{name}: its comment ends in no example: {comment!r}"
-        )
-        assert asked(operators, example[1]), f"{name}: its example shows nothing"
-        assert f"`{name}" in page, f"{name} is not in docs/sql.md"
-        live.execute(example[1]).fetchall()
-    live.close()
-
-
-def test_the_page_is_what_the_night_answers(folder: Path) -> None:
-    """An output that was written by hand tells of columns that are gone; `make docs` writes the page."""
-    page = sql_page.PAGE.read_text()
-    queries = sql_page.queries(page)
-    assert len(queries) >= 20 and len(set(queries)) == len(queries)
-    assert len(queries) == page.count("$ gangline sql ")
-    assert sql_page.answered(page, sql_page.asking(folder)) == page, "run `make docs`"
-
-
-def test_no_example_of_the_page_is_empty(folder: Path) -> None:
-    """Of 48 examples 24 had no row on the only data that a newcomer has; `gangline run --scenario night` plays this night."""
-    assert set(sql_page.empty(sql_page.PAGE.read_text(), folder)) == NONE_TONIGHT
-
-
-def test_the_answers_of_the_page_are_true() -> None:
-    """Question 11 asks who is to blame, and put a waiting host on top."""
-    questions = re.split(r"^\*\*(\d+)\. ", sql_page.PAGE.read_text(), flags=re.MULTILINE)
-    first_rows = {
-        int(number): text.split("```\n$ gangline sql", 1)[1].splitlines()[2]
-        for number, text in zip(questions[1::2], questions[2::2], strict=True)
-        if int(number) in TRUTH
-    }
-    wrong = {number: row for number, row in first_rows.items() if TRUTH[number] not in row}
-    assert not wrong
-
-
-def test_no_example_names_a_moment(folder: Path) -> None:
-    """The night of `gangline run --scenario night` is tonight: a query about 2023 shows nothing of it."""
-    queries = sql_page.queries(sql_page.PAGE.read_text())
-    assert not [query for query in queries if re.search(r"\b20\d\d-", query)]
-
-
-def test_the_night_that_is_played_is_the_one_of_the_page() -> None:
-    """Names, job and GPUs of the page are those of `gangline run --scenario night`."""
-    played = NightWorld()
-    assert tuple(played.names) == night_before.HOSTS
-    assert played.affected_gpu("hbm") == (night_before.DEAD, night_before.BROKEN)
-    assert played.affected_gpu("thermal")[0] == night_before.SLOW
-    told = [event for _ in range(2) for _, _, events in played.step(1.0) for event in events]
-    jobs = [one.attributes["job_id"] for one in told if one.name == "gpu.process"]
-    assert sorted(jobs) == ["119", *["123"] * 64], "told once"
-    assert len({one.event_id for one in told}) == len(told)
-    heard = [name for name, blocks, _ in played.step(200.0) if blocks]
-    assert sorted({*played.names} - {*heard}) == [SILENT_HOST]
 
 
 @pytest.mark.parametrize(("query", "rows"), SHOWN, ids=[query[:60] for query, _ in SHOWN])

@@ -46,14 +46,6 @@ WELL = {
 
 Sick = Callable[[float], dict[str, float]]
 
-#: What comes near in another way, and is another figure's matter.
-NEAR: dict[str, dict[str, float]] = {
-    "aggregator.not_storing": {"failed_commits": 3.0},
-    "aggregator.receipt_loss": {"silent_hosts": 50.0},
-    "aggregator.history_late": {"history_waiting": 200.0, "history_turn_age_seconds": 899.0},
-    "aggregator.descriptors": {"descriptors_max": -1.0},
-}
-
 
 def _as(name: str, **also: float) -> Sick:
     return lambda value: {name: value, **also}
