@@ -28,6 +28,8 @@ from gangline.contract.wire import telemetry_pb2 as wire
 from gangline.contract.wire.telemetry_pb2_grpc import TelemetryServiceStub
 from tests.processes import GUARD_SECONDS, made_store
 
+_WRITE = OpsFile.write
+
 
 @dataclass
 class Agent:
@@ -194,9 +196,6 @@ class Lab:
         """Ask a file that no aggregator holds."""
         with duckdb.connect(str(self.folder / file), read_only=True) as connection:
             return connection.execute(query).fetchall()
-
-
-_WRITE = OpsFile.write
 
 
 @pytest.fixture(scope="module", autouse=True)

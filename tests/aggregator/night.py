@@ -95,6 +95,8 @@ CLOCKS = [
 #: Ranks of the night's job that report their steps, in its last half minute.
 RANK_OF = {"sim-000": 0, "sim-001": 8}
 
+DECLARED = DeclaredFile("fleet.toml", night_before.declared(START_NS // 1000).encode())
+
 
 def _reported_steps(rank: int, second: int) -> Block:
     block = Block("step_1s", (f"{JOB_ID}/{rank}",))
@@ -107,9 +109,6 @@ def _reported_steps(rank: int, second: int) -> Block:
     ):
         block.put_int(index_of(f"step.{name}"), 0, number)
     return block
-
-
-DECLARED = DeclaredFile("fleet.toml", night_before.declared(START_NS // 1000).encode())
 
 
 def _put_declared(live: Any, declared: Declared) -> None:

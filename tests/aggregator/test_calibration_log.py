@@ -40,6 +40,41 @@ from tests.processes import GUARD_SECONDS
 
 NOW_SECONDS = NOW_NS // 10**9
 
+BAD_RECOVERIES: dict[str, tuple[dict[str, Any], str]] = {
+    "no name": ({"incident": ""}, "incident: empty, expected your name for it, of 1 to 128"),
+    "a long name": ({"incident": "x" * 129}, "incident: 129 characters, at most 128"),
+    "a decision": ({"decision_id": "x" * 129}, "decision_id: 129 characters"),
+    "a workload": ({"workload": "a\nb"}, "workload: one line of printable"),
+    "a note": ({"note": "x" * 201}, "note: 201 characters, at most 200"),
+    "a kind": ({"kind": 9}, "kind: 9, expected a RecoveryKind, 1 to 7"),
+    "a loss": ({"lost_gpu_hours": -1.0}, "lost_gpu_hours: -1, expected 0 to"),
+    "no number": ({"lost_gpu_hours": float("nan")}, "lost_gpu_hours: nan, expected 0 to"),
+    "an order": (
+        {"decide_time": NOW_SECONDS - 7200},
+        "decide_time: 4,440.0 s before detect_time, expected at or after it",
+    ),
+    "an order across a gap": (
+        {"detect_time": None, "decide_time": None, "act_time": NOW_SECONDS - 7200},
+        "act_time: 3,240.0 s before fault_time",
+    ),
+    "the future": (
+        {"resume_time": NOW_SECONDS + 7200},
+        "resume_time: 2.0 h ahead of the aggregator's clock, expected a time in the past",
+    ),
+    "more than a year": (
+        {"fault_time": NOW_SECONDS - 400 * 86_400},
+        "detect_time: 400 days after fault_time, expected at most 366",
+    ),
+    "before 1970": ({"fault_time": -5}, "fault_time: expected a time from 1970"),
+}
+BAD_OUTCOMES: dict[str, tuple[dict[str, Any], str]] = {
+    "a decision": ({"decision_id": "x" * 129}, "outcomes[3].decision_id: 129 characters"),
+    "an option": ({"option": 9}, "outcomes[3].option: 9, expected 0 to 8"),
+    "a throughput": ({"throughput": -1.0}, "outcomes[3].throughput: -1, expected 0 to 1e+15"),
+    "no number": ({"throughput": float("inf")}, "outcomes[3].throughput: inf, expected"),
+    "no workload": ({"workload": ""}, "outcomes[3].workload: empty, expected the name whose"),
+}
+
 
 def report(
     incident_name: str, now_seconds: int, **changes: Any
@@ -279,35 +314,6 @@ def everyone_domains(snapshot: Any) -> dict[str, list[int]]:
     return {name: id_ for name, id_ in ids.items() if min(id_) >= 0}
 
 
-BAD_RECOVERIES: dict[str, tuple[dict[str, Any], str]] = {
-    "no name": ({"incident": ""}, "incident: empty, expected your name for it, of 1 to 128"),
-    "a long name": ({"incident": "x" * 129}, "incident: 129 characters, at most 128"),
-    "a decision": ({"decision_id": "x" * 129}, "decision_id: 129 characters"),
-    "a workload": ({"workload": "a\nb"}, "workload: one line of printable"),
-    "a note": ({"note": "x" * 201}, "note: 201 characters, at most 200"),
-    "a kind": ({"kind": 9}, "kind: 9, expected a RecoveryKind, 1 to 7"),
-    "a loss": ({"lost_gpu_hours": -1.0}, "lost_gpu_hours: -1, expected 0 to"),
-    "no number": ({"lost_gpu_hours": float("nan")}, "lost_gpu_hours: nan, expected 0 to"),
-    "an order": (
-        {"decide_time": NOW_SECONDS - 7200},
-        "decide_time: 4,440.0 s before detect_time, expected at or after it",
-    ),
-    "an order across a gap": (
-        {"detect_time": None, "decide_time": None, "act_time": NOW_SECONDS - 7200},
-        "act_time: 3,240.0 s before fault_time",
-    ),
-    "the future": (
-        {"resume_time": NOW_SECONDS + 7200},
-        "resume_time: 2.0 h ahead of the aggregator's clock, expected a time in the past",
-    ),
-    "more than a year": (
-        {"fault_time": NOW_SECONDS - 400 * 86_400},
-        "detect_time: 400 days after fault_time, expected at most 366",
-    ),
-    "before 1970": ({"fault_time": -5}, "fault_time: expected a time from 1970"),
-}
-
-
 @pytest.mark.parametrize("what", BAD_RECOVERIES)
 def test_a_bad_report_names_its_field(what: str) -> None:
     """A scheduler's author reads which field is wrong, and what would be right; nothing of it is stored."""
@@ -325,15 +331,6 @@ def test_times_are_optional() -> None:
     assert record_of(report("i1", NOW_SECONDS, **unset), "slurm", NOW_NS).report.hours() == {}
     unset.pop("resume_time")
     assert record_of(report("i1", NOW_SECONDS, **unset), "slurm", NOW_NS).report.hours() == {}
-
-
-BAD_OUTCOMES: dict[str, tuple[dict[str, Any], str]] = {
-    "a decision": ({"decision_id": "x" * 129}, "outcomes[3].decision_id: 129 characters"),
-    "an option": ({"option": 9}, "outcomes[3].option: 9, expected 0 to 8"),
-    "a throughput": ({"throughput": -1.0}, "outcomes[3].throughput: -1, expected 0 to 1e+15"),
-    "no number": ({"throughput": float("inf")}, "outcomes[3].throughput: inf, expected"),
-    "no workload": ({"workload": ""}, "outcomes[3].workload: empty, expected the name whose"),
-}
 
 
 @pytest.mark.parametrize("what", BAD_OUTCOMES)

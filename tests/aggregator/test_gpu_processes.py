@@ -31,6 +31,8 @@ SECOND = 1_000_000_000
 #: The hosts' clocks begin this long ago: a reading of a future time is never the latest.
 AGO_NS = 10 * SECOND
 
+FILES = ("gangline.duckdb", "operators.duckdb")
+
 
 class Fleet:
     """Hosts whose agents run in the test, and their reports."""
@@ -72,9 +74,6 @@ def boot_of(host: JobsHost) -> str:
 @pytest.fixture
 def fleet(tmp_path: Path) -> Fleet:
     return Fleet(tmp_path)
-
-
-FILES = ("gangline.duckdb", "operators.duckdb")
 
 
 def rows_of_both(lab: Any, query: str) -> list[tuple[Any, ...]]:

@@ -30,6 +30,12 @@ from gangline.aggregator.mirror_format import (
 NOW = 1_800_000_000
 NONE = frozenset[str]()
 
+NODE = (
+    "NodeName=gpu{at} Arch=x86_64 CoresPerSocket=4  CPUAlloc=0 CPUTot=8 CPULoad=7.7{at} AvailableFeatures={features}"
+    " ActiveFeatures={features} Gres=gpu:h100:4 NodeAddr=127.0.0.1 OS=Linux 6.18 #1 SMP @0  RealMemory=100 FreeMem={at}000"
+    " State=IDLE ThreadsPerCore=1 Partitions=main,large Reason=a word Partitions=x [root@2026-11-28T01:37:18]"
+)
+
 
 def node(name: str, state: str = "HEALTHY", **changes: Any) -> MirrorNode:
     ready = state not in ("UNHEALTHY", "MAINTENANCE")
@@ -163,13 +169,6 @@ def test_a_feature_that_no_node_of_a_kind_has_is_not_safe() -> None:
     """A job that needs that kind would be refused."""
     slurm = with_feature("n1 n2", "n1 n2 n3")
     assert preferable("well", slurm._replace(kinds={**slurm.kinds, "n3": ("other",)})) == 0
-
-
-NODE = (
-    "NodeName=gpu{at} Arch=x86_64 CoresPerSocket=4  CPUAlloc=0 CPUTot=8 CPULoad=7.7{at} AvailableFeatures={features}"
-    " ActiveFeatures={features} Gres=gpu:h100:4 NodeAddr=127.0.0.1 OS=Linux 6.18 #1 SMP @0  RealMemory=100 FreeMem={at}000"
-    " State=IDLE ThreadsPerCore=1 Partitions=main,large Reason=a word Partitions=x [root@2026-11-28T01:37:18]"
-)
 
 
 def test_slurms_nodes_are_of_a_kind_by_what_a_job_can_ask() -> None:

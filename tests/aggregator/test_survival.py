@@ -19,6 +19,17 @@ from tests.processes import GUARD_SECONDS, until
 #: The operators' file as by default.
 WITH_FILE = ("--set", "ops_seconds=15")
 
+_IN_DUCKDB = """
+import sys, duckdb
+from gangline.aggregator.store.snapshot_file import OpsFile
+from gangline.cli import main
+def write(*_):
+    open(sys.argv[3] + "/writing", "w").close()
+    duckdb.sql("SELECT sum(hash(a.range + b.range)) FROM range(1000000) AS a, range(1000000) AS b").fetchall()
+OpsFile.write = write
+sys.exit(main(sys.argv[1:]))
+"""
+
 
 async def _send_until_dead(agent: Any, first: int, enough: int, process: Process) -> None:
     """Send without pause; kill -9 once *enough* receipts came; return when the stream breaks."""
@@ -134,18 +145,6 @@ def test_the_lock_dies_with_its_process(lab: Any) -> None:
     process = Process(lab.folder)
     assert process.end(signal.SIGKILL) == -signal.SIGKILL
     assert Process(lab.folder).end(signal.SIGTERM) == 0
-
-
-_IN_DUCKDB = """
-import sys, duckdb
-from gangline.aggregator.store.snapshot_file import OpsFile
-from gangline.cli import main
-def write(*_):
-    open(sys.argv[3] + "/writing", "w").close()
-    duckdb.sql("SELECT sum(hash(a.range + b.range)) FROM range(1000000) AS a, range(1000000) AS b").fetchall()
-OpsFile.write = write
-sys.exit(main(sys.argv[1:]))
-"""
 
 
 @pytest.mark.slow

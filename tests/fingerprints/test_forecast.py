@@ -28,6 +28,14 @@ SAVES = (0.0, 0.0, 0.0, 1.0, 0.0)
 LOADS = (0.05, 0.0, 0.95, 0.0, 0.0)
 UNKNOWN = (nan,) * len(STATES)
 
+#: Name -> power of each second of a job that does nothing else, as a share: steps of ten seconds, levels, a drift.
+STEADY: dict[str, Callable[[int], float]] = {
+    "constant": lambda second: 1.0,
+    "steps": lambda second: 1.08 if second % 10 < 5 else 1.0,
+    "levels": lambda second: 0.85 if second // 200 % 2 else 1.0,
+    "drift": lambda second: 1.0 + 0.15 * math.sin(second / 300),
+}
+
 
 def job(
     seconds: int, *, interval: float, duration: int = 6, jitter: float = 0.0, pause: tuple[float, ...] = SAVES, seed: int = 1
@@ -194,15 +202,6 @@ def test_intervals_are_regular_also_with_one_left_out_or_counted_by_work() -> No
     by_work = cadence_of(spans)
     assert by_work.is_from_end and by_work.interval == pytest.approx(100)
     assert not cadence_of([]).is_known and cadence_of([], 90.0).interval == 90.0
-
-
-#: Name -> power of each second of a job that does nothing else, as a share: steps of ten seconds, levels, a drift.
-STEADY: dict[str, Callable[[int], float]] = {
-    "constant": lambda second: 1.0,
-    "steps": lambda second: 1.08 if second % 10 < 5 else 1.0,
-    "levels": lambda second: 0.85 if second // 200 % 2 else 1.0,
-    "drift": lambda second: 1.0 + 0.15 * math.sin(second / 300),
-}
 
 
 @pytest.mark.parametrize("name", STEADY)

@@ -21,6 +21,9 @@ from gangline.fingerprints.sensitivity import (
     needs_of,
 )
 
+_SHARES = st.lists(st.floats(0, 0.125, width=32), min_size=7, max_size=7)
+_SPEEDS = st.lists(st.floats(0.0625, 1, width=32), min_size=7, max_size=7)
+
 
 def fingerprint(*, hosts: int = 4, model: str = "H100", **numbers: float) -> Fingerprint:
     values = tuple(numbers.get(name, nan) for name in NUMBERS)
@@ -100,10 +103,6 @@ def test_nothing_known_is_said() -> None:
     assert needs
     unknown = np.full((1, len(COMPONENTS)), nan, dtype=np.float32)
     assert np.isnan(expected_slowdowns(needs, unknown)).all()
-
-
-_SHARES = st.lists(st.floats(0, 0.125, width=32), min_size=7, max_size=7)
-_SPEEDS = st.lists(st.floats(0.0625, 1, width=32), min_size=7, max_size=7)
 
 
 @given(_SHARES, _SPEEDS, st.integers(0, 6), st.floats(0.125, 1, width=32))

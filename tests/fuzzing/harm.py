@@ -13,6 +13,20 @@ from tests.fuzzing.damage import ODD_WORDS
 
 MEGABYTE = 1 << 20
 
+#: Replacements of a file, or of its contents.
+WAYS = (
+    "word", "word", "word", "word", "unit", "binary", "megabyte", "nothing", "folder", "dangling", "loop", "closed",
+    "vanished", "twice", "blank",
+)  # fmt: skip
+#: Replacements that are not regular files.
+_OTHER_THINGS: dict[str, Callable[[Path], object]] = {
+    "vanished": lambda path: None,
+    "folder": lambda path: path.mkdir(),
+    "dangling": lambda path: path.symlink_to("/nowhere/at/all"),
+    "loop": lambda path: path.symlink_to(path.name),
+    "fifo": os.mkfifo,
+}
+
 
 @contextmanager
 def damaged_files(paths: Sequence[Path], seed: str, ways: Sequence[str] = ()) -> Iterator[None]:
@@ -37,13 +51,6 @@ def taken_out(folder: Path, aside: Path) -> Iterator[None]:
         aside.rename(folder)
 
 
-#: Replacements of a file, or of its contents.
-WAYS = (
-    "word", "word", "word", "word", "unit", "binary", "megabyte", "nothing", "folder", "dangling", "loop", "closed",
-    "vanished", "twice", "blank",
-)  # fmt: skip
-
-
 def _strike(path: Path, way: str, source: random.Random) -> tuple[Path, bytes, int]:
     """Damage *path*; return the input of `_mend`. Contents are changed in place, as a driver does."""
     mode, data = path.stat().st_mode & 0o777, path.read_bytes()
@@ -55,16 +62,6 @@ def _strike(path: Path, way: str, source: random.Random) -> tuple[Path, bytes, i
         path.unlink()
         _OTHER_THINGS[way](path)
     return path, data, mode
-
-
-#: Replacements that are not regular files.
-_OTHER_THINGS: dict[str, Callable[[Path], object]] = {
-    "vanished": lambda path: None,
-    "folder": lambda path: path.mkdir(),
-    "dangling": lambda path: path.symlink_to("/nowhere/at/all"),
-    "loop": lambda path: path.symlink_to(path.name),
-    "fifo": os.mkfifo,
-}
 
 
 def _content(way: str, data: bytes, source: random.Random) -> bytes:

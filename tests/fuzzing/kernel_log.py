@@ -71,6 +71,8 @@ LINES = (
 )
 BOOT = bytes(range(16))
 
+_ROW = b'reason = "XID_FATAL"\naction = "drain and reset the GPU"\nsource = "catalogue"\nwords = "a, b"\nmnemonic = "X"\n'
+
 
 class _StoppedClock:
     def boottime_ns(self) -> int:
@@ -198,9 +200,6 @@ def fuzz_xid_table(source: random.Random) -> str:
         return REFUSED
     assert all(isinstance(row.code, int) for row in rows)
     return ACCEPTED
-
-
-_ROW = b'reason = "XID_FATAL"\naction = "drain and reset the GPU"\nsource = "catalogue"\nwords = "a, b"\nmnemonic = "X"\n'
 
 
 def fuzz_position(source: random.Random) -> str:

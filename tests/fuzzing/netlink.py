@@ -19,6 +19,17 @@ from tests.fuzzing.damage import ACCEPTED, ODD_WORDS, REFUSED, check, flipped, o
 
 U32 = struct.Struct("=I")
 
+_NESTED_COUNTS = b"".join(make_attribute(kind, struct.pack("=QQ", 5, 5)) for kind in (2, 3, 4))
+REPLY = (
+    make_attribute(2, b"\x01")
+    + make_attribute(3, b"\x00")
+    + make_attribute(4, b"\x01")
+    + make_attribute(5, U32.pack(400_000))
+    + make_attribute(6, b"\x01")
+    + make_attribute(9, U32.pack(4))
+)
+MODES = (b"Autoneg", b"100000baseCR4/Full", b"400000baseSR8/Full", b"FIBRE", b"10000baseR_FEC")
+
 
 def _link(index: int, name: bytes, downs: int) -> bytes:
     body = struct.pack("=BxHiII", 0, 1, index, 0x41, 0)
@@ -58,20 +69,6 @@ def fuzz_links(source: random.Random) -> str:
                 assert all(0 < event.count < 1 << 32 for event in parsed)
     assert events < 200
     return ACCEPTED if seen > 12 else REFUSED
-
-
-_NESTED_COUNTS = b"".join(make_attribute(kind, struct.pack("=QQ", 5, 5)) for kind in (2, 3, 4))
-REPLY = (
-    make_attribute(2, b"\x01")
-    + make_attribute(3, b"\x00")
-    + make_attribute(4, b"\x01")
-    + make_attribute(5, U32.pack(400_000))
-    + make_attribute(6, b"\x01")
-    + make_attribute(9, U32.pack(4))
-)
-
-
-MODES = (b"Autoneg", b"100000baseCR4/Full", b"400000baseSR8/Full", b"FIBRE", b"10000baseR_FEC")
 
 
 def _bitset(names: tuple[bytes, ...]) -> bytes:

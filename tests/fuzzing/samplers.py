@@ -14,6 +14,14 @@ from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged, flipped
 
 COLLECTORS = ["gpu_1s", "disk_1s"]
 
+_BOOT = b"b" * 16
+_LEFT = format_abandoned(
+    _BOOT, [AbandonedProcess(("gpu", "0000:9b:00.0", ""), 77, 5000, 3, "gpu_1s", "nvmlInit")] * 3
+)
+_TASK = messages.encode_command(
+    messages.SamplerTask("gpu", frozenset({"a", "b"}), frozenset({"c"}), "d", "", 5)
+)
+
 
 def _stream() -> bytes:
     """Return rounds with known, new and changed shapes, and between them an event and a request."""
@@ -44,13 +52,6 @@ def _stream() -> bytes:
 
 
 _STREAM = _stream()
-_BOOT = b"b" * 16
-_LEFT = format_abandoned(
-    _BOOT, [AbandonedProcess(("gpu", "0000:9b:00.0", ""), 77, 5000, 3, "gpu_1s", "nvmlInit")] * 3
-)
-_TASK = messages.encode_command(
-    messages.SamplerTask("gpu", frozenset({"a", "b"}), frozenset({"c"}), "d", "", 5)
-)
 
 
 def fuzz_rounds(source: random.Random) -> str:

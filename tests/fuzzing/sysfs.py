@@ -51,6 +51,24 @@ SHAPES: tuple[tuple[int, bytes, float, bool, int, bytes], ...] = (
 )
 CONFIG_BYTES = 4096
 
+#: Tables of AMD's firmware, one of each revision.
+METRICS = (
+    *(pack(revision, {}) for revision in STRUCTURES),
+    *(
+        pack_described(
+            {"temperature_hotspot": 60, "gfx_busy_inst": [7] * 8, "num_partition": 8},
+            counters=width,
+        )
+        for width in "IQ"
+    ),
+)
+BAD_PAGES = (
+    b"0x00000001 : 0x00001000 : R\n0x00000002 : 0x00001000 : P\n0x00000003 : 0x00001000 : F\n"
+)
+PROPERTIES = (
+    b"simd_count 1216\ngpu_id 51247\nlocation_id 1280\ndomain 0\nvendor_id 4098\nnum_xcc 8\n"
+)
+
 
 def fuzz_counter_files(source: random.Random) -> str:
     """A cell of any shape is the file's number times its scale, or empty."""
@@ -132,25 +150,6 @@ def _config() -> bytes:
     struct.pack_into("<I", space, 0x100, 1 | 1 << 16 | 0x148 << 20)  # AER, then ACS at 0x148
     struct.pack_into("<IHH", space, 0x148, 0x000D | 1 << 16, 0, 0x1D)
     return bytes(space)
-
-
-#: Tables of AMD's firmware, one of each revision.
-METRICS = (
-    *(pack(revision, {}) for revision in STRUCTURES),
-    *(
-        pack_described(
-            {"temperature_hotspot": 60, "gfx_busy_inst": [7] * 8, "num_partition": 8},
-            counters=width,
-        )
-        for width in "IQ"
-    ),
-)
-BAD_PAGES = (
-    b"0x00000001 : 0x00001000 : R\n0x00000002 : 0x00001000 : P\n0x00000003 : 0x00001000 : F\n"
-)
-PROPERTIES = (
-    b"simd_count 1216\ngpu_id 51247\nlocation_id 1280\ndomain 0\nvendor_id 4098\nnum_xcc 8\n"
-)
 
 
 def fuzz_gpu_metrics(source: random.Random) -> str:

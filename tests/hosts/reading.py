@@ -44,6 +44,18 @@ STATVFS = os.statvfs_result((4096, 4096, 262144, 70000, 65536, 1000, 900, 900, 0
 #: ppm.
 TIMEX = (0, 0x2001, -1250, 819200, 1500, 25, 37)
 
+#: The SMART log of every NVMe of such a host: 41 degrees, 97 % spare, 12 % used, two errors of the medium.
+SMART_PAGE = struct.pack(
+    "<BHBBB26x" + "QQ" * 10 + "II16x" + "II288x",
+    *(0, 314, 97, 10, 12),
+    *(81234567, 0, 61234567, 0, 9123456789, 0, 5123456789, 0, 41234, 0),
+    *(14, 0, 8766, 0, 3, 0, 2, 0, 5, 0),
+    *(0, 0, 1, 0),
+)
+#: The earlier samples of each GPU for the phase tracker: steps of 1 s, 0.7 of it busy, and a
+#: checkpoint of 6 s after each 24 of them.
+HISTORY_SECONDS = 150
+
 
 class StoppedClock:
     def boottime_ns(self) -> int:
@@ -62,16 +74,6 @@ class LongAfterBootClock(StoppedClock):
 
     def boottime_ns(self) -> int:
         return 10**18
-
-
-#: The SMART log of every NVMe of such a host: 41 degrees, 97 % spare, 12 % used, two errors of the medium.
-SMART_PAGE = struct.pack(
-    "<BHBBB26x" + "QQ" * 10 + "II16x" + "II288x",
-    *(0, 314, 97, 10, 12),
-    *(81234567, 0, 61234567, 0, 9123456789, 0, 5123456789, 0, 41234, 0),
-    *(14, 0, 8766, 0, 3, 0, 2, 0, 5, 0),
-    *(0, 0, 1, 0),
-)
 
 
 def collectors_of(roots: Roots, *, with_gpus: bool = False) -> list[Collector]:
@@ -171,11 +173,6 @@ PARTS: dict[str, Callable[[Gpu, int], Gpu]] = {
     "gb200-nvl72": _gb200,
     "mixed-vendors": _h100_pcie,
 }
-
-
-#: The earlier samples of each GPU for the phase tracker: steps of 1 s, 0.7 of it busy, and a
-#: checkpoint of 6 s after each 24 of them.
-HISTORY_SECONDS = 150
 
 
 class FastByHand(GpuFast):

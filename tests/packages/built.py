@@ -20,6 +20,9 @@ needs_packages = pytest.mark.skipif(
 #: The C library of RHEL 8.
 GLIBC_MAX = (2, 28)
 
+#: The release of packages that `repacked` makes.
+NEXT = "99"
+
 
 def path_of(package: str, kind: str) -> Path:
     sign = "_" if kind == "deb" else "-"
@@ -60,10 +63,6 @@ def glibc_needed(elf: Path) -> tuple[int, int]:
     ).stdout
     versions = re.findall(r"Name: GLIBC_(\d+)\.(\d+)", shown)
     return max(((int(major), int(minor)) for major, minor in versions), default=(0, 0))
-
-
-#: The release of packages that `repacked` makes.
-NEXT = "99"
 
 
 def repacked(package: str, folder: Path, store_version: int = 0) -> Path:

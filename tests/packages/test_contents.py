@@ -27,6 +27,15 @@ pytestmark = needs_packages
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 FULL = f"{VERSION}-1"
 
+#: Libraries of glibc, whose version each package names; and other libraries that a distribution's
+#: packages provide.
+GLIBC_LIBRARIES = {"libc", "libm", "libdl", "libpthread", "librt", "libutil", "libresolv", "ld-linux-x86-64", "ld-linux-aarch64"}  # fmt: skip
+LIBRARIES = {
+    "libstdc++": ("libstdc++6", "libstdc++"),
+    "libgcc_s": ("libstdc++6", "libstdc++"),
+    "libz": ("zlib1g", "zlib"),
+}
+
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_program_runs_on_glibc_2_28(package: str, tmp_path: Path) -> None:
@@ -41,16 +50,6 @@ def test_every_program_runs_on_glibc_2_28(package: str, tmp_path: Path) -> None:
                     needed[path.relative_to(tmp_path)] = glibc_needed(path)
     assert needed or package == "gangline-agent"
     assert {str(path): needs for path, needs in needed.items() if needs > GLIBC_MAX} == {}
-
-
-#: Libraries of glibc, whose version each package names; and other libraries that a distribution's
-#: packages provide.
-GLIBC_LIBRARIES = {"libc", "libm", "libdl", "libpthread", "librt", "libutil", "libresolv", "ld-linux-x86-64", "ld-linux-aarch64"}  # fmt: skip
-LIBRARIES = {
-    "libstdc++": ("libstdc++6", "libstdc++"),
-    "libgcc_s": ("libstdc++6", "libstdc++"),
-    "libz": ("zlib1g", "zlib"),
-}
 
 
 @pytest.mark.parametrize("package", PACKAGES)

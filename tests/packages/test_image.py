@@ -33,6 +33,56 @@ needs_images = pytest.mark.skipif(
 EPOCH = 1_790_000_000
 PROGRAM = "usr/lib/gangline/setpriv"
 
+IMAGE = oci.Image("gangline-agent", "1.2.3", "amd64", "47600:47600", ("/bin/x",), "/var/lib/x")
+#: Runs the agent in $1 with a read-only root file system, as the chart's pod does. $2: its
+#: capabilities.
+AS_A_POD = """
+set -e
+mount --bind "$1" "$1"
+mount -t tmpfs tmpfs "$1/run"
+install -d -m 0755 -o 47600 -g 47600 "$1/run/gangline"
+mount -t tmpfs -o mode=0700,uid=47600,gid=47600 tmpfs "$1/var/lib/gangline"
+mount -t tmpfs -o mode=1777 tmpfs "$1/tmp"
+mount --rbind /dev "$1/dev"
+mount --rbind /proc "$1/proc"
+mount --rbind /sys "$1/sys"
+mount -o remount,ro,bind "$1"
+exec chroot "$1" /usr/bin/setpriv --reuid=47600 --regid=47600 --clear-groups --inh-caps=-all --bounding-set=-all,$2 -- /bin/sh -c '
+    touch /new 2>&1
+    /usr/lib/gangline/setpriv --inh-caps='$2' --ambient-caps='$2' --no-new-privs \
+        /opt/gangline/bin/gangline agent --config=/etc/gangline/agent.toml --set=host=node-1 2>/tmp/log &
+    for turn in $(seq 120); do
+        sleep 0.5
+        /opt/gangline/bin/gangline agent status --run-folder=/run/gangline 2>/dev/null && break
+    done
+    grep -E "^(Uid|CapEff|CapBnd|NoNewPrivs)" /proc/$!/status
+    kill $!; wait'
+"""
+#: The same for the aggregator, with a network of its own: port 7600 of this machine may be taken.
+AGGREGATOR_AS_A_POD = """
+set -e
+ip link set lo up
+mount --bind "$1" "$1"
+mount -t tmpfs -o mode=0750,uid=47601,gid=47601 tmpfs "$1/var/lib/gangline-aggregator"
+mount -t tmpfs -o mode=1777 tmpfs "$1/tmp"
+mount --rbind /dev "$1/dev"
+mount --rbind /proc "$1/proc"
+mount -o remount,ro,bind "$1"
+exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin chroot "$1" /usr/bin/setpriv --reuid=47601 --regid=47601 --clear-groups --inh-caps=-all --bounding-set=-all --no-new-privs -- /bin/sh -c '
+    cd /var/lib/gangline-aggregator
+    touch /new 2>&1
+    program=/opt/gangline/bin/gangline
+    $program admin backup --before-migration --data=$PWD --to=$PWD/backups
+    $program aggregator --config=/etc/gangline/aggregator.toml >/tmp/log 2>&1 &
+    for turn in $(seq 120); do
+        sleep 0.5
+        $program admin health >/tmp/health 2>&1 && echo healthy && break
+    done
+    $program admin backup --before-migration --data=$PWD --to=$PWD/backups
+    grep -E "^(Uid|CapEff|NoNewPrivs)" /proc/$!/status
+    kill $!; wait; cat /tmp/log /tmp/health'
+"""
+
 
 def root_tar(path: Path, seconds: int = EPOCH + 5, *, backwards: bool = False) -> Path:
     """A small root file system, as mmdebstrap writes one."""
@@ -53,9 +103,6 @@ def root_tar(path: Path, seconds: int = EPOCH + 5, *, backwards: bool = False) -
                 member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
     return path
-
-
-IMAGE = oci.Image("gangline-agent", "1.2.3", "amd64", "47600:47600", ("/bin/x",), "/var/lib/x")
 
 
 def blob(layout: Path, digest: str) -> bytes:
@@ -122,58 +169,6 @@ def test_missing_packages_are_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert image_module.main(["--debs", str(tmp_path), "--to", str(tmp_path / "to")]) == 1
     message = capsys.readouterr().err
     assert "expected one gangline-runtime_*.deb, found none; make packages builds it" in message
-
-
-#: Runs the agent in $1 with a read-only root file system, as the chart's pod does. $2: its
-#: capabilities.
-AS_A_POD = """
-set -e
-mount --bind "$1" "$1"
-mount -t tmpfs tmpfs "$1/run"
-install -d -m 0755 -o 47600 -g 47600 "$1/run/gangline"
-mount -t tmpfs -o mode=0700,uid=47600,gid=47600 tmpfs "$1/var/lib/gangline"
-mount -t tmpfs -o mode=1777 tmpfs "$1/tmp"
-mount --rbind /dev "$1/dev"
-mount --rbind /proc "$1/proc"
-mount --rbind /sys "$1/sys"
-mount -o remount,ro,bind "$1"
-exec chroot "$1" /usr/bin/setpriv --reuid=47600 --regid=47600 --clear-groups --inh-caps=-all --bounding-set=-all,$2 -- /bin/sh -c '
-    touch /new 2>&1
-    /usr/lib/gangline/setpriv --inh-caps='$2' --ambient-caps='$2' --no-new-privs \
-        /opt/gangline/bin/gangline agent --config=/etc/gangline/agent.toml --set=host=node-1 2>/tmp/log &
-    for turn in $(seq 120); do
-        sleep 0.5
-        /opt/gangline/bin/gangline agent status --run-folder=/run/gangline 2>/dev/null && break
-    done
-    grep -E "^(Uid|CapEff|CapBnd|NoNewPrivs)" /proc/$!/status
-    kill $!; wait'
-"""
-
-
-#: The same for the aggregator, with a network of its own: port 7600 of this machine may be taken.
-AGGREGATOR_AS_A_POD = """
-set -e
-ip link set lo up
-mount --bind "$1" "$1"
-mount -t tmpfs -o mode=0750,uid=47601,gid=47601 tmpfs "$1/var/lib/gangline-aggregator"
-mount -t tmpfs -o mode=1777 tmpfs "$1/tmp"
-mount --rbind /dev "$1/dev"
-mount --rbind /proc "$1/proc"
-mount -o remount,ro,bind "$1"
-exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin chroot "$1" /usr/bin/setpriv --reuid=47601 --regid=47601 --clear-groups --inh-caps=-all --bounding-set=-all --no-new-privs -- /bin/sh -c '
-    cd /var/lib/gangline-aggregator
-    touch /new 2>&1
-    program=/opt/gangline/bin/gangline
-    $program admin backup --before-migration --data=$PWD --to=$PWD/backups
-    $program aggregator --config=/etc/gangline/aggregator.toml >/tmp/log 2>&1 &
-    for turn in $(seq 120); do
-        sleep 0.5
-        $program admin health >/tmp/health 2>&1 && echo healthy && break
-    done
-    $program admin backup --before-migration --data=$PWD --to=$PWD/backups
-    grep -E "^(Uid|CapEff|NoNewPrivs)" /proc/$!/status
-    kill $!; wait; cat /tmp/log /tmp/health'
-"""
 
 
 def layer_of(package: str) -> Path:

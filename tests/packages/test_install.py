@@ -20,6 +20,9 @@ pytestmark = needs_packages
 #: `make test-hosts` names all supported suites.
 SUITES = os.environ.get("GANGLINE_SUITES", "bookworm").split()
 
+AGGREGATOR = ("gangline-runtime", "gangline-aggregator")
+DATA = "/var/lib/gangline-aggregator"
+
 
 @pytest.fixture(scope="module", params=SUITES)
 def host(
@@ -109,10 +112,6 @@ def test_from_install_to_purge(host: Booted) -> None:
     )
     assert not host.run("sh", "-c", left, check=False)
     assert not host.run("getent", "passwd", "gangline", check=False)
-
-
-AGGREGATOR = ("gangline-runtime", "gangline-aggregator")
-DATA = "/var/lib/gangline-aggregator"
 
 
 def test_the_store_is_backed_up_before_it_is_migrated_and_going_back_needs_the_backup(

@@ -18,6 +18,8 @@ from tests.packages.built import PACKAGES, needs_packages, tar_of, text_of
 BUILD = Path(__file__).parent.parent.parent / "packaging" / "build"
 METADATA = "Metadata-Version: 2.1\nName: {}\nVersion: 1.0\n{}\n"
 
+COMPILED = "cp313-cp313-manylinux_2_28_x86_64"
+
 
 @pytest.fixture
 def sbom() -> Iterator[ModuleType]:
@@ -63,9 +65,6 @@ def test_another_licence_fails_the_build(line: str, sbom: ModuleType, tmp_path: 
     """A dependency may change its license unnoticed in a minor version."""
     with pytest.raises(sbom.BuildError, match=r"Thing_One 1\.0: its licence .* is not on the list"):
         list(sbom.python_components(site(tmp_path, line)))
-
-
-COMPILED = "cp313-cp313-manylinux_2_28_x86_64"
 
 
 def test_a_wheel_says_itself_what_is_inside(sbom: ModuleType, tmp_path: Path) -> None:

@@ -30,14 +30,13 @@ STUBS = [
     "runuser",
 ]
 
+UNITS = ["gangline-agent.service", "gangline-aggregator.service", "gangline-backup.timer"]
+
 
 def whole(name: str) -> str:
     """Return the script as `make packages` assembles it."""
     head = f"set -e\nversion={VERSION}\nstore_version={STORE_VERSION}\n"
     return f"{head}{(SCRIPTS / 'functions.sh').read_text()}\n{(SCRIPTS / name).read_text()}"
-
-
-UNITS = ["gangline-agent.service", "gangline-aggregator.service", "gangline-backup.timer"]
 
 
 class Host:

@@ -31,6 +31,9 @@ from tests.processes import GUARD_SECONDS, until
 #: Kernel log events need neither the inventory nor NVML, and a fake NVML takes long to build.
 FAST = {"collectors_off": '["inventory"]', "nvml_library": NO_NVML}
 
+#: Seconds of the stage's clock after which all faults are injected.
+PLAY_SECONDS = APART_SECONDS + 2
+
 
 def kind_of(words: str) -> InjectedKind:
     (match,) = (kind for kind in KINDS if words in kind.name)
@@ -94,10 +97,6 @@ def test_advice_about_one_host_hides_none_about_another(tmp_path: Path) -> None:
             return all(subject.advised for subject in stage.subjects)
 
         until(advised, "something is advised about both")
-
-
-#: Seconds of the stage's clock after which all faults are injected.
-PLAY_SECONDS = APART_SECONDS + 2
 
 
 class Played(Stage):

@@ -41,6 +41,12 @@ REASONS = {
     "hbm": Reason.XID_FATAL,
 }
 
+#: The table of `gangline run`: class -> reason. `missing` (aggregator/commands/run.py) waits for
+#: these.
+FIVE = REASONS | {"slow_host": Reason.STRAGGLER, "power_brake": Reason.POWER_CAP}
+#: The host that is slow at a normal clock is found last: by nine windows of ten seconds in which its job worked.
+FIVE_SECONDS = 120
+
 
 def watched(model: LiveWorld, seconds: int) -> Iterator[Snapshot]:
     fleet, snapshot = Fleet(), None
@@ -121,13 +127,6 @@ def test_a_healthy_fleet_has_nobody_to_blame(seed: int) -> None:
     """
     verdict = run(calm(seed, HOSTS), {})
     assert not verdict.blamed
-
-
-#: The table of `gangline run`: class -> reason. `missing` (aggregator/commands/run.py) waits for
-#: these.
-FIVE = REASONS | {"slow_host": Reason.STRAGGLER, "power_brake": Reason.POWER_CAP}
-#: The host that is slow at a normal clock is found last: by nine windows of ten seconds in which its job worked.
-FIVE_SECONDS = 120
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -20,6 +20,12 @@ from tests.simulation.readings import Reading
 
 SETTINGS = load()
 
+#: The drawn properties of a job.
+DRAWN: dict[str, Any] = {
+    "communicate_ratio": 0.2, "tensor_ratio": 0.1, "power_ratio": 1.0, "period_seconds": 3.0, "is_memory_bound": False, "begin": 0.0,
+    "checkpoint_every_seconds": 1e9, "checkpoint_seconds": 1.0, "writes_alone": True,
+}  # fmt: skip
+
 
 def racks(name: str, hosts: int, **changes: Any) -> World:
     scenario = replace(SETTINGS.scenarios[name], hosts=hosts, nvlink_hosts=8, **changes)
@@ -34,13 +40,6 @@ WORLD = racks("parade", 64)
 def rows_of(name: str, world: World = WORLD) -> Rows:
     number = next(n for n, class_ in enumerate(world.schedule.classes) if class_.name == name)
     return np.asarray(world.schedule.rows[world.schedule.rows["cls"] == number])
-
-
-#: The drawn properties of a job.
-DRAWN: dict[str, Any] = {
-    "communicate_ratio": 0.2, "tensor_ratio": 0.1, "power_ratio": 1.0, "period_seconds": 3.0, "is_memory_bound": False, "begin": 0.0,
-    "checkpoint_every_seconds": 1e9, "checkpoint_seconds": 1.0, "writes_alone": True,
-}  # fmt: skip
 
 
 def shares(domains: list[int], nvlink: dict[int, float]) -> TimeShares:

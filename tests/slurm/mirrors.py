@@ -16,6 +16,8 @@ from gangline.aggregator.mirror_format import (
 
 NODES = 8
 
+NEEDS_ROOT = "of another user"
+
 
 def node(name: str, state: str = "HEALTHY", bucket: int = 0) -> MirrorNode:
     """Return a node; one with a fault is not ready."""
@@ -156,4 +158,3 @@ PLANTED: dict[str, Callable[[Path, bytes], object]] = {
     "a folder that all may write in": _open_folder,
     "of another user": _of_another_user,
 }
-NEEDS_ROOT = "of another user"

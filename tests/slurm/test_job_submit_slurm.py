@@ -38,6 +38,21 @@ LINES = (
     "PartitionName=large Nodes=gpu[5-6] MaxTime=INFINITE State=UP",
 )
 
+#: Options of a random job.
+CHOICES: tuple[Callable[[random.Random], list[str]], ...] = (
+    lambda source: [f"-N{source.randint(1, 6)}"],
+    lambda source: [f"-N{source.randint(1, 3)}-{source.randint(3, 6)}"],
+    lambda source: [f"-n{source.randint(1, 48)}"],
+    lambda source: [f"-N{source.randint(1, 6)}", f"--gpus-per-node={source.randint(1, 4)}"],
+    lambda source: [f"--gpus={source.randint(1, 24)}"],
+    lambda source: ["-p", "large", f"-N{source.randint(1, 2)}"],
+    lambda source: ["-p", "main,large", f"-N{source.randint(1, 6)}"],
+    lambda source: [f"-N{source.randint(1, 6)}", "--exclusive"],
+    lambda source: [f"-n{source.randint(1, 12)}", f"-c{source.randint(1, 8)}"],
+    lambda source: [f"-n{source.randint(1, 24)}", f"--ntasks-per-node={source.randint(1, 8)}"],
+    lambda source: [f"-N{source.randint(1, 6)}", f"--mem={source.randint(1, 100)}"],
+)
+
 
 class PluginCluster:
     """A cluster, the file of its plugin, and Slurm's state of its nodes."""
@@ -195,22 +210,6 @@ def test_a_planted_file_refuses_no_job(cluster: PluginCluster) -> None:
         PLANTED[case](cluster.mirror, content)
         assert cluster.submit("-N6")[0], case
         cluster.mirror.parent.chmod(0o755)
-
-
-#: Options of a random job.
-CHOICES: tuple[Callable[[random.Random], list[str]], ...] = (
-    lambda source: [f"-N{source.randint(1, 6)}"],
-    lambda source: [f"-N{source.randint(1, 3)}-{source.randint(3, 6)}"],
-    lambda source: [f"-n{source.randint(1, 48)}"],
-    lambda source: [f"-N{source.randint(1, 6)}", f"--gpus-per-node={source.randint(1, 4)}"],
-    lambda source: [f"--gpus={source.randint(1, 24)}"],
-    lambda source: ["-p", "large", f"-N{source.randint(1, 2)}"],
-    lambda source: ["-p", "main,large", f"-N{source.randint(1, 6)}"],
-    lambda source: [f"-N{source.randint(1, 6)}", "--exclusive"],
-    lambda source: [f"-n{source.randint(1, 12)}", f"-c{source.randint(1, 8)}"],
-    lambda source: [f"-n{source.randint(1, 24)}", f"--ntasks-per-node={source.randint(1, 8)}"],
-    lambda source: [f"-N{source.randint(1, 6)}", f"--mem={source.randint(1, 100)}"],
-)
 
 
 def _refused_with_and_without(cluster: PluginCluster, seed: int, jobs: int) -> int:

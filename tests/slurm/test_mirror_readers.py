@@ -37,6 +37,24 @@ PLANTED_CASES = [
     pytest.param(case, marks=as_root) if case == NEEDS_ROOT else case for case in PLANTED
 ]
 
+#: Damages within a file that begins and ends as before.
+SAME_FILE = (
+    "a digit of the validity",
+    "a digit of a limit",
+    "a character of a list",
+    "blocks of zeros",
+)
+#: As `posix.sys.stat` of the package lua-posix answers, of one file and one folder.
+LUA_POSIX = """
+package.preload["posix.sys.stat"] = function()
+    local function answer(path)
+        return answers[path] and { st_mode = answers[path][1], st_uid = answers[path][2] }
+    end
+    return { lstat = answer, stat = answer,
+        S_ISREG = function(mode) return math.floor(mode / 4096) == 8 and 1 or 0 end }
+end
+"""
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -121,15 +139,6 @@ def test_c_believes_no_damaged_file(path: Path, c_reader: Path, case: str) -> No
     assert read_by_c(c_reader, path) == (1, "not used\n")
 
 
-#: Damages within a file that begins and ends as before.
-SAME_FILE = (
-    "a digit of the validity",
-    "a digit of a limit",
-    "a character of a list",
-    "blocks of zeros",
-)
-
-
 @lua
 @pytest.mark.parametrize("case", DAMAGES)
 @pytest.mark.parametrize("known", [False, True])
@@ -158,18 +167,6 @@ def test_python_believes_no_planted_file(path: Path, case: str) -> None:
 def test_c_believes_no_planted_file(path: Path, c_reader: Path, case: str) -> None:
     PLANTED[case](path, path.read_bytes())
     assert read_by_c(c_reader, path) == (1, "not used\n")
-
-
-#: As `posix.sys.stat` of the package lua-posix answers, of one file and one folder.
-LUA_POSIX = """
-package.preload["posix.sys.stat"] = function()
-    local function answer(path)
-        return answers[path] and { st_mode = answers[path][1], st_uid = answers[path][2] }
-    end
-    return { lstat = answer, stat = answer,
-        S_ISREG = function(mode) return math.floor(mode / 4096) == 8 and 1 or 0 end }
-end
-"""
 
 
 @lua

@@ -49,6 +49,11 @@ esac
 #: Exit codes and accidents that contain no information about the host.
 ACCIDENTS = ("0", "1", "2", "126", "127", "124", "137", "mute", "words", "killed")
 
+DRAIN = f"update nodename=gpu1 state=drain reason={OURS}"
+TAKE_BACK = "update nodename=gpu1 state=undrain"
+CONTEXTS = ("prolog_slurmd", "epilog_slurmd", "")
+NODES = 3
+
 
 class Host:
     """A host with the script, another `gangline` and another `scontrol`."""
@@ -95,11 +100,6 @@ class Host:
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
-
-
-DRAIN = f"update nodename=gpu1 state=drain reason={OURS}"
-TAKE_BACK = "update nodename=gpu1 state=undrain"
-CONTEXTS = ("prolog_slurmd", "epilog_slurmd", "")
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
@@ -271,7 +271,6 @@ def test_the_real_command_is_understood(host: Host) -> None:
 
 
 slurm = pytest.mark.skipif(not has_slurm(), reason=MISSING)
-NODES = 3
 
 
 class CheckedCluster:

@@ -37,6 +37,8 @@ DICTIONARY = signal_dictionary()
 GPUS = [f"GPU-{number}" for number in range(2)]
 POWER = [s.column for s in TABLES["gpu_1s"]].index("power_watts")
 
+_OPTIONS = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.use_local_subchannel_pool", 1)]
+
 
 @dataclass
 class Memory:
@@ -146,9 +148,6 @@ class Simulated:
                     self.told.events |= {event.event_id for event in events}
                     del self.events_waiting[: len(events)]
             await asyncio.sleep(0.05)
-
-
-_OPTIONS = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.use_local_subchannel_pool", 1)]
 
 
 class Fleet:

@@ -32,6 +32,9 @@ ROOT = Path(__file__).parent.parent.parent
 KEPT = Path(__file__).parent / "kept"
 VERSIONS = sorted(folder.name for folder in KEPT.iterdir())
 
+#: The modules that make a frame: with another version's there would be no frames.
+COMPILED = ("columns", "counterfiles")
+
 
 @pytest.fixture(params=VERSIONS)
 def left_behind(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
@@ -296,10 +299,6 @@ def starts(path: Path) -> bool:
         command, check=False, capture_output=True, text=True, cwd=path, env=environment
     )
     return tried.returncode == 0 and tried.stdout.startswith(str(path))
-
-
-#: The modules that make a frame: with another version's there would be no frames.
-COMPILED = ("columns", "counterfiles")
 
 
 def same(one: Path, other: Path) -> bool:

@@ -27,6 +27,15 @@ DENIED = grpc.StatusCode.PERMISSION_DENIED
 UNKNOWN = grpc.StatusCode.UNAUTHENTICATED
 MUCH = grpc.StatusCode.RESOURCE_EXHAUSTED
 
+#: Role -> its allowed methods. An agent without a session gets UNAUTHENTICATED from the ingest, not
+#: from the guard.
+LET_IN = {
+    "agent": {"health", "events"},
+    "scheduler": {"health", "reflection", "read"},
+    "operator": {"health", "reflection", "read", "permit", "grant"},
+    "admin": {"health", "reflection", "read", "permit", "grant", "events"},
+}
+
 
 class _Methods(grpc.GenericRpcHandler):
     """Takes the place of gRPC's lookup of handlers, and records the registered methods."""
@@ -99,16 +108,6 @@ def calls(channel: Any, metadata: Any = ()) -> dict[str, Any]:
             telemetry_pb2.ReportEventsRequest(), metadata=metadata
         ),
     }
-
-
-#: Role -> its allowed methods. An agent without a session gets UNAUTHENTICATED from the ingest, not
-#: from the guard.
-LET_IN = {
-    "agent": {"health", "events"},
-    "scheduler": {"health", "reflection", "read"},
-    "operator": {"health", "reflection", "read", "permit", "grant"},
-    "admin": {"health", "reflection", "read", "permit", "grant", "events"},
-}
 
 
 async def let_in(channel: Any, metadata: Any = ()) -> set[str]:

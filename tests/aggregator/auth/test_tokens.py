@@ -29,6 +29,8 @@ from gangline.aggregator.principal import Role
 
 NOW = 1_760_000_000
 
+GOOD = dataclasses.asdict(make_token(Role.AGENT, "a", 1.0, NOW)[1])
+
 
 def written(folder: Path, *names: str) -> tuple[Path, list[str]]:
     pairs = [make_token(Role.OPERATOR, name, 1.0, NOW) for name in names]
@@ -164,9 +166,6 @@ def test_two_who_change_the_file_at_once_lose_nothing(tmp_path: Path) -> None:
         child.join(60)
     assert {token.name for token in read_tokens(path)} == {f"host-{n}" for n in range(8)}
     assert sorted(os.listdir(path.parent)) == ["tokens.json", "tokens.lock"]
-
-
-GOOD = dataclasses.asdict(make_token(Role.AGENT, "a", 1.0, NOW)[1])
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,58 @@ STOPPED = STRAGGLER | {
     "lost_gpu_hours": 0.03,
 }
 
+TEXTS = {
+    "job": "4711", "hosts": "gpu[1-3]", "hosts_count": "3", "gpus_count": "24", "since": "2026-01-01T03:00:00Z",
+    "until": "2026-01-02T05:30:00Z", "lost_gpu_hours": "1.53",
+    "stragglers": "gpu2: node, gang.slow_host, 20 % slow, 1.50 GPU-hours; gpu3: node, xid79, stopped it, 0.03 GPU-hours; "
+    "gpu2: node, gang.slow_host, 0 % slow, 0.00 GPU-hours",
+    "run_id": "r-1", "workload_class": "training", "pace_ratio": "0.810", "pace_verdict": "slower: a host",
+}  # fmt: skip
+VARIABLE = "GANGLINE_TRACKERS"
+MISSING = f"no MLflow or W&B: tests/rigs/trackers.sh FOLDER; export {VARIABLE}=FOLDER"
+BEGINNING = """
+import json, sys
+sys.path.append(sys.argv[1])  # behind what the product brings
+from gangline.aggregator.commands.connection import CommandError
+from gangline.aggregator.commands.job_tags import parse_target, write_tags
+tags = json.loads(sys.argv[2])
+"""
+WITH_MLFLOW = """
+import mlflow
+client = mlflow.MlflowClient()
+run = client.create_run("0", tags={"mine": "stays"})
+print(write_tags(parse_target("mlflow:" + run.info.run_id), tags))
+print(json.dumps(client.get_run(run.info.run_id).data.tags))
+try:
+    write_tags(parse_target("mlflow:" + "0" * 32), tags)
+except CommandError as error:
+    print(error)
+"""
+#: As a site's epilog does, in a process without the run's own. The file is a log of LevelDB: blocks of 32 KiB, records cut at their ends.
+WITH_WANDB = """
+print(write_tags(parse_target("wandb:llm/run7"), tags))
+"""
+#: In a process of its own: W&B's writes the file to its end when the process that tags ends.
+READ_WANDB = """
+import glob, struct
+from wandb.proto import wandb_internal_pb2
+(file,) = glob.glob("wandb/offline-run-*/run-run7.wandb")
+data = open(file, "rb").read()
+at, found, record = 7, {}, b""
+while at < len(data):
+    if (left := 32768 - at % 32768) < 7:
+        at += left
+        continue
+    _, size, kind = struct.unpack_from("<IHB", data, at)
+    record += data[at + 7 : at + 7 + size]
+    at += 7 + size
+    if kind in (1, 4):
+        parsed, record = wandb_internal_pb2.Record.FromString(record), b""
+        for one in [*parsed.run.config.update, *parsed.config.update]:
+            found[one.key or one.nested_key[0]] = json.loads(one.value_json)
+print(json.dumps(found))
+"""
+
 
 def answers(query: str) -> list[dict[str, Any]]:
     if query == LIST_QUERY:
@@ -99,15 +151,6 @@ def test_of_a_job_that_runs_it_is_said(tmp_path: Path, capsys: pytest.CaptureFix
     options.job = "471"
     with pytest.raises(CommandError, match="did you mean 4711"):
         job.show_past(options, lambda query: [JOB] if query == LIST_QUERY else [])
-
-
-TEXTS = {
-    "job": "4711", "hosts": "gpu[1-3]", "hosts_count": "3", "gpus_count": "24", "since": "2026-01-01T03:00:00Z",
-    "until": "2026-01-02T05:30:00Z", "lost_gpu_hours": "1.53",
-    "stragglers": "gpu2: node, gang.slow_host, 20 % slow, 1.50 GPU-hours; gpu3: node, xid79, stopped it, 0.03 GPU-hours; "
-    "gpu2: node, gang.slow_host, 0 % slow, 0.00 GPU-hours",
-    "run_id": "r-1", "workload_class": "training", "pace_ratio": "0.810", "pace_verdict": "slower: a host",
-}  # fmt: skip
 
 
 def test_each_tag_is_a_short_text() -> None:
@@ -168,52 +211,6 @@ def test_a_file_that_cannot_be_written_says_why(tmp_path: Path) -> None:
     """The folder was mistyped."""
     with pytest.raises(CommandError, match="cannot write"):
         write_tags(TagTarget("file", str(tmp_path / "none" / "t.json")), read())
-
-
-VARIABLE = "GANGLINE_TRACKERS"
-MISSING = f"no MLflow or W&B: tests/rigs/trackers.sh FOLDER; export {VARIABLE}=FOLDER"
-BEGINNING = """
-import json, sys
-sys.path.append(sys.argv[1])  # behind what the product brings
-from gangline.aggregator.commands.connection import CommandError
-from gangline.aggregator.commands.job_tags import parse_target, write_tags
-tags = json.loads(sys.argv[2])
-"""
-WITH_MLFLOW = """
-import mlflow
-client = mlflow.MlflowClient()
-run = client.create_run("0", tags={"mine": "stays"})
-print(write_tags(parse_target("mlflow:" + run.info.run_id), tags))
-print(json.dumps(client.get_run(run.info.run_id).data.tags))
-try:
-    write_tags(parse_target("mlflow:" + "0" * 32), tags)
-except CommandError as error:
-    print(error)
-"""
-#: As a site's epilog does, in a process without the run's own. The file is a log of LevelDB: blocks of 32 KiB, records cut at their ends.
-WITH_WANDB = """
-print(write_tags(parse_target("wandb:llm/run7"), tags))
-"""
-#: In a process of its own: W&B's writes the file to its end when the process that tags ends.
-READ_WANDB = """
-import glob, struct
-from wandb.proto import wandb_internal_pb2
-(file,) = glob.glob("wandb/offline-run-*/run-run7.wandb")
-data = open(file, "rb").read()
-at, found, record = 7, {}, b""
-while at < len(data):
-    if (left := 32768 - at % 32768) < 7:
-        at += left
-        continue
-    _, size, kind = struct.unpack_from("<IHB", data, at)
-    record += data[at + 7 : at + 7 + size]
-    at += 7 + size
-    if kind in (1, 4):
-        parsed, record = wandb_internal_pb2.Record.FromString(record), b""
-        for one in [*parsed.run.config.update, *parsed.config.update]:
-            found[one.key or one.nested_key[0]] = json.loads(one.value_json)
-print(json.dumps(found))
-"""
 
 
 def with_the_real_library(script: str, folder: Path, **environment: str) -> list[str]:

@@ -32,127 +32,18 @@ Rows = list[dict[str, Any]]
 Connection = duckdb.DuckDBPyConnection
 _EXAMPLE = re.compile(r": ((?:FROM|SELECT) .+)$")
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("night")
-    with night(folder):
-        pass
-    return folder
-
-
-@pytest.fixture(scope="module")
-def operators(folder: Path) -> Iterator[Connection]:
-    """Its operators' file, as `gangline sql` opens it; once, as that takes longer than most queries."""
-    with sandbox.open_snapshot(folder / "operators.duckdb") as connection:
-        yield connection
-
-
-def objects(folder: Path, file: str = "operators.duckdb") -> dict[str, str]:
-    """Return ops.NAME, history.NAME -> comment of all views and macros; "" without a comment."""
-    with duckdb.connect(str(folder / file), read_only=True) as connection:
-        rows = connection.execute(
-            "SELECT schema_name || '.' || view_name, comment FROM duckdb_views() "
-            "WHERE schema_name IN ('ops', 'history') UNION ALL "
-            "SELECT schema_name || '.' || function_name, comment FROM duckdb_functions() "
-            "WHERE schema_name IN ('ops', 'history')"
-        ).fetchall()
-    return {name: comment or "" for name, comment in rows}
-
-
-def asked(connection: Connection, query: str) -> Rows:
-    names, rows = rows_of(connection, query)
-    return [dict(zip(names, row, strict=True)) for row in rows]
-
-
-def test_each_question_of_the_page_has_a_number_of_its_own() -> None:
-    """Two questions had the number 41, and readers looked at the wrong one."""
-    numbers = re.findall(r"^\*\*(\d+)\. ", sql_page.PAGE.read_text(), re.MULTILINE)
-    assert [int(number) for number in numbers] == list(range(1, len(numbers) + 1))
-
-
-@pytest.mark.slow
-def test_every_object_says_what_it_is_with_an_example_that_runs(
-    folder: Path, operators: Connection
-) -> None:
-    page = sql_page.PAGE.read_text()
-    existing = objects(folder)
-    assert len(existing) >= 35 and existing == objects(folder, "gangline.duckdb")
-    live = duckdb.connect(str(folder / "gangline.duckdb"), read_only=True)
-    for name, comment in existing.items():
-        example = _EXAMPLE.search(comment)
-        assert example and name in example[1], (
-            f"{name}: its comment ends in no example: {comment!r}"
-        )
-        assert asked(operators, example[1]), f"{name}: its example shows nothing"
-        assert f"`{name}" in page, f"{name} is not in docs/sql.md"
-        live.execute(example[1]).fetchall()
-    live.close()
-
-
-def test_the_page_is_what_the_night_answers(folder: Path) -> None:
-    """Handwritten output showed columns that no longer exist; `make docs` writes the page."""
-    page = sql_page.PAGE.read_text()
-    queries = sql_page.queries(page)
-    assert len(queries) >= 20 and len(set(queries)) == len(queries)
-    assert len(queries) == page.count("$ gangline sql ")
-    assert sql_page.answered(page, sql_page.asking(folder)) == page, "run `make docs`"
-
-
 #: Findings that do not occur on a good night, nor in this one.
 NONE_TONIGHT = {
     "SELECT host, port, active, rate_gigabits_per_second FROM ops.ports WHERE NOT active OR rate_gigabits_per_second < 400",
     "SELECT host, device AS collector, outcome_state FROM latest.collector_10s WHERE outcome_state >= 2",
 }
-
-
-def test_no_example_of_the_page_is_empty(folder: Path) -> None:
-    """24 of 48 examples had no row on a newcomer's data; `gangline run --scenario night` plays this night."""
-    assert set(sql_page.empty(sql_page.PAGE.read_text(), folder)) == NONE_TONIGHT
-
-
 #: Question of the page -> text of the first row of its answer, by the faults that the night has.
 TRUTH = {
     1: night_before.DEAD, 9: night_before.SLOW, 11: night_before.SLOW, 13: "sim-004", 14: FLAPPING_HOST,
     17: night_before.SLOW, 21: "gpu.xid 94", 23: night_before.DEAD, 24: night_before.SLOW, 27: SILENT_HOST,
     30: WRONG_CLOCK_HOST, 38: night_before.DEAD, 40: night_before.DEAD,
 }  # fmt: skip
-
-
-def test_the_answers_of_the_page_are_true() -> None:
-    """Question 11 asks who is to blame, and put a waiting host on top."""
-    questions = re.split(r"^\*\*(\d+)\. ", sql_page.PAGE.read_text(), flags=re.MULTILINE)
-    first_rows = {
-        int(number): text.split("```\n$ gangline sql", 1)[1].splitlines()[2]
-        for number, text in zip(questions[1::2], questions[2::2], strict=True)
-        if int(number) in TRUTH
-    }
-    wrong = {number: row for number, row in first_rows.items() if TRUTH[number] not in row}
-    assert not wrong
-
-
-def test_no_example_names_a_moment(folder: Path) -> None:
-    """The night of `gangline run --scenario night` is tonight: a query about 2023 shows nothing of it."""
-    queries = sql_page.queries(sql_page.PAGE.read_text())
-    assert not [query for query in queries if re.search(r"\b20\d\d-", query)]
-
-
-def test_the_night_that_is_played_is_the_one_of_the_page() -> None:
-    """Names, job and GPUs of the page are those of `gangline run --scenario night`."""
-    played = NightWorld()
-    assert tuple(played.names) == night_before.HOSTS
-    assert played.affected_gpu("hbm") == (night_before.DEAD, night_before.BROKEN)
-    assert played.affected_gpu("thermal")[0] == night_before.SLOW
-    sent_events = [event for _ in range(2) for _, _, events in played.step(1.0) for event in events]
-    jobs = [event.attributes["job_id"] for event in sent_events if event.name == "gpu.process"]
-    assert sorted(jobs) == ["119", *["123"] * 64], "told once"
-    assert len({event.event_id for event in sent_events}) == len(sent_events)
-    hosts_sending = [name for name, blocks, _ in played.step(200.0) if blocks]
-    assert sorted({*played.names} - {*hosts_sending}) == [SILENT_HOST]
-
-
 NOBODY = "no host of this name has registered: SELECT host FROM ops.hosts lists them"
-
 #: Each view with its example's content: a query, and what it must say.
 SHOWN: list[tuple[str, Rows]] = [
     ("SELECT host, state FROM ops.worst(n := 1)", [{"host": "sim-000", "state": "UNHEALTHY"}]),
@@ -293,6 +184,109 @@ SHOWN: list[tuple[str, Rows]] = [
     ),
     ("SELECT ops.clock_reasons(4::UBIGINT) AS why", [{"why": "power cap"}]),
 ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("night")
+    with night(folder):
+        pass
+    return folder
+
+
+@pytest.fixture(scope="module")
+def operators(folder: Path) -> Iterator[Connection]:
+    """Its operators' file, as `gangline sql` opens it; once, as that takes longer than most queries."""
+    with sandbox.open_snapshot(folder / "operators.duckdb") as connection:
+        yield connection
+
+
+def objects(folder: Path, file: str = "operators.duckdb") -> dict[str, str]:
+    """Return ops.NAME, history.NAME -> comment of all views and macros; "" without a comment."""
+    with duckdb.connect(str(folder / file), read_only=True) as connection:
+        rows = connection.execute(
+            "SELECT schema_name || '.' || view_name, comment FROM duckdb_views() "
+            "WHERE schema_name IN ('ops', 'history') UNION ALL "
+            "SELECT schema_name || '.' || function_name, comment FROM duckdb_functions() "
+            "WHERE schema_name IN ('ops', 'history')"
+        ).fetchall()
+    return {name: comment or "" for name, comment in rows}
+
+
+def asked(connection: Connection, query: str) -> Rows:
+    names, rows = rows_of(connection, query)
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def test_each_question_of_the_page_has_a_number_of_its_own() -> None:
+    """Two questions had the number 41, and readers looked at the wrong one."""
+    numbers = re.findall(r"^\*\*(\d+)\. ", sql_page.PAGE.read_text(), re.MULTILINE)
+    assert [int(number) for number in numbers] == list(range(1, len(numbers) + 1))
+
+
+@pytest.mark.slow
+def test_every_object_says_what_it_is_with_an_example_that_runs(
+    folder: Path, operators: Connection
+) -> None:
+    page = sql_page.PAGE.read_text()
+    existing = objects(folder)
+    assert len(existing) >= 35 and existing == objects(folder, "gangline.duckdb")
+    live = duckdb.connect(str(folder / "gangline.duckdb"), read_only=True)
+    for name, comment in existing.items():
+        example = _EXAMPLE.search(comment)
+        assert example and name in example[1], (
+            f"{name}: its comment ends in no example: {comment!r}"
+        )
+        assert asked(operators, example[1]), f"{name}: its example shows nothing"
+        assert f"`{name}" in page, f"{name} is not in docs/sql.md"
+        live.execute(example[1]).fetchall()
+    live.close()
+
+
+def test_the_page_is_what_the_night_answers(folder: Path) -> None:
+    """Handwritten output showed columns that no longer exist; `make docs` writes the page."""
+    page = sql_page.PAGE.read_text()
+    queries = sql_page.queries(page)
+    assert len(queries) >= 20 and len(set(queries)) == len(queries)
+    assert len(queries) == page.count("$ gangline sql ")
+    assert sql_page.answered(page, sql_page.asking(folder)) == page, "run `make docs`"
+
+
+def test_no_example_of_the_page_is_empty(folder: Path) -> None:
+    """24 of 48 examples had no row on a newcomer's data; `gangline run --scenario night` plays this night."""
+    assert set(sql_page.empty(sql_page.PAGE.read_text(), folder)) == NONE_TONIGHT
+
+
+def test_the_answers_of_the_page_are_true() -> None:
+    """Question 11 asks who is to blame, and put a waiting host on top."""
+    questions = re.split(r"^\*\*(\d+)\. ", sql_page.PAGE.read_text(), flags=re.MULTILINE)
+    first_rows = {
+        int(number): text.split("```\n$ gangline sql", 1)[1].splitlines()[2]
+        for number, text in zip(questions[1::2], questions[2::2], strict=True)
+        if int(number) in TRUTH
+    }
+    wrong = {number: row for number, row in first_rows.items() if TRUTH[number] not in row}
+    assert not wrong
+
+
+def test_no_example_names_a_moment(folder: Path) -> None:
+    """The night of `gangline run --scenario night` is tonight: a query about 2023 shows nothing of it."""
+    queries = sql_page.queries(sql_page.PAGE.read_text())
+    assert not [query for query in queries if re.search(r"\b20\d\d-", query)]
+
+
+def test_the_night_that_is_played_is_the_one_of_the_page() -> None:
+    """Names, job and GPUs of the page are those of `gangline run --scenario night`."""
+    played = NightWorld()
+    assert tuple(played.names) == night_before.HOSTS
+    assert played.affected_gpu("hbm") == (night_before.DEAD, night_before.BROKEN)
+    assert played.affected_gpu("thermal")[0] == night_before.SLOW
+    sent_events = [event for _ in range(2) for _, _, events in played.step(1.0) for event in events]
+    jobs = [event.attributes["job_id"] for event in sent_events if event.name == "gpu.process"]
+    assert sorted(jobs) == ["119", *["123"] * 64], "told once"
+    assert len({event.event_id for event in sent_events}) == len(sent_events)
+    hosts_sending = [name for name, blocks, _ in played.step(200.0) if blocks]
+    assert sorted({*played.names} - {*hosts_sending}) == [SILENT_HOST]
 
 
 @pytest.mark.parametrize(("query", "rows"), SHOWN, ids=[query[:60] for query, _ in SHOWN])

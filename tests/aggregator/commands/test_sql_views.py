@@ -27,6 +27,62 @@ from tests.processes import GUARD_SECONDS
 
 pytestmark = pytest.mark.usefixtures("operators_files")
 
+#: The query of each view, and a cell of its first row.
+OPS = [
+    ("FROM ops.worst(n := 1)", "state", "UNHEALTHY"),
+    ("FROM ops.hosts", "host", "host-1"),
+    ("FROM ops.scores_now", "state", "UNHEALTHY"),
+    ("FROM ops.explain('host-1')", "reason", "XID_FATAL"),
+    ("FROM ops.freshness", "host", "host-1"),
+    ("FROM ops.heard", "host", "host-1"),
+    ("FROM ops.findings", "still_so", True),
+    ("FROM ops.aggregator", "figure", "breaker_open"),
+    ("FROM ops.aggregator_history('findings')", "rise_per_second", None),
+    ("FROM ops.faults", "code", 79),
+    ("FROM ops.gpu_history('GPU-0')", "power_watts", 1.0),
+    ("FROM ops.jobs", "job", "123"),
+    ("FROM ops.job(123)", "rank", 3),
+    ("FROM ops.gpu_processes", "source", "slurm"),
+    ("FROM ops.gpu_allocations", "other_processes_count", 1),
+    ("FROM ops.changed_last_hour", "host", "host-1"),
+    ("FROM latest.gpu_1s WHERE device = 'GPU-1'", "power_watts", 2.0),
+    ("SELECT ops.severity('UNHEALTHY') AS worst", "worst", 1),
+]
+REFUSED = [
+    ("DELETE FROM hosts", "SUMMARIZE is taken, not DELETE:"),
+    ("WITH gone AS (DELETE FROM hosts RETURNING *) FROM gone", ""),
+    ("EXPLAIN ANALYZE DELETE FROM hosts", "statements that write cannot be explained"),
+    ("CREATE TABLE mine (a INT)", "SUMMARIZE is taken, not CREATE:"),
+    ("COPY hosts TO 'hosts.csv'", "SUMMARIZE is taken, not COPY:"),
+    ("ATTACH 'other.duckdb'", "SUMMARIZE is taken, not ATTACH:"),
+    ("SET enable_external_access = true", "SUMMARIZE is taken, not SET:"),
+    ("INSTALL httpfs", "not INSTALL"),
+    ("-- tidy up\n/* now */ checkpoint", "not CHECKPOINT"),
+    (
+        "PRAGMA database_list; SELECT 1",
+        "VALUES, EXPLAIN, DESCRIBE, SHOW or SUMMARIZE is taken, not 2 statements",
+    ),
+    (";", "0 statements"),
+    (
+        "FROM read_csv('/etc/passwd')",
+        "line 1, column 6: the function read_csv in FROM is not allowed",
+    ),
+    ("FROM '/etc/passwd.csv'", "are not accessible"),
+    ("FROM '/etc/passwd'", "does not exist"),
+    ("SELEC 1", "syntax error"),
+    ("SELECT hots FROM ops.hosts", "hint: DESCRIBE"),
+    ("FROM ops.nothing", "hint: `gangline sql '\\d'` lists"),
+    ("FROM nosuch", "hint: `gangline sql '\\d'` lists"),
+    ("FROM ops.wurst", "hint: did you mean ops.worst?"),
+    ("FROM ops.worst", "hint: it is asked as FROM ops.worst(n); "),
+    ("DESCRIBE ops.explain", "hint: it is asked as FROM ops.explain(host_name); "),
+    ("FROM ops.hosts()", "hint: it is asked as FROM ops.hosts; "),
+    ("FROM history.by_prt('x')", "hint: did you mean history.by_part?"),
+    ("FROM latest.gpu_2s", "hint: did you mean"),
+]
+#: A process of its own that may not take more address space than this: a mistake must not end the machine.
+MEMORY_BYTES_MAX = 2 << 30
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -94,29 +150,6 @@ def _unhealthy(snapshot: Any) -> bool:
     return bool(snapshot and snapshot.hosts and snapshot.hosts[0].state.name == "UNHEALTHY")
 
 
-#: The query of each view, and a cell of its first row.
-OPS = [
-    ("FROM ops.worst(n := 1)", "state", "UNHEALTHY"),
-    ("FROM ops.hosts", "host", "host-1"),
-    ("FROM ops.scores_now", "state", "UNHEALTHY"),
-    ("FROM ops.explain('host-1')", "reason", "XID_FATAL"),
-    ("FROM ops.freshness", "host", "host-1"),
-    ("FROM ops.heard", "host", "host-1"),
-    ("FROM ops.findings", "still_so", True),
-    ("FROM ops.aggregator", "figure", "breaker_open"),
-    ("FROM ops.aggregator_history('findings')", "rise_per_second", None),
-    ("FROM ops.faults", "code", 79),
-    ("FROM ops.gpu_history('GPU-0')", "power_watts", 1.0),
-    ("FROM ops.jobs", "job", "123"),
-    ("FROM ops.job(123)", "rank", 3),
-    ("FROM ops.gpu_processes", "source", "slurm"),
-    ("FROM ops.gpu_allocations", "other_processes_count", 1),
-    ("FROM ops.changed_last_hour", "host", "host-1"),
-    ("FROM latest.gpu_1s WHERE device = 'GPU-1'", "power_watts", 2.0),
-    ("SELECT ops.severity('UNHEALTHY') AS worst", "worst", 1),
-]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["gangline.duckdb", "operators.duckdb"])
 def test_the_same_questions_of_both_files(store: Path, file: str) -> None:
@@ -142,40 +175,6 @@ def test_every_piece_of_evidence_shows_its_rows(store: Path) -> None:
         for (query,) in queries:
             names, _ = rows_of(connection, query)
             assert names
-
-
-REFUSED = [
-    ("DELETE FROM hosts", "SUMMARIZE is taken, not DELETE:"),
-    ("WITH gone AS (DELETE FROM hosts RETURNING *) FROM gone", ""),
-    ("EXPLAIN ANALYZE DELETE FROM hosts", "statements that write cannot be explained"),
-    ("CREATE TABLE mine (a INT)", "SUMMARIZE is taken, not CREATE:"),
-    ("COPY hosts TO 'hosts.csv'", "SUMMARIZE is taken, not COPY:"),
-    ("ATTACH 'other.duckdb'", "SUMMARIZE is taken, not ATTACH:"),
-    ("SET enable_external_access = true", "SUMMARIZE is taken, not SET:"),
-    ("INSTALL httpfs", "not INSTALL"),
-    ("-- tidy up\n/* now */ checkpoint", "not CHECKPOINT"),
-    (
-        "PRAGMA database_list; SELECT 1",
-        "VALUES, EXPLAIN, DESCRIBE, SHOW or SUMMARIZE is taken, not 2 statements",
-    ),
-    (";", "0 statements"),
-    (
-        "FROM read_csv('/etc/passwd')",
-        "line 1, column 6: the function read_csv in FROM is not allowed",
-    ),
-    ("FROM '/etc/passwd.csv'", "are not accessible"),
-    ("FROM '/etc/passwd'", "does not exist"),
-    ("SELEC 1", "syntax error"),
-    ("SELECT hots FROM ops.hosts", "hint: DESCRIBE"),
-    ("FROM ops.nothing", "hint: `gangline sql '\\d'` lists"),
-    ("FROM nosuch", "hint: `gangline sql '\\d'` lists"),
-    ("FROM ops.wurst", "hint: did you mean ops.worst?"),
-    ("FROM ops.worst", "hint: it is asked as FROM ops.worst(n); "),
-    ("DESCRIBE ops.explain", "hint: it is asked as FROM ops.explain(host_name); "),
-    ("FROM ops.hosts()", "hint: it is asked as FROM ops.hosts; "),
-    ("FROM history.by_prt('x')", "hint: did you mean history.by_part?"),
-    ("FROM latest.gpu_2s", "hint: did you mean"),
-]
 
 
 @pytest.mark.slow
@@ -261,10 +260,6 @@ def test_a_table_with_more_columns_than_the_terminal_has_room_for() -> None:
     assert left_out.startswith("no room for 1 more: labels (all: ")
     assert len(sql_output.table(_answer(names, rows), 0).splitlines()) == 3
     assert sql_output.table(pa.table({"text": ["x" * 99]}), 10).splitlines()[1] == "x" * 9 + "…"
-
-
-#: A process of its own that may not take more address space than this: a mistake must not end the machine.
-MEMORY_BYTES_MAX = 2 << 30
 
 
 def _run(store: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:

@@ -17,6 +17,12 @@ from gangline.aggregator.commands.terminal import (
 )
 from gangline.contract.wire import score_pb2
 
+ROWS = [
+    ("NAME", "GPUS", "WHY"),
+    ("a\x1b[31m", "8", "one two three four five six seven"),
+    ("b", "16", "-"),
+]
+
 
 class Terminal(io.StringIO):
     """Somebody looks at it."""
@@ -72,13 +78,6 @@ def test_lines_in_a_log() -> None:
 def test_nothing_beside_json() -> None:
     """`--json` is for programs."""
     assert told(Terminal(), quiet=True) == ""
-
-
-ROWS = [
-    ("NAME", "GPUS", "WHY"),
-    ("a\x1b[31m", "8", "one two three four five six seven"),
-    ("b", "16", "-"),
-]
 
 
 def test_a_table_in_a_pipe_is_for_programs() -> None:

@@ -54,6 +54,10 @@ ENTRY = Entry(
 STANDS = {"gangline_a1": NodeHold("gangline_a1", frozenset(["n1"]), NOW + 600)}
 JOB = ScheduledJob("7", "RUNNING", frozenset(["n1", "n2"]), may_requeue=True, started=NOW - 100)
 
+OUT = Node("n1", "IDLE+DRAIN", "bad fan", out="DRAIN: bad fan", may_drain=False)
+OURS = Node("n1", "IDLE+DRAIN", "gangline:v1;act=drain;adv=a1", out="DRAIN", is_managed=True)
+LATER = replace(DONE, expires=NOW + 900)
+
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> ExecutorLedger:
@@ -71,10 +75,6 @@ def situation(*advice: Advice, **more: object) -> Situation:
 
 def kinds(steps: list[Step]) -> list[str]:
     return [type(step).__name__ for step in steps]
-
-
-OUT = Node("n1", "IDLE+DRAIN", "bad fan", out="DRAIN: bad fan", may_drain=False)
-OURS = Node("n1", "IDLE+DRAIN", "gangline:v1;act=drain;adv=a1", out="DRAIN", is_managed=True)
 
 
 @pytest.mark.parametrize(
@@ -135,9 +135,6 @@ def test_what_is_set(
         assert step.reason == f"gangline:v1;act={act};cause=xid_fatal;ttl=600;adv=a1"
     else:
         assert mark == HOLD and step.hold == advice.hold_name
-
-
-LATER = replace(DONE, expires=NOW + 900)
 
 
 @pytest.mark.parametrize(

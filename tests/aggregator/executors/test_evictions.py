@@ -46,6 +46,10 @@ ENTRY = Entry(
 JOB = ScheduledJob("7", "RUNNING", frozenset(["n1", "n2"]), may_requeue=True, started=NOW - 100)
 ELSEWHERE = replace(JOB, nodes=frozenset(["n2", "n3"]), restarts=1, started=NOW - 1)
 
+WAITING = replace(
+    JOB, state="PENDING", nodes=frozenset(), restarts=1, waits_for_begin_time=True, begins=NOW + 120
+)  # fmt: skip
+
 
 class World:
     """A node under EVICT_NOW that a test changes, and the executor's decisions about it."""
@@ -203,11 +207,6 @@ def test_a_job_that_continues_with_spares_is_not_ended_twice() -> None:
     world.carry_out(step)
     (answer,) = world.decide()
     assert isinstance(answer, Answer) and "continues with its spare nodes" in answer.why
-
-
-WAITING = replace(
-    JOB, state="PENDING", nodes=frozenset(), restarts=1, waits_for_begin_time=True, begins=NOW + 120
-)  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,8 @@ FILTER, PRIORITIZE = "/extender/v1/filter", "/extender/v1/prioritize"
 POD = {"metadata": {"name": "train-0", "namespace": "ml"}}
 NODES = [mirror_node("n1"), mirror_node("n2", 1), mirror_node("n3", 2), mirror_node("n4", 3), mirror_node("n5", 3, ready=False)]  # fmt: skip
 
+GO = b'{"Pod":%s,"Nodes":null,"NodeNames":[%s]}'
+
 
 @pytest.fixture
 def mirror(tmp_path: Path) -> Path:
@@ -143,9 +145,6 @@ def test_whole_nodes_are_answered_as_whole_nodes(served: ServedExtender) -> None
     assert list(answer["FailedNodes"]) == ["n5"]
     scores = served.post(PRIORITIZE, {"Pod": POD, "Nodes": {"items": items}})
     assert scores == [{"Host": "n1", "Score": 10}, {"Host": "n5", "Score": 0}]
-
-
-GO = b'{"Pod":%s,"Nodes":null,"NodeNames":[%s]}'
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,8 @@ from tests.kubernetes_cluster import (
 
 REAL = pytest.mark.skipif(not has_kubernetes(), reason=MISSING)
 
+NO_JOB = ScheduledJob("", "PENDING")
+
 
 @pytest.fixture(params=["fake_cluster", pytest.param("real_cluster", marks=REAL)])
 def cluster(request: pytest.FixtureRequest) -> UsedCluster:
@@ -252,9 +254,6 @@ def test_a_pod_that_the_watch_does_not_show_yet_is_seen_behind_the_hold(
         assert not site.kubernetes.read_jobs().get(f"{NAMESPACE}/job/{job}", NO_JOB).nodes
         succeed(site, hold(6, node, evict=True))
         assert site.kubernetes.read_jobs()[f"{NAMESPACE}/job/{job}"].nodes == {node}
-
-
-NO_JOB = ScheduledJob("", "PENDING")
 
 
 @contextmanager

@@ -54,6 +54,11 @@ NOW = 1_800_000_000.0
 LOG = "/logs/train_cycle0.log"
 NEXT_LOG = "/logs/train_cycle1.log"
 
+#: Job 7 of the tests runs on n1 (127.0.0.1) and others; job 666, of another user, on n8, which is broken.
+HOME, HOSTILE, STRANGER = "127.0.0.1", "127.0.0.66", "127.0.0.9"
+FOREIGN = (403, f"job_id: the address {HOSTILE} is of no host of job 7")
+TAKEN = (409, "log_path: it is the log of another job")
+
 
 def job(name: str, *nodes: str, **fields: Any) -> ScheduledJob:
     return ScheduledJob(
@@ -401,10 +406,6 @@ def test_a_log_is_of_the_one_job_that_it_can_be_of() -> None:
     assert job_of_log(seen(state(job("ml/llm", "n1"))), "/logs/llm/out") == "ml/llm"
 
 
-#: Job 7 of the tests runs on n1 (127.0.0.1) and others; job 666, of another user, on n8, which is broken.
-HOME, HOSTILE, STRANGER = "127.0.0.1", "127.0.0.66", "127.0.0.9"
-
-
 def resolve(name: str) -> list[str]:
     if name not in ("n1", "n2"):
         raise OSError("no such name")
@@ -528,10 +529,6 @@ def claim(server: AttributionServer, log: str, job: str, client: str) -> tuple[i
 def verdict_for(server: AttributionServer, log: str, client: str) -> tuple[str, str]:
     _, answer = ask(server, "GET", f"/logs?log_path={log}", None, client)
     return answer["recommendation"]["action"], answer["recommendation"]["reason"]
-
-
-FOREIGN = (403, f"job_id: the address {HOSTILE} is of no host of job 7")
-TAKEN = (409, "log_path: it is the log of another job")
 
 
 def test_a_claim_needs_an_address_of_the_job(server: AttributionServer) -> None:

@@ -33,6 +33,26 @@ NODES = [
 ]  # fmt: skip
 GROUP = {"id": "e413", "name": "train", "state": "CREATED", "nodes": ["aa", "bb"], "gpus": 8.0}
 
+CLUSTER = """
+import sys
+import ray
+from ray.cluster_utils import Cluster
+from ray.util.placement_group import placement_group
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "node_name": "head"})
+for name in ("n1", "n2", "n3"):
+    cluster.add_node(num_cpus=2, node_name=name, labels={"gangline.io/bucket": "0"})
+ray.init(address=cluster.address, log_to_driver=False)
+group = placement_group([{"CPU": 2}, {"CPU": 2}], strategy="STRICT_SPREAD", name="train")
+ray.get(group.ready(), timeout=60)
+print("READY", cluster.address, flush=True)
+sys.stdin.readline()
+ray.util.remove_placement_group(group)
+print("REMOVED", flush=True)
+sys.stdin.readline()
+ray.shutdown()
+cluster.shutdown()
+"""
+
 
 class FakeHelper:
     def __init__(self, **fields: Any) -> None:
@@ -131,27 +151,6 @@ def test_the_label_at_start(tmp_path: Path) -> None:
 def test_wrong_usage_of_the_helper() -> None:
     done = subprocess.run(["python3", HELPER, "state"], capture_output=True, text=True, check=False, timeout=GUARD_SECONDS)  # fmt: skip
     assert (done.returncode, "labels [FILE [HOST]]" in done.stderr) == (2, True)
-
-
-CLUSTER = """
-import sys
-import ray
-from ray.cluster_utils import Cluster
-from ray.util.placement_group import placement_group
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "node_name": "head"})
-for name in ("n1", "n2", "n3"):
-    cluster.add_node(num_cpus=2, node_name=name, labels={"gangline.io/bucket": "0"})
-ray.init(address=cluster.address, log_to_driver=False)
-group = placement_group([{"CPU": 2}, {"CPU": 2}], strategy="STRICT_SPREAD", name="train")
-ray.get(group.ready(), timeout=60)
-print("READY", cluster.address, flush=True)
-sys.stdin.readline()
-ray.util.remove_placement_group(group)
-print("REMOVED", flush=True)
-sys.stdin.readline()
-ray.shutdown()
-cluster.shutdown()
-"""
 
 
 class RaySite(Site):

@@ -40,6 +40,21 @@ from gangline.aggregator.slurm_text import parse_reason
 
 NODE = "NodeName=gpu1 Arch=x86_64 OS=Linux 6.1 #1 SMP  RealMemory=100 Boards=1 State={state} ThreadsPerCore=1 Partitions=main{reason}\n"
 
+#: Names of node states and flags of Slurm 20.11 to 25.05, long and short, by their meaning.
+OUT = "DRAIN DRAINED DRAINING drain drng FAIL FAILING fail failg MAINT MAINTENANCE maint IDLE$ mix$ DOWN$"
+DOWN = (
+    "DOWN down ERROR ERR err FUTURE FUTR futr UNKNOWN UNK unk INVAL inval INVALID_REG POWER_DOWN pow_dn POWERED_DOWN "
+    "POWERING_DOWN POWER_DRAIN REBOOT boot REBOOT_REQUESTED REBOOT_ISSUED IDLE~ idle! MIXED% ALLOC@ IDLE^ DOWN*"
+)
+BUSY = "COMPLETING comp BLOCKED block PERFCTRS npc POWERING_UP POWER_UP pow_up idle# IDLE+COMPLETING IDLE+BLOCKED"
+FREE = (
+    "IDLE idle MIXED mix ALLOCATED alloc ALLOCATED+ RESERVED resv PLANNED plnd IDLE- CLOUD DYNAMIC_NORM DYNAMIC_FUTURE "
+    "EXTERNAL RESUME UNDRAIN CANCEL_REBOOT REBOOT_CANCEL IDLE+CLOUD+DYNAMIC_NORM+RESERVED+PLANNED"
+)
+LINE = "{number}|{shown}|{state}|2|2026-11-28T01:00:00|NONE|2026-11-28T00:59:00|gres:gpu:h100:4|{nodes}\n"
+COUNT = "{number}              0               1               2026-11-28T00:59:00\n"
+NOW = time.mktime(time.strptime("2026-11-28T01:30:00", "%Y-%m-%dT%H:%M:%S"))
+
 
 @pytest.mark.parametrize(
     ("state", "reason", "out", "down", "managed", "responding"),
@@ -73,19 +88,6 @@ def test_states_of_nodes(
     assert (node.out, node.down, node.is_managed, node.is_responding) == (
         out, down, managed, responding,
     )  # fmt: skip
-
-
-#: Names of node states and flags of Slurm 20.11 to 25.05, long and short, by their meaning.
-OUT = "DRAIN DRAINED DRAINING drain drng FAIL FAILING fail failg MAINT MAINTENANCE maint IDLE$ mix$ DOWN$"
-DOWN = (
-    "DOWN down ERROR ERR err FUTURE FUTR futr UNKNOWN UNK unk INVAL inval INVALID_REG POWER_DOWN pow_dn POWERED_DOWN "
-    "POWERING_DOWN POWER_DRAIN REBOOT boot REBOOT_REQUESTED REBOOT_ISSUED IDLE~ idle! MIXED% ALLOC@ IDLE^ DOWN*"
-)
-BUSY = "COMPLETING comp BLOCKED block PERFCTRS npc POWERING_UP POWER_UP pow_up idle# IDLE+COMPLETING IDLE+BLOCKED"
-FREE = (
-    "IDLE idle MIXED mix ALLOCATED alloc ALLOCATED+ RESERVED resv PLANNED plnd IDLE- CLOUD DYNAMIC_NORM DYNAMIC_FUTURE "
-    "EXTERNAL RESUME UNDRAIN CANCEL_REBOOT REBOOT_CANCEL IDLE+CLOUD+DYNAMIC_NORM+RESERVED+PLANNED"
-)
 
 
 @pytest.mark.parametrize(
@@ -165,11 +167,6 @@ def test_a_host_list_that_cannot_be_read_hides_no_other_job(listed: str) -> None
     assert jobs["8"].nodes == {"a", "b"} and not jobs["8"].problem
     text = f"ReservationName=odd EndTime=x Nodes={listed} State=ACTIVE x\nReservationName=good EndTime=x Nodes=n1 State=ACTIVE x\n"
     assert parse_reservations(text)["good"].nodes == {"n1"}
-
-
-LINE = "{number}|{shown}|{state}|2|2026-11-28T01:00:00|NONE|2026-11-28T00:59:00|gres:gpu:h100:4|{nodes}\n"
-COUNT = "{number}              0               1               2026-11-28T00:59:00\n"
-NOW = time.mktime(time.strptime("2026-11-28T01:30:00", "%Y-%m-%dT%H:%M:%S"))
 
 
 def test_jobs_and_their_parts() -> None:

@@ -48,6 +48,29 @@ from tests.torchft_rig import StandInRig, TorchftRig, status_page, torchft_rig
 #: Both on this machine; a loopback address belongs to no node.
 REPLICAS = {"train_0:aaaa": "localhost", "train_1:bbbb": "127.0.0.1"}
 
+NOW = 10_000.0
+ADVICE = Advice(
+    "a1", "a1-2", "EVICT_NOW", "ACCEPTED", "n1", reason="XID 79", owner="me", token=5, expires=NOW + 600, lease_until=NOW + 600,
+)  # fmt: skip
+ENTRY = Entry(
+    "a1",
+    "n1",
+    "EVICT_NOW",
+    "me",
+    5,
+    NOW - 1,
+    NOW + 600,
+    HOLD,
+    "gangline_a1_evict",
+    SET,
+    NOW,
+    NOW + 600,
+)
+STATE = SchedulerState(
+    {"n1": Node("n1", "IDLE")},
+    holds={"gangline_a1_evict": NodeHold("gangline_a1_evict", frozenset(["n1"]), NOW + 600)},
+)
+
 
 @pytest.fixture(params=[False, True], ids=["stand-in", "real"], scope="module")
 def fleet(request: pytest.FixtureRequest) -> Iterator[TorchftRig]:
@@ -80,30 +103,6 @@ def test_an_eviction_ends_the_replica_on_the_node_alone(fleet: TorchftRig, tmp_p
         assert rig.exported.count("KillReplicas") == 1
     if isinstance(fleet, StandInRig):
         assert fleet.requests == [("train_0:aaaa", kill_request(f"gangline: {advisory.name}"))]
-
-
-NOW = 10_000.0
-ADVICE = Advice(
-    "a1", "a1-2", "EVICT_NOW", "ACCEPTED", "n1", reason="XID 79", owner="me", token=5, expires=NOW + 600, lease_until=NOW + 600,
-)  # fmt: skip
-ENTRY = Entry(
-    "a1",
-    "n1",
-    "EVICT_NOW",
-    "me",
-    5,
-    NOW - 1,
-    NOW + 600,
-    HOLD,
-    "gangline_a1_evict",
-    SET,
-    NOW,
-    NOW + 600,
-)
-STATE = SchedulerState(
-    {"n1": Node("n1", "IDLE")},
-    holds={"gangline_a1_evict": NodeHold("gangline_a1_evict", frozenset(["n1"]), NOW + 600)},
-)
 
 
 def situation(advice: Advice = ADVICE, *, kills: bool = True) -> Situation:

@@ -46,6 +46,14 @@ WELL = {
 
 Sick = Callable[[float], dict[str, float]]
 
+#: Harmless figures near an alarm, which belong to another figure.
+NEAR: dict[str, dict[str, float]] = {
+    "aggregator.not_storing": {"failed_commits": 3.0},
+    "aggregator.receipt_loss": {"silent_hosts": 50.0},
+    "aggregator.history_late": {"history_waiting": 200.0, "history_turn_age_seconds": 899.0},
+    "aggregator.descriptors": {"descriptors_max": -1.0},
+}
+
 
 def _as(name: str, **also: float) -> Sick:
     return lambda value: {name: value, **also}
@@ -70,13 +78,6 @@ BOUNDS: dict[str, tuple[Sick, float, float, float, float]] = {
     "aggregator.descriptors": (_as("open_descriptors", descriptors_max=1.0), 0.85, 0.75, 0, 60),
     "aggregator.hosts": (_as("hosts_ratio"), 0.95, 0.90, 0, 60),
 }  # fmt: skip
-#: Harmless figures near an alarm, which belong to another figure.
-NEAR: dict[str, dict[str, float]] = {
-    "aggregator.not_storing": {"failed_commits": 3.0},
-    "aggregator.receipt_loss": {"silent_hosts": 50.0},
-    "aggregator.history_late": {"history_waiting": 200.0, "history_turn_age_seconds": 899.0},
-    "aggregator.descriptors": {"descriptors_max": -1.0},
-}
 
 
 def test_every_alarm_is_provoked_here() -> None:

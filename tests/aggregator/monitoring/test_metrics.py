@@ -33,6 +33,13 @@ from tests.processes import GUARD_SECONDS
 
 RULES = Path(__file__).parents[3] / "packaging/prometheus/gangline.rules.yml"
 
+TCP = b"""  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:1DB0 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1
+   1: 0100007F:1DB0 0100007F:D2A4 01 00000000:00000000 00:00000000 00000000     0        0 2 1
+   2: 0100007F:D2A4 0100007F:1DB0 01 00000000:00000000 00:00000000 00000000     0        0 3 1
+   3: 0100007F:1DB0 0100007F:D2A6 06 00000000:00000000 00:00000000 00000000     0        0 4 1
+"""
+
 
 def scraped(port: int, accept: str = "") -> str:
     request = urllib.request.Request(
@@ -203,14 +210,6 @@ def test_what_cannot_be_read_is_left_out_not_zero(tmp_path: Path) -> None:
     seen = probes.read_resource_usage(tmp_path / "gone", {1}, 0, proc=tmp_path)
     assert seen.disk_free_bytes is seen.database_bytes is seen.snapshot_age_seconds is None
     assert seen.memory_bytes is seen.descriptors is seen.connections is None
-
-
-TCP = b"""  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
-   0: 0100007F:1DB0 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1
-   1: 0100007F:1DB0 0100007F:D2A4 01 00000000:00000000 00:00000000 00000000     0        0 2 1
-   2: 0100007F:D2A4 0100007F:1DB0 01 00000000:00000000 00:00000000 00000000     0        0 3 1
-   3: 0100007F:1DB0 0100007F:D2A6 06 00000000:00000000 00:00000000 00000000     0        0 4 1
-"""
 
 
 def test_connections_are_those_established_to_our_port() -> None:

@@ -45,6 +45,17 @@ DEAF = f"SELECT {DEAF_CALL} FROM range(100)"
 
 Until = Callable[[Callable[[], Any]], Awaitable[Any]]
 
+_OWNER = """
+import asyncio, sys
+from pathlib import Path
+from tests.aggregator.query.asking import asked, ask
+async def way():
+    async with asked(Path(sys.argv[1])) as processes:
+        print(processes.fork_server_pid, flush=True)
+        await ask(processes, sys.argv[2])
+asyncio.run(way())
+"""
+
 
 def status(pid: int) -> dict[str, str]:
     lines = (line.partition(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
@@ -180,18 +191,6 @@ def test_a_dead_nursery_costs_only_what_ran(snapshot: Path, until: Until) -> Non
             assert processes.fork_server_pid != first
 
     asyncio.run(way())
-
-
-_OWNER = """
-import asyncio, sys
-from pathlib import Path
-from tests.aggregator.query.asking import asked, ask
-async def way():
-    async with asked(Path(sys.argv[1])) as processes:
-        print(processes.fork_server_pid, flush=True)
-        await ask(processes, sys.argv[2])
-asyncio.run(way())
-"""
 
 
 @pytest.mark.slow

@@ -29,6 +29,17 @@ from tests.aggregator.query.terminal import Terminal
 from tests.aggregator.query.test_processes import DEAF
 from tests.processes import GUARD_SECONDS
 
+VALUES = """
+SELECT NULL AS nothing, 'nan'::DOUBLE AS nan, 0.1::FLOAT AS f, sum(range) AS huge, 1.50::DECIMAL(9, 2) AS money,
+    TIMESTAMP '2026-11-20 03:00:00' AS at, TIMESTAMPTZ '2026-11-20 03:00:00+00' AS zoned,
+    TIMESTAMP_NS '2026-11-20 03:00:00.123456789' AS fine, INTERVAL '14 months 1 day 90 seconds' AS span,
+    INTERVAL 0 SECOND AS none, DATE '2026-11-20' AS day, 'x\\x00'::BLOB AS bytes, [1, NULL] AS list,
+    {'a': TIMESTAMP_NS '2026-11-20 03:00:00.123456789', 'b': INTERVAL 1 DAY} AS struct,
+    map {'k': [1]} AS map, 'e'::ENUM('e') AS enum, true AS yes, chr(27) || ']0;mine' || chr(7) AS bell,
+    chr(8238) AS turned
+FROM range(3)
+"""
+
 
 def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
@@ -220,18 +231,6 @@ def test_forms_by_name(asked: Asked, tmp_path: Path) -> None:
         assert (code, out) == (expected, b"") and message in err
     assert list(tmp_path.iterdir()) == [target]
     assert "ops.worst" in asked("\\d")[1].decode()
-
-
-VALUES = """
-SELECT NULL AS nothing, 'nan'::DOUBLE AS nan, 0.1::FLOAT AS f, sum(range) AS huge, 1.50::DECIMAL(9, 2) AS money,
-    TIMESTAMP '2026-11-20 03:00:00' AS at, TIMESTAMPTZ '2026-11-20 03:00:00+00' AS zoned,
-    TIMESTAMP_NS '2026-11-20 03:00:00.123456789' AS fine, INTERVAL '14 months 1 day 90 seconds' AS span,
-    INTERVAL 0 SECOND AS none, DATE '2026-11-20' AS day, 'x\\x00'::BLOB AS bytes, [1, NULL] AS list,
-    {'a': TIMESTAMP_NS '2026-11-20 03:00:00.123456789', 'b': INTERVAL 1 DAY} AS struct,
-    map {'k': [1]} AS map, 'e'::ENUM('e') AS enum, true AS yes, chr(27) || ']0;mine' || chr(7) AS bell,
-    chr(8238) AS turned
-FROM range(3)
-"""
 
 
 def test_every_kind_of_value_is_shown(snapshot: Path) -> None:

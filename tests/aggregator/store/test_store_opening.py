@@ -26,16 +26,15 @@ from gangline.contract.block import Block
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.processes import GUARD_SECONDS
 
-
-@pytest.fixture(scope="module", autouse=True)
-def stores_are_copied() -> None:
-    """Create stores as in service, instead of copying a template."""
-
-
 NOW_NS = 1_795_168_800 * 1_000_000_000  # 2026-11-20 10:00 UTC
 FRAMES = 12
 STORE, WAL, JOURNAL = "gangline.duckdb", "gangline.duckdb.wal", "events.journal"
 NOBODY = 65534
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stores_are_copied() -> None:
+    """Create stores as in service, instead of copying a template."""
 
 
 def open_store(folder: Path) -> Store:
