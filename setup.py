@@ -1,6 +1,9 @@
 """Compiles `ext/` on all cores; Cython's shared code, mostly memoryviews, is compiled only once."""
 
 import os
+import re
+import runpy
+from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import setup
@@ -9,6 +12,26 @@ from setuptools.command.build_ext import build_ext
 SHARED = "gangline.ext.cython_shared"
 #: Set to 1 to compile nothing: the extra `executor` needs no extension.
 WITHOUT = "GANGLINE_WITHOUT_EXTENSIONS"
+
+
+def write_nvml_lists(folder: Path) -> None:
+    """Write the lists of NVML's calls and readings that must agree by position, from one table each."""
+    symbols = {}
+    for name, struct in (("nvml", "Calls"), ("nvml_parts", "PartsCalls")):
+        declared = Path("ext", f"{name}_abi.pxd").read_text().split(f"cdef struct {struct}:")[1]
+        symbols[name] = tuple(re.findall(r"^    .+?\(\*(\w+)\)\(", declared, re.MULTILINE))
+        _write(folder / f"{name}_symbols.pxi", f"SYMBOLS = {symbols[name]!r}\n")
+    named = runpy.run_path("ext/nvml_readings.py")["NAMED"]
+    open_slot = symbols["nvml"].index("nvmlDeviceGetHandleByPciBusId_v2")
+    members = [*named.values(), "NAMED_COUNT", f"OPEN_SLOT = {open_slot}"]
+    _write(folder / "nvml_named.pxi", "cdef enum:\n    " + "\n    ".join(members) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    """Write *text* unless the file has it: a newer file would be compiled again."""
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
 
 
 class ByAllCores(build_ext):
@@ -22,10 +45,11 @@ class ByAllCores(build_ext):
         """
         if os.environ.get(WITHOUT):
             self.extensions = []
+        write_nvml_lists(Path(self.build_temp))
         translated = cythonize(
             self.extensions,
             build_dir=self.build_temp,
-            include_path=["ext"],
+            include_path=["ext", self.build_temp],
             shared_utility_qualified_name=SHARED,
         )
         for extension, to_c in zip(self.extensions, translated, strict=True):

@@ -38,42 +38,18 @@ cdef extern from "<dlfcn.h>" nogil:
 #: A driver's count is cut to this (the largest hosts have 16 GPUs).
 GPUS_MAX = 128
 
-#: In the order of `Calls` in nvml_abi.pxd; a test compares.
-SYMBOLS = (
-    "nvmlInitWithFlags", "nvmlInit_v2", "nvmlShutdown", "nvmlErrorString", "nvmlSystemGetDriverVersion",
-    "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByPciBusId_v2",
-    "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetSerial",
-    "nvmlDeviceGetFieldValues", "nvmlDeviceGetClockInfo", "nvmlDeviceGetMaxClockInfo",
-    "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons",
-    "nvmlDeviceGetPowerUsage", "nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetTotalEnergyConsumption",
-    "nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureThreshold",
-    "nvmlDeviceGetMarginTemperature", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetMemoryInfo",
-    "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetRemappedRows",
-    "nvmlDeviceGetCurrPcieLinkGeneration", "nvmlDeviceGetMaxPcieLinkGeneration",
-    "nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetMaxPcieLinkWidth", "nvmlDeviceGetPcieReplayCounter",
-    "nvmlDeviceGetPerformanceState", "nvmlDeviceGetComputeRunningProcesses_v3",
-    "nvmlDeviceGetApplicationsClock", "nvmlDeviceGetPowerManagementLimit",
-    "nvmlDeviceGetPowerManagementDefaultLimit", "nvmlDeviceGetPowerManagementLimitConstraints",
-    "nvmlDeviceGetEncoderUtilization", "nvmlDeviceGetDecoderUtilization", "nvmlDeviceGetJpgUtilization",
-    "nvmlDeviceGetOfaUtilization", "nvmlDeviceGetBAR1MemoryInfo", "nvmlDeviceGetViolationStatus",
-    "nvmlDeviceGetSramEccErrorStatus", "nvmlDeviceGetRowRemapperHistogram", "nvmlDeviceGetRepairStatus",
-    "nvmlDeviceGetUnrepairableMemoryFlag_v1", "nvmlDeviceGetEccMode", "nvmlDeviceGetMigMode",
-    "nvmlDeviceGetPersistenceMode", "nvmlDeviceGetComputeMode",
-    "nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts",
-)
+# SYMBOLS: the members of `Calls` in their order; setup.py writes the file from nvml_abi.pxd.
+include "nvml_symbols.pxi"
 #: Without these no GPU can be found or named: another library, or a driver older than 319.
 REQUIRED = (
     "nvmlInit_v2", "nvmlShutdown", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2",
     "nvmlDeviceGetHandleByPciBusId_v2", "nvmlDeviceGetPciInfo_v3",
 )
-if sizeof(Calls) != len(SYMBOLS) * sizeof(void *) or len(SYMBOLS) > 64:
-    raise ImportError("nvml: SYMBOLS and Calls disagree, or are more than NAMES")
+if len(SYMBOLS) > 64 or NAMED_COUNT > 64:
+    raise ImportError("nvml: more than 64 symbols or named readings")
 
-if FIELDS_MAX + ASKS_MAX != PACED_STEPS or PACED_STEPS + STEPS_MAX != PACED_BATCH or NAMED_COUNT > 64:
+if FIELDS_MAX + ASKS_MAX != PACED_STEPS or PACED_STEPS + STEPS_MAX != PACED_BATCH:
     raise ImportError("nvml: the slots of costs in nvml_pass.pxd disagree")
-if SYMBOLS[OPEN_SLOT] != "nvmlDeviceGetHandleByPciBusId_v2" or len(NAMED) != NAMED_COUNT:
-    raise ImportError("nvml: nvml_pass.pxd disagrees with SYMBOLS or NAMED")
-
 cdef Place **HERE = <Place **><uintptr_t>POINTER
 cdef const char *NAMES[64]
 _NAMES = [symbol.encode() for symbol in SYMBOLS]  # owns the bytes of NAMES
@@ -194,6 +170,7 @@ _SHAPES = {
 cdef tuple _OF_KINDS = (AS_UINT_OF_KIND, AS_LONG_OF_KINDS)
 #: Reading -> the type of its cells. Names are the catalog's columns of the GPU tables.
 READINGS = {row.name: float if row.is_float else int for row in ROWS}
+cdef tuple _NAMED = tuple(NAMED)
 cdef dict _INDEX = {name: i for i, name in enumerate(NAMED)}
 for _row in ROWS:
     _INDEX.setdefault(_row.name, len(_INDEX))
@@ -598,7 +575,7 @@ cdef class Sweep:
             found[name] = usual_microseconds(paced_call(p, FIELDS_MAX + at))
         for at in range(p.step_count):
             first = next(reading for reading in range(64) if p.step_readings[at] >> <unsigned int>reading & 1)
-            found[NAMED[first]] = usual_microseconds(paced_call(p, PACED_STEPS + at))
+            found[_NAMED[first]] = usual_microseconds(paced_call(p, PACED_STEPS + at))
         return {name: cost for name, cost in found.items() if cost}
 
     def run(self):

@@ -37,20 +37,10 @@ cdef enum:
 #: Larger memory sizes and counts are discarded as implausible; such counts are negative error codes.
 cdef uint64_t BYTES_MAX = <uint64_t>1 << 50, COUNT_MAX = <uint64_t>1 << 62
 
-#: In the order of `PartsCalls` in nvml_parts_abi.pxd, as a test checks.
-SYMBOLS = (
-    "nvmlDeviceGetFieldValues", "nvmlDeviceGetNvLinkState", "nvmlDeviceGetMigMode",
-    "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetUUID",
-    "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetGpuInstanceById",
-    "nvmlGpuInstanceGetInfo", "nvmlDeviceGetAttributes_v2", "nvmlDeviceGetMemoryInfo",
-    "nvmlDeviceGetMemoryErrorCounter", "nvmlDeviceGetComputeRunningProcesses_v3",
-    "nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3",
-    "nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetGpuFabricInfo", "nvmlDeviceGetSupportedEventTypes",
-    "nvmlDeviceRegisterEvents", "nvmlEventSetCreate", "nvmlEventSetWait_v2", "nvmlEventSetFree",
-    "nvmlSystemEventSetCreate", "nvmlSystemRegisterEvents", "nvmlSystemEventSetWait", "nvmlSystemEventSetFree",
-)
-if sizeof(PartsCalls) != len(SYMBOLS) * sizeof(void *) or len(SYMBOLS) > 64:
-    raise ImportError("nvml_parts: SYMBOLS and PartsCalls disagree, or are more than NAMES")
+# SYMBOLS: the members of `PartsCalls` in their order; setup.py writes the file from nvml_parts_abi.pxd.
+include "nvml_parts_symbols.pxi"
+if len(SYMBOLS) > 64:
+    raise ImportError("nvml_parts: more symbols than NAMES")
 
 #: Calls that list a GPU's processes: COMPUTE's first, then GRAPHICS', then MPS'.
 LIST_SYMBOLS = tuple(symbol for symbol in SYMBOLS if symbol.endswith("RunningProcesses_v3"))

@@ -35,27 +35,16 @@ cdef enum:
     MEASURE_EVERY_SWEEPS = 600
     #: A GPU counts as not answering when more than this many calls fail per value received.
     FAILED_PER_GIVEN_MIN = 4
-    #: Slot of nvmlDeviceGetHandleByPciBusId_v2 in Calls (nvml.pyx checks it).
-    OPEN_SLOT = 7
     #: A GPU is slow after this many consecutive passes over its time.
     SLOW_PASSES = 3
     #: A slow GPU is skipped for this many passes, and for twice as many each time, up to one minute.
     SKIP_PASSES = 8
     SKIP_PASSES_MAX = 480
 
-# Readings that have a call of their own shape. The other readings are numbered in the order of nvml.pyx.
-cdef enum:
-    TEMPERATURE, MARGIN, UTILIZATION, MEMORY_UTILIZATION
-    MEMORY_USED, MEMORY_FREE, MEMORY_TOTAL, MEMORY_RESERVED, BAR1_USED, BAR1_TOTAL
-    REMAPPED_CORRECTABLE, REMAPPED_UNCORRECTABLE, REMAP_PENDING, REMAP_FAILED
-    BANKS_MAX, BANKS_HIGH, BANKS_PARTIAL, BANKS_LOW, BANKS_NONE
-    SRAM_CORRECTED_VOLATILE, SRAM_PARITY_VOLATILE, SRAM_SECDED_VOLATILE
-    SRAM_CORRECTED_LIFETIME, SRAM_PARITY_LIFETIME, SRAM_SECDED_LIFETIME
-    SRAM_L2, SRAM_SM, SRAM_PCIE, SRAM_MCU, SRAM_OTHER, SRAM_THRESHOLD
-    SRAM_PLACES, SRAM_PLACES_ERRORS, SRAM_PARITY_PLACES
-    REPAIR_CHANNEL, REPAIR_TPC, UNREPAIRABLE, VIOLATION_CHECK, PROCESSES
-    CALLS_FAILED, SLOW_CALLS_FAILED, SETTINGS_CALLS_FAILED, LOST, ERROR_CODE
-    NAMED_COUNT
+# Readings that have a call of their own shape, NAMED_COUNT in all, and OPEN_SLOT, the slot of
+# nvmlDeviceGetHandleByPciBusId_v2 in Calls; setup.py writes the file from nvml_readings.py and nvml_abi.pxd. The other
+# readings are numbered in the order of nvml.pyx.
+include "nvml_named.pxi"
 
 # Signature of a call: (device, uint *), (device, kind, uint *), (device, ulonglong *), (device, uint *, uint *),
 # (device, kind, kind, ulonglong *).
