@@ -20,6 +20,7 @@ from typing import Protocol
 
 from ...contract.wire.telemetry_pb2 import RegisterNodeRequest
 from ..clock import Clock, SystemClock
+from .backoff import Backoff
 from .credentials import NO_CREDENTIALS, Credentials
 from .grpc_http2 import ClientSession
 from .http2 import SessionError
@@ -32,7 +33,6 @@ from .protocol import (
     TelemetryProtocol,
 )
 from .recording_uploads import RecordingUploads
-from .send_window import Backoff
 
 CONNECT_SECONDS_MAX = 5.0
 ERROR_CHARACTERS_MAX = 300

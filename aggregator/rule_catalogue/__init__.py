@@ -1,4 +1,10 @@
-"""The rules of the aggregator, and their consequences: counters in memory, findings, and faults."""
+"""The rules of the aggregator, and their consequences: counters in memory, findings, and faults.
+
+A row (ThresholdRule, RateRule) has its own threshold. The thresholds of a Rule with a function are above that function:
+lost, silent and unread hosts in `scoring/rules/agent.py`, clocks and heat in `clock.py`, retransmissions in `fabric.py`,
+gangs in `gang.py` and `gang_links.py`, and the statistics behind gangs in `fleet/gangs.py` and
+`fingerprints/stragglers.py`. `declared/thresholds.py` lists those that a site may change.
+"""
 
 from __future__ import annotations
 

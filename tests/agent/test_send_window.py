@@ -11,15 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.agent.spool.spool import Spool
-from gangline.agent.transport.send_window import (
-    BACKLOG_RATE_RATIO,
+from gangline.agent.transport.backoff import (
     BACKOFF_REFUSED_SECONDS,
     BACKOFF_SECONDS_MAX,
     BACKOFF_SECONDS_MIN,
-    LIVE_FRAMES_MAX,
     Backoff,
-    SendWindow,
 )
+from gangline.agent.transport.send_window import BACKLOG_RATE_RATIO, LIVE_FRAMES_MAX, SendWindow
 
 
 class Memory:
