@@ -94,8 +94,8 @@ from .service.score_messages import verdict_of
 from .service.score_process import ScoreProcess, ScoreProcessError
 from .service.telemetry import AdmissionControl, TelemetryService
 from .store.answer_journal import ANSWERS_FILE, AnswerJournal
-from .store.duckdb_file import folder_identity
 from .store.store import Store
+from .store.store_folder import folder_identity
 
 log = logging.getLogger(__name__)
 

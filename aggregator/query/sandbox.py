@@ -13,8 +13,8 @@ from typing import Any
 import duckdb
 
 from ..sql import quoted
-from ..store.duckdb_file import OPS_FILE
 from ..store.parquet import views
+from ..store.store_folder import OPS_FILE
 from .messages import SQL_BYTES_MAX
 
 # Functions that a query may call; all others are refused. Scalar functions, aggregates, window

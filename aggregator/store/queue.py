@@ -13,7 +13,6 @@ from ..config import AggregatorConfig
 from ..model import Finding, HostScore, Snapshot
 from . import rows as records
 from .decision_records import DecisionCommit
-from .duckdb_file import StoreError
 from .journal import StoredEvent
 from .rows import (
     NO_FOREIGN_SIGNALS,
@@ -24,6 +23,7 @@ from .rows import (
     OwnHealthReading,
     SnapshotScore,
 )
+from .store_folder import StoreError
 
 OnDurable = Callable[[int], None]
 

@@ -19,18 +19,11 @@ from typing import Any
 import duckdb
 
 from ..sql import quoted
-from .duckdb_file import (
-    CELLS_WAITING_MAX,
-    OPS_FILE,
-    NewFile,
-    cause,
-    new_file,
-    ops_script,
-    script,
-    wal_of,
-)
+from .duckdb_file import ops_script, script
 from .layout import BY_NAME, COLUMNS, LAYOUTS, definitions
+from .new_duckdb_file import CELLS_WAITING_MAX, NewFile, new_file
 from .parquet.rollup import rollup_view
+from .store_folder import OPS_FILE, cause, wal_of
 
 #: Maximum age of scores, their evidence, and cleared findings in the file.
 SCORES_SECONDS = 3600

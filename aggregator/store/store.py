@@ -23,22 +23,14 @@ from ..config import AggregatorConfig
 from ..metrics import Histogram
 from . import restored_state
 from .decision_records import DecisionLimits
-from .duckdb_file import (
-    JOURNAL_FILE,
-    STORE_FILE,
-    THREAD_NAME_PREFIX,
-    StoreError,
-    cause,
-    damaged_store_advice,
-    disk_failure_advice,
-    lock_folder,
-)
+from .duckdb_file import THREAD_NAME_PREFIX, damaged_store_advice, disk_failure_advice
 from .journal import EventJournal, StoredEvent
 from .parquet.history import History
 from .parquet.segment_store import StoreAccess
 from .queue import Pending, Queue
 from .snapshot_file import OpsFile
 from .snapshot_refresh import Refresh, RefreshCost, RequestFile
+from .store_folder import JOURNAL_FILE, STORE_FILE, StoreError, cause, lock_folder
 from .writer import Writer
 
 log = logging.getLogger(__name__)

@@ -22,27 +22,17 @@ from ..model import Finding
 from . import rows as records
 from .decision_records import DecisionLimits
 from .decisions import drop_old_decisions, put_decisions
-from .duckdb_file import (
-    BEFORE_SWAP,
-    Header,
-    MarkWriter,
-    StoreError,
-    loss_message,
-    open_store,
-    ops_script,
-    remove_leftovers,
-    remove_mark,
-    run_scripts,
-    script,
-    size_of,
-    wal_of,
-)
+from .duckdb_file import open_store, ops_script, script
+from .duckdb_header import Header
+from .durability_mark import MarkWriter, loss_message, remove_mark, size_of
 from .live_tables import HOUR_NS, LiveTables
 from .parquet.views import repair_rollup_views
 from .queue import Pending
 from .retention_clock import Anchor, RetentionClock
 from .rows import CommitBatch, HostFrame, HostMemory, HostRecord, batch
 from .snapshot_file import ADVICE_DAYS, OUTCOMES_DAYS
+from .store_folder import BEFORE_SWAP, StoreError, remove_leftovers, wal_of
+from .view_scripts import run_scripts
 
 #: Ranges kept per run. Beyond this the narrowest gap is closed, so that a host that skips sequences
 #: needs no more memory; a frame in that gap counts as received.

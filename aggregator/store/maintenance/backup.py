@@ -30,16 +30,16 @@ from ...durable_file import (
     write_new_file,
 )
 from ...model import gangline_version
-from .. import duckdb_file
+from .. import duckdb_file, duckdb_header
 from ..answer_journal import ANSWERS_FILE
-from ..duckdb_file import (
+from ..durability_mark import size_of
+from ..store_folder import (
     JOURNAL_FILE,
     STORE_FILE,
     STORE_VERSION_FILE,
     StoreError,
     cause,
     lock_folder,
-    size_of,
     wal_of,
 )
 from . import backup_files, verify
@@ -162,8 +162,8 @@ def open_stopped_store(data: Path) -> Iterator[ConsistentView]:
 def change_check(file: Path) -> Callable[[], None]:
     """Return a check that raises FileChangedError once *file* had a checkpoint or was replaced."""
 
-    def seen() -> tuple[int, duckdb_file.Header | None]:
-        return file.stat().st_ino, duckdb_file.read_header(file)
+    def seen() -> tuple[int, duckdb_header.Header | None]:
+        return file.stat().st_ino, duckdb_header.read_header(file)
 
     before = seen()
 

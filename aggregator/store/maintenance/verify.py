@@ -13,11 +13,12 @@ import duckdb
 
 from ...durable_file import CopyError
 from ...sql import quoted as sql_quoted
-from ..duckdb_file import CONNECTION_CONFIG, cause, migrations
+from ..duckdb_file import CONNECTION_CONFIG, migrations
 from ..layout import BY_NAME
 from ..parquet import segment_files
 from ..parquet.parquet_worker import HostRange, ranges
 from ..parquet.segment_files import RAW
+from ..store_folder import cause
 from . import backup_files
 
 # Duplicates are searched by spans of time, so that a year takes no more memory than a day. A frame

@@ -14,7 +14,7 @@ import pytest
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.ingest.frame_reader import read_frame
 from gangline.aggregator.store import snapshot_file as latest_module
-from gangline.aggregator.store.duckdb_file import NewFile
+from gangline.aggregator.store.new_duckdb_file import NewFile
 from gangline.aggregator.store.store import Store
 from gangline.contract import frame as frames
 from gangline.contract.block import Block

@@ -34,14 +34,7 @@ from gangline.aggregator.store.answer_journal import (
     AnswerRecord,
     parse_answers,
 )
-from gangline.aggregator.store.duckdb_file import (
-    BACKUP_HOLDS_FOLDER,
-    COMPACTED_FILE,
-    STORE_FILE,
-    StoreError,
-    folder_identity,
-    migrations,
-)
+from gangline.aggregator.store.duckdb_file import migrations
 from gangline.aggregator.store.live_tables import HOUR_NS
 from gangline.aggregator.store.maintenance import backup as backups
 from gangline.aggregator.store.maintenance import backup_files, compact, verify
@@ -56,6 +49,13 @@ from gangline.aggregator.store.maintenance.backup import (
 from gangline.aggregator.store.maintenance.restore import restore
 from gangline.aggregator.store.parquet.segment_files import RAW, ParquetSegment, record
 from gangline.aggregator.store.store import Store
+from gangline.aggregator.store.store_folder import (
+    BACKUP_HOLDS_FOLDER,
+    COMPACTED_FILE,
+    STORE_FILE,
+    StoreError,
+    folder_identity,
+)
 from gangline.contract.wire import admin_pb2
 from tests.aggregator.store.test_store_opening import event, put
 from tests.processes import GUARD_SECONDS

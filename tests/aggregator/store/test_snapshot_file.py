@@ -12,7 +12,7 @@ import duckdb
 import pytest
 
 from gangline.aggregator.scoring.evidence_sql import query_of
-from gangline.aggregator.store import duckdb_file, snapshot_file
+from gangline.aggregator.store import new_duckdb_file, snapshot_file
 from gangline.aggregator.store.layout import LAYOUTS
 from gangline.aggregator.store.queue import Pending
 from gangline.aggregator.store.rows import HostRecord
@@ -240,22 +240,22 @@ def test_no_table_is_in_memory_whole(live: Live, monkeypatch: pytest.MonkeyPatch
     """Ten thousand hosts with their links: for as long as the file was written the aggregator took as much again."""
     hosts, gpus, width = [f"h'{n:02}" for n in range(20)], 4, len(LAYOUTS["gpu_1s"].columns)
     monkeypatch.setattr(snapshot_file, "CELLS_AT_ONCE", 10 * width)
-    monkeypatch.setattr(duckdb_file, "CELLS_WAITING_MAX", 10 * width)
+    monkeypatch.setattr(new_duckdb_file, "CELLS_WAITING_MAX", 10 * width)
     pieces, put_down = list[int](), 0
-    came, down = snapshot_file.LatestTables._rows_since, duckdb_file.NewFile.checkpoint
+    came, down = snapshot_file.LatestTables._rows_since, new_duckdb_file.NewFile.checkpoint
 
     def spied(self: snapshot_file.LatestTables, table: str, some: str) -> Any:
         rows = came(self, table, some)
         pieces.append(rows.num_rows)
         return rows
 
-    def counted(self: duckdb_file.NewFile) -> None:
+    def counted(self: new_duckdb_file.NewFile) -> None:
         nonlocal put_down
         put_down += 1
         down(self)
 
     monkeypatch.setattr(snapshot_file.LatestTables, "_rows_since", spied)
-    monkeypatch.setattr(duckdb_file.NewFile, "checkpoint", counted)
+    monkeypatch.setattr(new_duckdb_file.NewFile, "checkpoint", counted)
     for host in hosts:
         live.register(host, gpus)
     told = dict[str, float]()
@@ -321,11 +321,13 @@ def test_what_has_no_room_in_memory_stays_in_the_data_folder(
 ) -> None:
     """The service ran in `/`: what DuckDB had no memory for was to go into `/.tmp`, and no file was written."""
     monkeypatch.setattr(
-        duckdb_file, "_NEW_FILE_CONFIG", duckdb_file._NEW_FILE_CONFIG | {"memory_limit": "10MB"}
+        new_duckdb_file,
+        "_NEW_FILE_CONFIG",
+        new_duckdb_file._NEW_FILE_CONFIG | {"memory_limit": "10MB"},
     )
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    with duckdb_file.new_file(tmp_path / "new.duckdb") as file:
+    with new_duckdb_file.new_file(tmp_path / "new.duckdb") as file:
         file.connection.execute("CREATE TEMP TABLE much AS FROM range(3_000_000)")
         file.begin()
         assert list((tmp_path / "spill-operators").iterdir())

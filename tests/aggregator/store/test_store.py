@@ -15,12 +15,12 @@ from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.ingest.frame_reader import read_frame
 from gangline.aggregator.model import Finding
 from gangline.aggregator.store import rows
-from gangline.aggregator.store.duckdb_file import StoreError
 from gangline.aggregator.store.journal import StoredEvent
 from gangline.aggregator.store.live_tables import HOUR_NS, LiveTables
 from gangline.aggregator.store.queue import Pending
 from gangline.aggregator.store.rows import HostRecord
 from gangline.aggregator.store.store import Store
+from gangline.aggregator.store.store_folder import StoreError
 from gangline.aggregator.store.writer import Writer
 from gangline.contract import frame as frames
 from gangline.contract.block import Block
