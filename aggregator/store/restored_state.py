@@ -20,8 +20,8 @@ from ..model import (
     Reason,
 )
 from .journal import StoredEvent
+from .retention_rules import OPEN_FINDING_EVENTS
 from .snapshot_file import REPEATED_EVENTS
-from .writer import OPEN_FINDING_EVENTS
 
 #: Text for findings that were cleared without an evaluation.
 NOT_REEVALUATED = "the aggregator restarted; what still holds is found again"
