@@ -23,18 +23,16 @@ from ..principal import NAME_FORM, is_name
 from ..store import durability_mark
 from ..store.durability_mark import size_of
 from ..store.maintenance import backup_files, verify
-from ..store.maintenance.backup import (
-    Backup,
-    BackupResult,
+from ..store.maintenance.backup import Backup, BackupResult, remove_all_but
+from ..store.maintenance.compact import compact
+from ..store.maintenance.consistent_view import (
     ConsistentView,
     change_check,
     in_use,
     no_store_message,
     open_stopped_store,
-    remove_all_but,
     why_no_migration,
 )
-from ..store.maintenance.compact import compact
 from ..store.maintenance.restore import RestoreResult, check_files, restore
 from ..store.maintenance.verify import VerifyReport
 from ..store.store import Store

@@ -16,8 +16,8 @@ from ..hazard.events import EventsError
 from ..hazard.models import ModelRegistry, TrainingResult
 from ..permits import Permits
 from ..principal import Principal, current_principal
-from ..store.maintenance.backup import CheckpointHold, hold_checkpoints
 from ..store.maintenance.compact import CompactionResult, compact
+from ..store.maintenance.consistent_view import CheckpointHold, hold_checkpoints
 from ..store.store import Store
 from ..store.store_folder import StoreError
 from .idempotency import IdempotencyCache

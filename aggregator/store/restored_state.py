@@ -21,7 +21,7 @@ from ..model import (
 )
 from .journal import StoredEvent
 from .retention_rules import OPEN_FINDING_EVENTS
-from .snapshot_file import REPEATED_EVENTS
+from .table_copies import REPEATED_EVENTS
 
 #: Text for findings that were cleared without an evaluation.
 NOT_REEVALUATED = "the aggregator restarted; what still holds is found again"

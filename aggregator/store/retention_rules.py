@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from .host_days import DAY_US, HOST_DAYS_RETAINED, fill_host_days
 from .retention_clock import RetentionClock
-from .snapshot_file import ADVICE_DAYS, OUTCOMES_DAYS
+from .table_copies import ADVICE_DAYS, OUTCOMES_DAYS
 
 #: Retention of fingerprints of runs: a year and a margin.
 RUNS_RETAINED_DAYS = 400

@@ -23,6 +23,7 @@ from .decisions import drop_old_decisions, put_decisions
 from .duckdb_file import open_store, ops_script, script
 from .duckdb_header import Header
 from .durability_mark import MarkWriter, loss_message, remove_mark, size_of
+from .frame_rows import CommitBatch, HostFrame, batch
 from .host_days import DAY_US
 from .live_tables import HOUR_NS, LiveTables
 from .parquet.views import repair_rollup_views
@@ -30,7 +31,7 @@ from .queue import Pending
 from .received_ledger import Ledger, Run, SequenceRange, ranges_of
 from .retention_clock import Anchor, RetentionClock
 from .retention_rules import drop_old
-from .rows import CommitBatch, HostFrame, HostMemory, HostRecord, batch
+from .rows import HostMemory, HostRecord
 from .store_folder import BEFORE_SWAP, StoreError, remove_leftovers, wal_of
 from .view_scripts import run_scripts
 

@@ -10,8 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.store.maintenance import verify
-from gangline.aggregator.store.maintenance.verify import Duplicates, ReadingSource, spans
+from gangline.aggregator.store.maintenance import duplicate_readings
+from gangline.aggregator.store.maintenance.duplicate_readings import (
+    Duplicates,
+    ReadingSource,
+    spans,
+)
 
 HOUR_US = 3_600_000_000
 SOURCES = st.lists(
@@ -47,13 +51,13 @@ def test_a_year_is_looked_at_in_pieces_of_a_size() -> None:
     ]
     late = ReadingSource("late", True, 0, 8760 * HOUR_US - 1, 100_000)
     found = list(spans([*hours, late]))
-    assert max(len(span.sources) for span in found) <= 1 + verify.SPAN_ROWS // 40_000
+    assert max(len(span.sources) for span in found) <= 1 + duplicate_readings.SPAN_ROWS // 40_000
     assert len(found) < 8760 / 20
 
 
 def test_a_double_in_a_late_file_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A frame that came in again days later lies in another file than the first time."""
-    monkeypatch.setattr(verify, "SPAN_ROWS", 10)
+    monkeypatch.setattr(duplicate_readings, "SPAN_ROWS", 10)
     sources = []
     with duckdb.connect() as base:
         for number, begin in enumerate(
@@ -67,7 +71,7 @@ def test_a_double_in_a_late_file_is_found(monkeypatch: pytest.MonkeyPatch, tmp_p
             sources.append(
                 ReadingSource(str(path), True, begin * 1_000_000, (begin + 9) * 1_000_000, 10)
             )
-        found = list(verify.find_duplicates(base, "gpu_1s", sources, lambda *_: None))
+        found = list(duplicate_readings.find_duplicates(base, "gpu_1s", sources, lambda *_: None))
     assert len(found) > 2
     assert sum(one.rows for one in found if isinstance(one, Duplicates)) == 10
     assert {h for one in found if isinstance(one, Duplicates) for h in one.hosts} == {"a"}
@@ -77,7 +81,7 @@ def test_one_large_file_is_looked_at_by_its_hosts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """An hour of a fleet is one file of 288 million readings: at once they were 20 GB of spill on the store's disk."""
-    monkeypatch.setattr(verify, "SPAN_ROWS", 10)
+    monkeypatch.setattr(duplicate_readings, "SPAN_ROWS", 10)
     path = tmp_path / "hour.parquet"
     with duckdb.connect() as base:
         base.execute(
@@ -85,7 +89,7 @@ def test_one_large_file_is_looked_at_by_its_hosts(
             f"FROM range(30) AS r(n) ORDER BY ALL) TO '{path}'"
         )
         source = ReadingSource(str(path), True, 0, 2, 30)
-        found = list(verify.find_duplicates(base, "gpu_1s", [source], lambda *_: None))
+        found = list(duplicate_readings.find_duplicates(base, "gpu_1s", [source], lambda *_: None))
     spans_of_rows = [one for one in found if isinstance(one, Duplicates)]
     assert len(spans_of_rows) == len(found) > 2
     assert sum(one.rows for one in spans_of_rows) == 15

@@ -38,9 +38,8 @@ from gangline.aggregator.store.duckdb_file import migrations
 from gangline.aggregator.store.live_tables import HOUR_NS
 from gangline.aggregator.store.maintenance import backup as backups
 from gangline.aggregator.store.maintenance import backup_files, compact, verify
-from gangline.aggregator.store.maintenance.backup import (
-    Backup,
-    BackupResult,
+from gangline.aggregator.store.maintenance.backup import Backup, BackupResult
+from gangline.aggregator.store.maintenance.consistent_view import (
     FileChangedError,
     change_check,
     hold_checkpoints,

@@ -12,12 +12,13 @@ import duckdb
 import pytest
 
 from gangline.aggregator.scoring.evidence_sql import query_of
-from gangline.aggregator.store import new_duckdb_file, snapshot_file
+from gangline.aggregator.store import latest_tables, new_duckdb_file, snapshot_file
 from gangline.aggregator.store.layout import LAYOUTS
 from gangline.aggregator.store.queue import Pending
 from gangline.aggregator.store.rows import HostRecord
-from gangline.aggregator.store.snapshot_file import COPIES, OpsFile, TableCopy
+from gangline.aggregator.store.snapshot_file import OpsFile
 from gangline.aggregator.store.snapshot_refresh import pause_seconds
+from gangline.aggregator.store.table_copies import COPIES, TableCopy
 from gangline.aggregator.store.writer import Writer
 
 pytestmark = pytest.mark.usefixtures("operators_files")
@@ -207,7 +208,7 @@ def test_a_large_fleet_keeps_its_devices_for_a_minute(
 
 def test_what_there_is_no_room_for_is_said(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """A count over a table that was cut in silence is a wrong answer; this one says what it lacks."""
-    monkeypatch.setattr(snapshot_file, "CELLS_MAX", 100)
+    monkeypatch.setattr(latest_tables, "CELLS_MAX", 100)
     live.register("a", gpus=100)
     monkeypatch.setattr(
         snapshot_file, "COPIES", [c if c.table != "findings" else TableCopy("findings", 2, "since") for c in COPIES]
@@ -225,7 +226,7 @@ def test_what_there_is_no_room_for_is_said(live: Live, monkeypatch: pytest.Monke
         )
     live.write(after_seconds=0)
     assert live.left_out() == [
-        *(f"latest.{t}: all 100 rows" for t in LAYOUTS if snapshot_file._kind(t) == "gpu"),
+        *(f"latest.{t}: all 100 rows" for t in LAYOUTS if latest_tables._kind(t) == "gpu"),
         "findings: the newest 2 of 5 rows",
         "readings.gpu_1s: all but the last 100 s of 300 s",
         "readings.host_1s: all, 1,000 rows are 1.0 s",
@@ -239,12 +240,12 @@ def test_what_there_is_no_room_for_is_said(live: Live, monkeypatch: pytest.Monke
 def test_no_table_is_in_memory_whole(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand hosts with their links: for as long as the file was written the aggregator took as much again."""
     hosts, gpus, width = [f"h'{n:02}" for n in range(20)], 4, len(LAYOUTS["gpu_1s"].columns)
-    monkeypatch.setattr(snapshot_file, "CELLS_AT_ONCE", 10 * width)
+    monkeypatch.setattr(latest_tables, "CELLS_AT_ONCE", 10 * width)
     monkeypatch.setattr(new_duckdb_file, "CELLS_WAITING_MAX", 10 * width)
     pieces, put_down = list[int](), 0
-    came, down = snapshot_file.LatestTables._rows_since, new_duckdb_file.NewFile.checkpoint
+    came, down = latest_tables.LatestTables._rows_since, new_duckdb_file.NewFile.checkpoint
 
-    def spied(self: snapshot_file.LatestTables, table: str, some: str) -> Any:
+    def spied(self: latest_tables.LatestTables, table: str, some: str) -> Any:
         rows = came(self, table, some)
         pieces.append(rows.num_rows)
         return rows
@@ -254,7 +255,7 @@ def test_no_table_is_in_memory_whole(live: Live, monkeypatch: pytest.MonkeyPatch
         put_down += 1
         down(self)
 
-    monkeypatch.setattr(snapshot_file.LatestTables, "_rows_since", spied)
+    monkeypatch.setattr(latest_tables.LatestTables, "_rows_since", spied)
     monkeypatch.setattr(new_duckdb_file.NewFile, "checkpoint", counted)
     for host in hosts:
         live.register(host, gpus)

@@ -14,7 +14,7 @@ import pytest
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.ingest.frame_reader import read_frame
 from gangline.aggregator.model import Finding
-from gangline.aggregator.store import rows
+from gangline.aggregator.store import frame_rows, rows
 from gangline.aggregator.store.journal import StoredEvent
 from gangline.aggregator.store.live_tables import HOUR_NS, LiveTables
 from gangline.aggregator.store.queue import Pending
@@ -301,7 +301,7 @@ def test_what_cannot_be_stored_costs_no_other_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A frame that trips over a fault of ours: its host's alone is set aside, and the writer lives."""
-    honest = rows.batch
+    honest = frame_rows.batch
 
     def stumbles(of: Any) -> Any:
         if any(one.host == "poison" for one in of):
