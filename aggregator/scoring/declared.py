@@ -11,13 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..declared.fields import format_time
-from ..declared.model import (
-    Declared,
-    MaintenanceWindow,
-    Override,
-    rollout_message,
-)
+from ..declared.maintenance_windows import MaintenanceWindow
+from ..declared.model import Declared
+from ..declared.moments import format_time
+from ..declared.overrides import Override
+from ..declared.thresholds import rollout_message
 from ..fleet.fleet import Fleet
 from ..model import HealthState, HostScore, Reason
 from .results import Hosts

@@ -13,7 +13,7 @@ import numpy as np
 from ...contract.signals import BY_NAME
 from ...contract.xid.policy import Clears
 from ..counter_deltas import Floats, Indexes
-from ..declared.model import is_rolled_out, rollout_message
+from ..declared.thresholds import is_rolled_out, rollout_message
 from ..fleet.active_events import EventRecord
 from ..fleet.peers import PEERS_MIN
 from ..fleet.tables import FAST_SECONDS

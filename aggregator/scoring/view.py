@@ -83,7 +83,7 @@ class FleetView:
             return np.asarray(self.clock / self.fleet.activity.baseline_clock)
 
     def threshold(self, name: str) -> float:
-        """Return a threshold of the rules (`declared/model.py`), as it was declared."""
+        """Return a threshold of the rules (`declared/thresholds.py`), as it was declared."""
         self.requested_thresholds.add(name)
         return self.fleet.declared.threshold(name, before=self._uses_previous)
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from ...counter_deltas import Flags, Floats
 from ...declared.drift import Difference
-from ...declared.fields import format_time
-from ...declared.model import Expectation
+from ...declared.expectations import Expectation
+from ...declared.moments import format_time
 from ...rule_catalogue import agent as rules
 from ...sql import quoted
 from ..evidence_sql import timestamp_sql

@@ -22,8 +22,9 @@ from gangline.aggregator.advisories.advisory import (
 )
 from gangline.aggregator.advisories.observer import Observer
 from gangline.aggregator.advisories.state_machine import AdvisoryStateMachine
+from gangline.aggregator.declared.host_placement import HostPlacement
 from gangline.aggregator.declared.loader import DeclaredFile, parse_files
-from gangline.aggregator.declared.model import NOTHING, HostPlacement
+from gangline.aggregator.declared.model import NOTHING
 from gangline.aggregator.scoring.evaluate import Judgement, evaluate
 from gangline.aggregator.scoring.missing_readings import SettlingHost
 from tests.worlds import SECOND_NS, World

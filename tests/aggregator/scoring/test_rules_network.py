@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.aggregator.declared.model import NOTHING, HostPlacement
+from gangline.aggregator.declared.host_placement import HostPlacement
+from gangline.aggregator.declared.model import NOTHING
 from gangline.aggregator.fleet import gangs
 from gangline.aggregator.model import HealthState, Reason
 from gangline.aggregator.query import sandbox
