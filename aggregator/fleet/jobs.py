@@ -37,6 +37,9 @@ NAME_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     "systemd": ("user_unit", "unit"),
 }
 
+#: Manager of a job that only a scheduler reported.
+SCHEDULER = "scheduler"
+
 
 @dataclass(slots=True)
 class Job:
@@ -81,10 +84,6 @@ class ScheduledGang(NamedTuple):
     workload: str
     hosts: tuple[str, ...]
     gpus: int
-
-
-#: Manager of a job that only a scheduler reported.
-SCHEDULER = "scheduler"
 
 
 class Jobs:
@@ -314,3 +313,19 @@ def are_divided(devices: Devices, gpu_gang: Indexes, hosts: int) -> Flags:
     one_gang[devices.host[is_assigned]] = gpu_gang[is_assigned]
     divided[devices.host[is_assigned & (gpu_gang != one_gang[devices.host])]] = True
     return divided
+
+
+def jobs_of_hosts(jobs: Sequence[Job]) -> dict[int, frozenset[int]]:
+    """Return the indexes of jobs of several hosts on each host."""
+    result: dict[int, set[int]] = {}
+    for place, job in enumerate(jobs):
+        if len(job.gpus) > 1:
+            for host in job.gpus:
+                result.setdefault(host, set()).add(place)
+    return {host: frozenset(places) for host, places in result.items()}
+
+
+def with_inferred(jobs: list[Job], inferred: Sequence[Job]) -> list[Job]:
+    """Return *jobs*, and *inferred* jobs without a host that has a job of several hosts."""
+    named = {host for job in jobs if len(job.gpus) > 1 for host in job.gpus}
+    return jobs + [job for job in inferred if named.isdisjoint(job.gpus)]

@@ -19,7 +19,7 @@ from ...fingerprints.stragglers import medians, per_member
 from ..counter_deltas import Codes, Flags, Floats, Indexes
 from .activity import AT_LIMIT_SHARE
 from .devices import TopologySource
-from .gangs import GangComparison
+from .gang_comparison import GangComparison
 from .tables import DeviceTable
 
 # GPUs at their power limit: their clock depends on the density of their work, so they are compared
