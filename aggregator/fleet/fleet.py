@@ -22,20 +22,23 @@ from ..declared.model import NOTHING
 from ..declared.reported_inventory import ReportedInventory
 from ..model import AGGREGATOR_HOST, Finding
 from ..rule_catalogue import COUNTERS
-from .active_events import EVENTS as HANG_EVENTS
-from .active_events import ActiveEvents, EventTimes, Hangs
+from .active_events import ActiveEvents, EventTimes
 from .activity import Activity, GpuResets
 from .collector_status import CollectorStatuses
+from .device_identities import DeviceIdentities
 from .devices import Devices, PcieTopology
+from .ever_up import EverUp
 from .evictions import Evictions
 from .fault_isolation import FaultIsolation
 from .gangs import GangMonitor
+from .hangs import EVENTS as HANG_EVENTS
+from .hangs import Hangs
 from .inventory_cache import InventoryCache, device_of, driver_of
 from .jobs import EVENTS as JOB_EVENTS
 from .jobs import Jobs
 from .known_gpus import KnownGpus
 from .peers import PeerGroups
-from .tables import TRACKED_SIGNALS, DeviceIdentities, DeviceTable, EverUp
+from .tables import TRACKED_SIGNALS, DeviceTable
 
 log = logging.getLogger(__name__)
 

@@ -274,7 +274,9 @@ class GangMonitor:
             busy = means[BUSY]
             known = (np.isfinite(busy) | np.isfinite(means[USED])) & _is_reporting(fleet, now_ns)
             known &= ~self._changed_hosts  # their window includes another gang, or none
-            above = self._mean(fleet, watts - _loaded_watts_min(fleet))
+            above = self._mean(
+                fleet, watts - loaded_watts_min(fleet.tables["gpu_10s"], fleet.tables["gpu_60s"])
+            )
             works = medians(np.where(known, above, np.nan), gang, count) > 0.0
             shown = works & _enough_hosts_read(gang, known, count)
             group = np.where((per_member(shown.astype(np.float64), gang) > 0) & known, gang, -1)
@@ -486,10 +488,6 @@ class GangMonitor:
             busy_change=self._busy.hosts, gpu_change=self._busy.gpus, by_power=self._busy.by_power,
             gap_change=self._gap_changes.change(self._group, len(self.jobs)), gpu_limit_before=self._limit_before.copy(),
         )  # fmt: skip
-
-
-def _loaded_watts_min(fleet: Fleet) -> Floats:
-    return loaded_watts_min(fleet.tables["gpu_10s"], fleet.tables["gpu_60s"])
 
 
 def _is_reporting(fleet: Fleet, now_ns: int) -> Flags:

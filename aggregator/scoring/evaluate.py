@@ -14,7 +14,7 @@ from ..counter_deltas import Flags, Indexes
 from ..declared.model import ExchangeRates
 from ..fleet.collector_status import CollectorStatus
 from ..fleet.fleet import FINDINGS_MAX, Fleet
-from ..fleet.peers import slowest, speeds_of_hosts
+from ..fleet.relative_speeds import slowest, speeds_of_hosts
 from ..hazard.model import PRIOR, SPREAD_ASSUMED, HazardModel
 from ..model import Finding, HealthState, Reason, Snapshot
 from ..rule_catalogue import FAULTS, FINDING_RULES, PERSISTENT_RULES

@@ -11,7 +11,8 @@ import numpy as np
 from ..counter_deltas import Codes, Flags, Floats, Indexes, Times, Uint64s
 from ..fleet.devices import DEVICES_PER_HOST_MAX
 from ..fleet.fleet import Fleet
-from ..fleet.peers import Speeds, capped_below_limit, power_limited, relative_speeds
+from ..fleet.power_limits import capped_below_limit, power_limited
+from ..fleet.relative_speeds import Speeds, relative_speeds
 from ..fleet.tables import FAST_SECONDS, SLOW_SECONDS
 from ..model import SIMULATED_SILENT_SECONDS_MAX
 from ..sql import quoted

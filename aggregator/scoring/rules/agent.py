@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...counter_deltas import Flags
-from ...fleet.active_events import Hang
 from ...fleet.collector_status import BLIND, ERROR, HUNG
 from ...fleet.devices import DEVICES_PER_HOST_MAX
+from ...fleet.hangs import Hang
 from ...model import HealthState, Reason
 from ...rule_catalogue import agent as rules
 from ...rule_declaration import Rule

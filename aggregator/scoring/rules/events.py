@@ -13,7 +13,8 @@ import numpy as np
 from ....contract.xid.incidents import RECOVERY_XID, gravest
 from ....contract.xid.policy import SCOPES, Xid, XidAssessment, XidSeverity
 from ...counter_deltas import Indexes
-from ...fleet.active_events import LINK, EventRecord
+from ...fleet.active_events import EventRecord
+from ...fleet.event_interpretation import LINK
 from ...model import HealthState, Reason
 from ...rule_catalogue import events as rules
 from ...rule_declaration import EventKind, Rule
