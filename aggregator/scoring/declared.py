@@ -18,8 +18,9 @@ from ..declared.overrides import Override
 from ..declared.thresholds import rollout_message
 from ..fleet.fleet import Fleet
 from ..model import HealthState, HostScore, Reason
+from .hysteresis import RuleAndDevice, TrackedSymptom
 from .results import Hosts
-from .symptom import RuleAndDevice, Symptom, TrackedSymptom
+from .symptom import Symptom
 
 #: States not worth reporting next to a maintenance window.
 _QUIET = (HealthState.HEALTHY, HealthState.MAINTENANCE)

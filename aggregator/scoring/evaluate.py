@@ -22,7 +22,9 @@ from ..rule_catalogue.gang import SLOW, SLOW_GPU
 from . import missing_readings, rules
 from . import symptom as hysteresis
 from .declared import in_maintenance, without_noise
+from .detectors import RuleFunction, evaluate_with_rollout
 from .features import FaultHistory, OpenFaults, assemble
+from .hysteresis import RuleAndDevice, TrackedSymptom
 from .job_faults import JobFault, find_job_faults
 from .job_impact import GangWaits, component_speeds, find_waits
 from .missing_readings import (
@@ -51,7 +53,7 @@ from .score import (
     trained,
 )
 from .shared_faults import attribute_shared
-from .symptom import RuleAndDevice, RuleFunction, Symptom, TrackedSymptom, evaluate_with_rollout
+from .symptom import Symptom
 from .view import FleetView
 
 #: At this many findings only faults add new ones, so that many findings of other kinds (a counter

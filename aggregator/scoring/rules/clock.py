@@ -31,7 +31,8 @@ from ...model import HealthState
 from ...rule_catalogue import gpu as rules
 from ...rule_declaration import Rule
 from .. import evidence_sql
-from ..symptom import Symptom, detects, short
+from ..detectors import detects
+from ..symptom import Symptom, short
 from ..view import FleetView
 from .gang import members
 

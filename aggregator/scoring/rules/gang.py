@@ -37,7 +37,8 @@ from ...fleet.gangs import CHANGE_CPU, CHANGE_IO, CHANGE_STEAL, WINDOW_NS, WINDO
 from ...rule_catalogue import gang as rules
 from ...rule_declaration import Rule
 from ...sql import quoted
-from ..symptom import Symptom, detects
+from ..detectors import detects
+from ..symptom import Symptom
 from ..view import FleetView
 
 #: If more work is at least this share of the excess, the workload explains the excess.

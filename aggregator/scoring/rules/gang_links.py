@@ -24,7 +24,9 @@ from ...rule_catalogue import gang as rules
 from ...rule_catalogue import network as network_rules
 from ...rule_catalogue.host import NETWORK_COUNTS
 from ...sql import quoted
-from ..symptom import Symptom, TrackedSymptom, detects, row_detector, short
+from ..detectors import detects, row_detector
+from ..hysteresis import TrackedSymptom
+from ..symptom import Symptom, short
 from ..view import FleetView
 from .fabric import flapping_ports, ports_down, retransmitting_ports
 from .gang import HOSTS_MIN, HOSTS_SHOWN_MAX, settled
