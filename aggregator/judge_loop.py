@@ -34,8 +34,9 @@ from .monitoring.alarms import ALARMS
 from .reservations import Reservations
 from .runs.run_log import RunLog
 from .scoring.checkpoint import MemoryLog, restore
-from .scoring.evaluate import EVALUATED_FINDINGS, Judgement, evaluate
+from .scoring.evaluate import Judgement, evaluate
 from .scoring.features import FaultHistory
+from .scoring.findings import EVALUATED_FINDINGS
 from .scoring.score_rows import ScoreLog
 from .service.grpc_server import PLACEMENT, RECOVERY, SCORE, TELEMETRY
 from .service.score_process import ScoreProcess

@@ -1,4 +1,4 @@
-"""Symptoms of active events, with the SQL that shows the event."""
+"""Symptom of an active event, with the SQL that finds the event in the store."""
 
 from __future__ import annotations
 

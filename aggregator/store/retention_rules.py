@@ -15,7 +15,7 @@ RUNS_RETAINED_DAYS = 400
 #: companions.
 _JUDGED_WITHIN = "INTERVAL 1 MINUTE"
 #: Selects the `rowid` of events of open findings, by host, signal and device, since the finding
-#: began. Subjects are made in `scoring/evaluate.py`; the kernel names a GPU by its PCI address. All
+#: began. Subjects are made in `scoring/findings.py`; the kernel names a GPU by its PCI address. All
 #: codes of the device are included, because one may excuse another.
 OPEN_FINDING_EVENTS = f"""
 WITH open_findings AS (

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gangline.aggregator.model import HealthState, Reason
 from gangline.aggregator.rule_declaration import Rule
-from gangline.aggregator.scoring import symptom as hysteresis
+from gangline.aggregator.scoring import hysteresis
 from gangline.aggregator.scoring.hysteresis import RuleAndDevice, TrackedSymptom
 from gangline.aggregator.scoring.symptom import Symptom
 
