@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from grpc_health.v1 import health_pb2
 
 from ..contract.token_bucket import TokenBucket
-from .advisories.engine import AdvisoryEngine, Publisher
+from .advisories.engine import AdvisoryEngine
+from .advisories.publisher import Publisher
 from .auth.access import AccessControl
 from .calibration_log import CalibrationLog
 from .config import AggregatorConfig

@@ -23,7 +23,8 @@ from prometheus_client.core import Metric
 
 from ..contract.otlp_logs import OtlpLogExporter
 from . import metrics as descriptors
-from .advisories.advisory import Advisory, limits_of
+from .advisories.advisory import Advisory
+from .advisories.advisory_limits import limits_of
 from .advisories.engine import AdvisoryEngine
 from .advisories.observer import Observer
 from .advisories.workloads import ScheduledGangs, WorkloadLookup

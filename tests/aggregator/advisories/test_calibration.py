@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from gangline.aggregator.advisories import rows
-from gangline.aggregator.advisories.rows import ExpectedOutcome, OutcomeHost, OutcomeRecord
+from gangline.aggregator.advisories import outcome_rows
+from gangline.aggregator.advisories.outcome_rows import ExpectedOutcome, OutcomeHost, OutcomeRecord
 from gangline.aggregator.scoring.calibration import (
     FACTOR_BOUNDS,
     KNOTS_PER_HOUR,
@@ -216,7 +216,9 @@ def test_hazard_counts_where_it_was_scored_up_to_the_interruption(store: Store, 
     scores, hours, interrupted, summed, share = HAZARDS_SUMMED[case]
     put(store, scores)
     span = OutcomeHost(7, "h0", START_NS, START_NS + int(hours * HOUR_NS), interrupted)
-    found = store.in_transaction(lambda connection: rows.expected_outcomes(connection, [span]))
+    found = store.in_transaction(
+        lambda connection: outcome_rows.expected_outcomes(connection, [span])
+    )
     assert (7 in found) == (summed is not None)
     if summed is not None:
         one = found[7]
@@ -234,14 +236,18 @@ def test_an_interruption_is_of_the_blamed_host_else_of_all_by_their_hazards(stor
         for number, suspects in enumerate((("h0", "h1"), ("h0",), ("h1",)))
         for host in ("h0", "h1", "h2")  # of the last none is stored
     ]
-    found = store.in_transaction(lambda connection: rows.expected_outcomes(connection, spans))
+    found = store.in_transaction(
+        lambda connection: outcome_rows.expected_outcomes(connection, spans)
+    )
     assert found[0].by_hazard == pytest.approx(found[1].by_hazard) == found[2].by_hazard
     assert found[0].by_hazard[2] == pytest.approx(100 * found[0].by_hazard[0], rel=1e-3)
     assert found[0].shares == pytest.approx((1 / 101, 0, 100 / 101, 0), rel=1e-3)
     assert found[1].shares == pytest.approx((1, 0, 0, 0), abs=1e-9)
     assert found[2].shares == pytest.approx((0, 0, 1, 0), abs=1e-9)
     nobody = [OutcomeHost(0, host, START_NS, START_NS + HOUR_NS, True) for host in ("h0", "h1", "h2", "h3")]  # fmt: skip
-    found = store.in_transaction(lambda connection: rows.expected_outcomes(connection, nobody))
+    found = store.in_transaction(
+        lambda connection: outcome_rows.expected_outcomes(connection, nobody)
+    )
     assert sum(found[0].shares) == pytest.approx(0.5)  # of two of four hosts nothing is known
 
 

@@ -20,24 +20,26 @@ from gangline.aggregator.advisories import (
     timers,
 )
 from gangline.aggregator.advisories.advisory import (
-    Acked,
     Action,
     AdvisoryState,
-    Available,
     Basis,
     Case,
+    Price,
+    Scope,
+    restrict_to_basis,
+)
+from gangline.aggregator.advisories.messages import (
+    Acked,
+    Available,
     CaseGone,
     CaseSeen,
     Frozen,
     Member,
-    Price,
     PutBack,
-    Scope,
     TakenOut,
     Tick,
     Unavailable,
     Well,
-    restrict_to_basis,
 )
 from gangline.aggregator.advisories.state import StateEditor
 from tests.aggregator.advisories.walk import HOSTS, REASONS, Walk, walk
