@@ -96,7 +96,7 @@ class AdvisoryEngine:
         *journal* None: an answer waits for the store. *folder_identity* differs after a restore.
         """
 
-        def read(connection: rows.Connection) -> Any:
+        def read(connection: outcome_rows.Connection) -> Any:
             for gang in rows.read_gangs(connection):
                 self.gangs.update(gang)
             restored = rows.restore_machine(connection, limits)
@@ -324,7 +324,7 @@ class AdvisoryEngine:
             if not self.shadow and (stored.is_open or name not in changed):
                 self.feed.publish(stored)
 
-    def _writer(self, batch: rows.AdvisoryBatch) -> Callable[[rows.Connection], None]:
+    def _writer(self, batch: rows.AdvisoryBatch) -> Callable[[outcome_rows.Connection], None]:
         return lambda connection: rows.write(connection, batch, shadow=self.shadow)
 
     def _requeue(self, batch: rows.AdvisoryBatch) -> None:

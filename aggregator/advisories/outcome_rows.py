@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from math import expm1
 from typing import Any, NamedTuple
 
+import duckdb
+
 from ..scoring.calibration import KNOTS_PER_HOUR, Calibration, ReportedOutcomes
 from ..scoring.score import HAZARD_PER_HOUR_MAX
 from ..store.rows import table, time_us
-from .rows import Connection
 
+Connection = duckdb.DuckDBPyConnection
 OUTCOME_COLUMNS = (
     "time:time outcome:str advisory:str reporter:str job:str hosts:texts started:time ended:time "
     "interrupted:bool blamed_host:str end_reason:str followed:bool lost_gpu_hours:float "

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import duckdb
-
 from ..dataclass_json import from_plain, to_plain
 from ..store.rows import table, time_us
 from .advisory import Advisory
@@ -26,7 +24,7 @@ from .messages import (
     StillOut,
     TakenOut,
 )
-from .outcome_rows import CALIBRATION_COLUMNS, OUTCOME_COLUMNS
+from .outcome_rows import CALIBRATION_COLUMNS, OUTCOME_COLUMNS, Connection
 from .state import DeclaredOut, MachineState
 from .state_machine import AdvisoryStateMachine
 from .workloads import Gang
@@ -50,9 +48,6 @@ def parse_event(kind: str, body: str) -> Event:
         return typing.cast(Event, from_plain(EVENTS[kind], json.loads(body)))
     except (KeyError, TypeError) as error:
         raise ValueError(f"event {kind!r}: unknown kind or fields: {error}") from error
-
-
-Connection = duckdb.DuckDBPyConnection
 
 
 @dataclass(slots=True)
