@@ -15,7 +15,7 @@ import duckdb
 
 from ...sql import quoted as sql_quoted
 from ..layout import BY_NAME
-from ..parquet.parquet_worker import HostRange, ranges
+from ..parquet.host_ranges import HostRange, ranges
 
 #: Approximate number of readings per span, and its maximum number of files.
 SPAN_ROWS, SPAN_SOURCES = 1_000_000, 200

@@ -13,7 +13,7 @@ import duckdb
 
 from ...sql import quoted
 from ..layout import COLUMNS, LAYOUTS
-from .parquet_worker import HostRange, order_of, ranges, rows_within
+from .host_ranges import HostRange, order_of, ranges, rows_within
 from .rollup import merge_query, rollup_columns
 from .segment_files import HOUR, MINUTE, RAW, TAIL, ParquetSegment, damage, fault
 from .segment_store import SegmentStore
