@@ -11,7 +11,6 @@ from .engine import AdvisoryEngine
 
 log = logging.getLogger(__name__)
 
-
 #: Maximum wait for writes at the end; the rest is recomputed after the restart.
 CLOSE_SECONDS = 2.0
 

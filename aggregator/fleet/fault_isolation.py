@@ -8,7 +8,6 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-
 #: A failure is reported for this long after its last occurrence; some parts run only every 10 s.
 FAILURE_REPORT_SECONDS = 60.0
 

@@ -42,7 +42,6 @@ from .tables import TRACKED_SIGNALS, DeviceTable
 
 log = logging.getLogger(__name__)
 
-
 #: Boots kept per host, so that a late frame of an old boot is recognized.
 BOOTS_PER_HOST_MAX = 8
 #: Numbers of a host's boots restart after this one.

@@ -68,7 +68,6 @@ CHANGE_CPU, CHANGE_IO, CHANGE_STEAL = range(3)
 #: Minimum traffic of a host in an inferred gang, bytes per second (assumed).
 TRAFFIC_MIN = 50e6
 
-
 #: Values averaged over the windows, and values used in single windows.
 _MEANS = (
     "busy", "work", "gap", "gap_median", "cpu", "io", "io_median", "steal",

@@ -62,7 +62,6 @@ RUN_SIGNALS = frozenset(
 
 TRACKED_SIGNALS = SIGNALS_READ | RUN_SIGNALS
 
-
 #: Limit of valid gauges: an exabyte, a gigawatt-century. Larger values are driver errors.
 GAUGE_MAX = 1e18
 

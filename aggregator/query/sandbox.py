@@ -161,7 +161,6 @@ TABLE_FUNCTIONS = frozenset(_TABLE_FUNCTION_NAMES.split())
 #: Schemas of Gangline's macros, all of which are allowed.
 MACRO_SCHEMAS = frozenset({"ops", "history"})
 
-
 #: Limit of the lines of a DuckDB message, and of the characters of the SQL line shown with it.
 MESSAGE_LINES_MAX, SHOWN_CHARACTERS_MAX = 4, 100
 #: Command that lists everything to query; all query interfaces accept it.

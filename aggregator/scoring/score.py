@@ -39,7 +39,6 @@ from .symptom import Symptom
 #: Horizon of hazard and score.
 HORIZON_HOURS = 8.0
 
-
 #: 90 % interval of the hazard of a silent host, as a factor up and down: it may be in any state
 #: (assumed). A model's own spread is smaller.
 SPREAD_SILENT = 100.0

@@ -15,7 +15,6 @@ from .store_folder import STORE_FILE, StoreError, cause
 
 log = logging.getLogger(__name__)
 
-
 #: Failures of a commit that can pass without a change of its content. Others are caused by it.
 TRANSIENT_ERRORS = (
     StoreError,

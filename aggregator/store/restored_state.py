@@ -245,7 +245,6 @@ _EVENT_FIELDS = (
     "count", "last_boottime_ns", "forms", "forms_count", "process_id", "process_name", "attributes",
 )  # fmt: skip
 
-
 #: Newest events of three groups: repeated reports, all others, and events of open findings. Each
 #: has its own limit, so that none displaces another. Parameters: microseconds since 1970, and the
 #: limit.

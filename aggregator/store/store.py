@@ -36,7 +36,6 @@ from .writer import Writer
 
 log = logging.getLogger(__name__)
 
-
 T = TypeVar("T")
 
 #: Delay before a failed commit is tried again.

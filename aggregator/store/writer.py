@@ -42,7 +42,6 @@ RUNS_PER_HOST_MAX = 1000
 #: one period longer.
 RUN_TIME_STORED_NS = 60_000_000_000
 
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
