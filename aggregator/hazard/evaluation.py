@@ -82,6 +82,8 @@ class OutcomeTable:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
+    """The result of an evaluation: its data, and a table per outcome."""
+
     terms: EvaluationTerms
     nodes: int
     nodes_named: int
