@@ -1,4 +1,4 @@
-"""Costs of a case in GPU-hours: of waiting, and of acting."""
+"""Costs in GPU-hours of waiting with a case and of acting on it."""
 
 from __future__ import annotations
 

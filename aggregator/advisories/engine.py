@@ -11,7 +11,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from ..counter_deltas import Codes
 from ..errors import (
@@ -54,7 +54,6 @@ from .workloads import Gang, ScheduledGangs
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 #: Events, decisions and reports that wait for the disk, and hosts that these name. Over this limit
 #: no event is accepted and nothing is decided: advice is withheld, not lost.
 ROWS_WAITING_MAX, HOSTS_WAITING_MAX = 100_000, 200_000

@@ -1,4 +1,4 @@
-"""Patterns with wildcards: of host names, and of rules, devices, models and versions.
+"""Patterns with wildcards for host names, rules, devices, models and versions.
 
 Hosts are a set of names (`gpu-[001-016,020],head`) or a pattern with `*` and `?`.
 """

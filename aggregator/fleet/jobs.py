@@ -269,14 +269,11 @@ def parse_count(text: str | None) -> int:
     return int(text) if is_valid and text is not None else 0
 
 
-# On shared hosts only the GPUs that a job holds show its work and waiting; a mean over all GPUs of
-# the host would mix jobs.
-
-
 def are_shared(devices: Devices, gpus_held: Indexes) -> Flags:
     """Return which hosts have more GPUs than their gang's job holds.
 
-    *gpus_held*: by host, including MIG instances; -1: no gang.
+    On shared hosts only the GPUs that a job holds show its work and waiting; a mean over all GPUs of
+    the host would mix jobs. *gpus_held*: by host, including MIG instances; -1: no gang.
     """
     return np.asarray(
         (gpus_held >= 0) & (gpus_held < np.bincount(devices.host, minlength=gpus_held.size))
