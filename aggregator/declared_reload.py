@@ -13,9 +13,10 @@ from pathlib import Path
 import duckdb
 
 from .declared import rows
-from .declared.fields import DeclaredError
+from .declared.host_placement import PlaceSource
 from .declared.loader import ENDINGS, DeclaredFile, files_in, hash_of, parse_files, read_files
-from .declared.model import NOTHING, Declared, PlaceSource
+from .declared.model import NOTHING, Declared
+from .declared.problems import DeclaredError
 from .fleet.fleet import Fleet
 from .model import AGGREGATOR_HOST, Finding, TransactionalStore
 

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from grpc_health.v1 import health_pb2
 
 from ..contract.token_bucket import TokenBucket
-from .advisories.engine import AdvisoryEngine, Publisher
+from .advisories.engine import AdvisoryEngine
+from .advisories.publisher import Publisher
 from .auth.access import AccessControl
 from .calibration_log import CalibrationLog
 from .config import AggregatorConfig
@@ -34,8 +35,9 @@ from .monitoring.alarms import ALARMS
 from .reservations import Reservations
 from .runs.run_log import RunLog
 from .scoring.checkpoint import MemoryLog, restore
-from .scoring.evaluate import EVALUATED_FINDINGS, Judgement, evaluate
+from .scoring.evaluate import Judgement, evaluate
 from .scoring.features import FaultHistory
+from .scoring.findings import EVALUATED_FINDINGS
 from .scoring.score_rows import ScoreLog
 from .service.grpc_server import PLACEMENT, RECOVERY, SCORE, TELEMETRY
 from .service.score_process import ScoreProcess

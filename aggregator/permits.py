@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ..contract.wire import telemetry_pb2
 from .errors import InvalidArgument
 from .model import HealthState, Snapshot
-from .scoring.results import columns_of
+from .scoring.score_columns import columns_of
 
 #: Maximum length of a grant, so that operators must renew it.
 GRANT_SECONDS_MAX = 7 * 86_400

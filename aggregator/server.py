@@ -23,7 +23,8 @@ from prometheus_client.core import Metric
 
 from ..contract.otlp_logs import OtlpLogExporter
 from . import metrics as descriptors
-from .advisories.advisory import Advisory, limits_of
+from .advisories.advisory import Advisory
+from .advisories.advisory_limits import limits_of
 from .advisories.engine import AdvisoryEngine
 from .advisories.observer import Observer
 from .advisories.workloads import ScheduledGangs, WorkloadLookup
@@ -94,8 +95,8 @@ from .service.score_messages import verdict_of
 from .service.score_process import ScoreProcess, ScoreProcessError
 from .service.telemetry import AdmissionControl, TelemetryService
 from .store.answer_journal import ANSWERS_FILE, AnswerJournal
-from .store.duckdb_file import folder_identity
 from .store.store import Store
+from .store.store_folder import folder_identity
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.measure import Result, percentile
-from gangline.aggregator.advisories.advisory import Acked, AdvisoryState, CaseSeen, Tick
+from gangline.aggregator.advisories.advisory import AdvisoryState
 from gangline.aggregator.advisories.engine import AdvisoryEngine
+from gangline.aggregator.advisories.messages import Acked, CaseSeen, Tick
 from gangline.aggregator.advisories.observer import Observer
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.store.answer_journal import ANSWERS_FILE, AnswerJournal

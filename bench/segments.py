@@ -24,11 +24,12 @@ import numpy as np
 from bench.measure import Result, cpu_seconds
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.ingest.frame_reader import CATALOGUE
-from gangline.aggregator.store.duckdb_file import STORE_FILE, size_of, wal_of
+from gangline.aggregator.store.durability_mark import size_of
 from gangline.aggregator.store.parquet.history import History
 from gangline.aggregator.store.parquet.segment_store import StoreAccess
 from gangline.aggregator.store.parquet.worker_client import PackerProcess
 from gangline.aggregator.store.store import Store
+from gangline.aggregator.store.store_folder import STORE_FILE, wal_of
 from gangline.contract import frame as frames
 from gangline.contract.frame import Stamp
 from gangline.ext.intake import Reader, Received

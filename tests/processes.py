@@ -26,12 +26,12 @@ GUARD_SECONDS = 200.0
 @cache
 def made_store() -> Path:
     """A new store with all views and macros, before anything else has been done to it; made once by each process."""
-    from gangline.aggregator.store import duckdb_file
+    from gangline.aggregator.store import store_folder
     from gangline.aggregator.store.writer import Writer
 
     folder = Path(tempfile.mkdtemp(prefix="gangline-made-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = folder / duckdb_file.STORE_FILE
+    path = folder / store_folder.STORE_FILE
     Writer(path, retention_hours=24, history_days=30).close()
     return path
 

@@ -32,7 +32,7 @@ from gangline.aggregator.commands.run import (
     wait_for_killed_run,
 )
 from gangline.aggregator.principal import Role
-from gangline.aggregator.store import duckdb_file
+from gangline.aggregator.store import store_folder
 from gangline.contract.wire import score_pb2
 from tests.processes import GUARD_SECONDS, Process, free_port, until
 
@@ -101,7 +101,7 @@ def store(data: Path) -> Path:
     (aggregator / "segments").mkdir(parents=True)
     (aggregator / "access").mkdir()
     for name in (
-        duckdb_file.STORE_FILE,
+        store_folder.STORE_FILE,
         "operators.duckdb",
         "segments/x.parquet",
         "access/tokens.json",
@@ -134,20 +134,20 @@ def test_a_run_removes_nobody_elses_data(tmp_path: Path) -> None:
     aggregator.rename(elsewhere)
     aggregator.symlink_to(elsewhere)
     mark_started(tmp_path)
-    assert not reset_folder(tmp_path)[0] and (elsewhere / duckdb_file.STORE_FILE).exists()
+    assert not reset_folder(tmp_path)[0] and (elsewhere / store_folder.STORE_FILE).exists()
 
 
 def test_a_run_removes_nothing_of_an_aggregator_that_still_runs(tmp_path: Path) -> None:
     """The killed run's aggregator was still ending: its store must stay until its end."""
     aggregator = store(tmp_path)
     mark_started(tmp_path)
-    claimed = duckdb_file.lock_folder(aggregator)
+    claimed = store_folder.lock_folder(aggregator)
     try:
         with pytest.raises(FolderInUseError, match="in use"):
             reset_folder(tmp_path)
     finally:
         claimed.release()
-    assert (aggregator / duckdb_file.STORE_FILE).exists()
+    assert (aggregator / store_folder.STORE_FILE).exists()
     assert reset_folder(tmp_path)[0]
 
 
@@ -270,7 +270,7 @@ def test_nothing_outlives_a_killed_run(tmp_path: Path) -> None:
 def test_a_run_that_is_killed_while_it_starts_leaves_nothing(tmp_path: Path) -> None:
     """Its store, begun and not yet marked, counted as a person's: the next run continued with it, and `--scenario night` refused."""
     with running(tmp_path, "--simulated", "0") as process:
-        store_file = tmp_path / "var" / "aggregator" / duckdb_file.STORE_FILE
+        store_file = tmp_path / "var" / "aggregator" / store_folder.STORE_FILE
         until(store_file.exists, f"the store is begun: {process.log}")
         children = descendants(process.pid)
         process.kill()

@@ -10,10 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
 
 from ..counter_deltas import Codes
 from ..errors import (
@@ -32,12 +30,12 @@ from ..scoring.calibration import HALF_LIFE_DAYS, Calibration, ReportedOutcomes
 from ..scoring.evaluate import Judgement
 from ..scoring.score import OutcomeFeedback, Return
 from ..store.answer_journal import AnswerJournal, AnswerRecord
-from . import replay, rows
-from .advisory import (
+from . import outcome_rows, replay, rows
+from .advisory import Advisory, AdvisoryState
+from .advisory_limits import AdvisoryLimits
+from .declared_out import HOSTS_MAX, has_room_for
+from .messages import (
     Acked,
-    Advisory,
-    AdvisoryLimits,
-    AdvisoryState,
     Event,
     Frozen,
     Probation,
@@ -48,111 +46,14 @@ from .advisory import (
     TakenOut,
     Tick,
 )
-from .answers import HOSTS_MAX, has_room_for
 from .observer import Observer, without_numbers
 from .shared_causes import shared_causes
 from .state_machine import AdvisoryStateMachine
+from .watch_feed import WatchFeed
 from .workloads import Gang, ScheduledGangs
-
-#: Changes that are remembered; a watcher that continues from an older one gets all open advisories
-#: instead.
-CHANGES_MAX = 10_000
-#: Maximum watchers at once.
-WATCHERS_MAX = 256
-#: A watcher without a message for this long gets a bookmark.
-BOOKMARK_SECONDS = 15.0
-
-
-class AdvisoryChange(NamedTuple):
-    """A new state of an advisory; `number` is the token. `advisory` None: a bookmark.
-
-    `number` None: part of a list of all open advisories. A watch cannot continue from there, since
-    the rest would be missing.
-    """
-
-    number: int | None
-    advisory: Advisory | None
-
-
-class WatchFeed:
-    """Ordered changes of advisories, for watchers on one loop.
-
-    `started_ms` distinguishes the feeds of different starts.
-    """
-
-    def __init__(
-        self,
-        started_ms: int,
-        changes_max: int = CHANGES_MAX,
-        ended_with_holds: Callable[[], list[Advisory]] = list,
-    ) -> None:
-        """*ended_with_holds*: returns the ended advisories that still have an effect on a host."""
-        self.started_ms, self._ended_with_holds = started_ms, ended_with_holds
-        self.last = 0
-        self.watchers = 0
-        self._changes: deque[AdvisoryChange] = deque(maxlen=changes_max)
-        self._open: dict[str, Advisory] = {}
-        self._changed = asyncio.Event()
-
-    def publish(self, advisory: Advisory) -> None:
-        """Send *advisory* to all watchers."""
-        self.last += 1
-        self._changes.append(AdvisoryChange(self.last, advisory))
-        if advisory.is_open:
-            self._open[advisory.name] = advisory
-        else:
-            self._open.pop(advisory.name, None)
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
-    def restore(self, advisories: list[Advisory]) -> None:
-        """Start with these open advisories, after a restart."""
-        self._open = {advisory.name: advisory for advisory in advisories}
-
-    @property
-    def open(self) -> list[Advisory]:
-        """The open advisories, oldest first."""
-        return list(self._open.values())
-
-    def after(self, number: int) -> list[AdvisoryChange] | None:
-        """Return the changes after *number*; None if they are forgotten or not from this feed."""
-        dropped = self.last - len(self._changes)  # number of the last dropped change
-        if not dropped <= number <= self.last:
-            return None
-        return list(islice(self._changes, number - dropped, None))
-
-    async def watch(
-        self, number: int | None, bookmark_seconds: float = BOOKMARK_SECONDS
-    ) -> AsyncIterator[AdvisoryChange]:
-        """Yield all changes after *number*; first open advisories if it is None or forgotten."""
-        position = number
-        while True:
-            changed = self._changed
-            fresh = None if position is None else self.after(position)
-            if fresh is None:  # the watch begins, or fell behind the remembered changes
-                fresh = self._snapshot()
-            position = self.last
-            for change in fresh:
-                yield change
-            if self.last != position:
-                continue
-            try:
-                await asyncio.wait_for(changed.wait(), bookmark_seconds)
-            except TimeoutError:
-                yield AdvisoryChange(position, None)
-
-    def _snapshot(self) -> list[AdvisoryChange]:
-        """Return ended advisories with effects and all open ones, then the bookmark."""
-        advisories = [*self._ended_with_holds(), *self.open]
-        return [
-            *(AdvisoryChange(None, advisory) for advisory in advisories),
-            AdvisoryChange(self.last, None),
-        ]
-
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 #: Events, decisions and reports that wait for the disk, and hosts that these name. Over this limit
 #: no event is accepted and nothing is decided: advice is withheld, not lost.
 ROWS_WAITING_MAX, HOSTS_WAITING_MAX = 100_000, 200_000
@@ -194,12 +95,12 @@ class AdvisoryEngine:
         *journal* None: an answer waits for the store. *folder_identity* differs after a restore.
         """
 
-        def read(connection: rows.Connection) -> Any:
+        def read(connection: outcome_rows.Connection) -> Any:
             for gang in rows.read_gangs(connection):
                 self.gangs.update(gang)
             restored = rows.restore_machine(connection, limits)
-            outcomes = rows.read_outcome_stats(connection, outcomes_half_life_days)
-            names = rows.outcome_names(connection, OUTCOMES_KNOWN_MAX)
+            outcomes = outcome_rows.read_outcome_stats(connection, outcomes_half_life_days)
+            names = outcome_rows.outcome_names(connection, OUTCOMES_KNOWN_MAX)
             return *restored, dict.fromkeys(names), outcomes
 
         self._store, self._observer, self.shadow = store, observer, shadow
@@ -422,7 +323,7 @@ class AdvisoryEngine:
             if not self.shadow and (stored.is_open or name not in changed):
                 self.feed.publish(stored)
 
-    def _writer(self, batch: rows.AdvisoryBatch) -> Callable[[rows.Connection], None]:
+    def _writer(self, batch: rows.AdvisoryBatch) -> Callable[[outcome_rows.Connection], None]:
         return lambda connection: rows.write(connection, batch, shadow=self.shadow)
 
     def _requeue(self, batch: rows.AdvisoryBatch) -> None:
@@ -530,13 +431,13 @@ class AdvisoryEngine:
         return OutcomeFeedback(returned, self.outcomes, shared_causes(state))
 
     async def expected_outcomes(
-        self, spans: Sequence[rows.OutcomeHost]
-    ) -> dict[int, rows.ExpectedOutcome]:
-        """Return `rows.expected_outcomes`, read in parallel to the writer."""
+        self, spans: Sequence[outcome_rows.OutcomeHost]
+    ) -> dict[int, outcome_rows.ExpectedOutcome]:
+        """Return `outcome_rows.expected_outcomes`, read in parallel to the writer."""
 
-        def read() -> dict[int, rows.ExpectedOutcome]:
+        def read() -> dict[int, outcome_rows.ExpectedOutcome]:
             with self._store.reading() as connection:
-                return rows.expected_outcomes(connection, spans)
+                return outcome_rows.expected_outcomes(connection, spans)
 
         return await asyncio.to_thread(read)
 
@@ -548,9 +449,11 @@ class AdvisoryEngine:
     def _calibrate(self, now_ns: int) -> None:
         """Compute the calibration by outcomes at *now_ns*. Made durable by `persisted`."""
         self.outcomes, self._calibrated_ns = self._reported.calibration(now_ns), now_ns
-        self._batch.calibration = rows.calibration_rows(now_ns, self._reported, self.outcomes)
+        self._batch.calibration = outcome_rows.calibration_rows(
+            now_ns, self._reported, self.outcomes
+        )
 
-    def add_outcomes(self, outcomes: Iterable[rows.OutcomeRecord], now_ns: int) -> int:
+    def add_outcomes(self, outcomes: Iterable[outcome_rows.OutcomeRecord], now_ns: int) -> int:
         """Record outcomes, the first of each id, and return the number of new ones.
 
         Outcomes fade from *now_ns* (our clock). Raises ServiceUnavailable.
@@ -645,53 +548,3 @@ def _answer_error(one: Refused) -> ServiceError:
         field, _, message = one.words.partition(": ")
         return InvalidArgument(field, message)
     return ANSWER_ERRORS[one.why](one.words)
-
-
-#: Maximum wait for writes at the end; the rest is recomputed after the restart.
-CLOSE_SECONDS = 2.0
-
-
-class Publisher:
-    """Writes and publishes advice in a task of its own, apart from judging.
-
-    Belongs to the loop, as *engine* does.
-    """
-
-    def __init__(self, engine: AdvisoryEngine) -> None:
-        self._engine = engine
-        self._task: asyncio.Task[None] | None = None
-        self._observed = False  # since the last write began
-        self._last_error = ""
-
-    def observe(self, judgement: Judgement, gpus: Codes) -> None:
-        """Run the machine on a judgement, then write and publish its decisions. Never raises."""
-        try:
-            self._engine.observe(judgement, gpus)
-        except Exception:
-            # Decisions before the failure are remembered, and so must be written.
-            log.exception("advice failed; the earlier advice stays in force")
-        self._observed = True
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._flush_observed())
-
-    async def _flush_observed(self) -> None:
-        """Write, and again if a judgement came meanwhile."""
-        while self._observed:
-            self._observed = False
-            await self._flush()
-
-    async def _flush(self) -> None:
-        try:
-            await self._engine.flush()
-            self._last_error = ""
-        except Exception as error:  # noqa: BLE001 - disk or DuckDB: the next flush retries
-            if str(error) != self._last_error:
-                log.warning("advice cannot be stored and is therefore not issued: %s", error)
-            self._last_error = str(error)
-
-    async def close(self) -> None:
-        """Write the queue and the whole state within CLOSE_SECONDS."""
-        if self._task is not None:
-            await asyncio.wait([self._task], timeout=CLOSE_SECONDS / 2)
-        self._engine.snapshot_state()
-        await asyncio.wait([asyncio.create_task(self._flush())], timeout=CLOSE_SECONDS / 2)

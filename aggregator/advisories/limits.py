@@ -7,19 +7,9 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from .advisory import (
-    HOUR_NS,
-    MOVE_WORK,
-    SECOND_NS,
-    Action,
-    Advisory,
-    AdvisoryState,
-    Basis,
-    Case,
-    FailureDomains,
-    gravity,
-    removes_host,
-)
+from .advisory import MOVE_WORK, Action, Advisory, AdvisoryState, Basis, Case, gravity, removes_host
+from .advisory_limits import HOUR_NS, SECOND_NS
+from .failure_domains import FailureDomains
 from .state import SILENT, StateEditor
 
 #: Prefix of the reason of a deferral that ends with the other actor's report.

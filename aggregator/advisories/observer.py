@@ -18,30 +18,13 @@ from ..model import Evidence, HostScore
 from ..scoring.evaluate import Judgement
 from ..scoring.missing_readings import OUTAGE_SECONDS_MAX
 from ..scoring.results import Hosts
-from . import policy
-from .advisory import (
-    SECOND_NS,
-    SILENCE_REASON,
-    Action,
-    Available,
-    Basis,
-    Case,
-    CaseGone,
-    CaseSeen,
-    DomainCounts,
-    DomainSizes,
-    Event,
-    FailureDomains,
-    FleetSize,
-    Frozen,
-    Scope,
-    Unavailable,
-    Well,
-    place_of,
-    restrict_to_basis,
-)
+from . import costs, policy
+from .advisory import SILENCE_REASON, Action, Basis, Case, Scope, restrict_to_basis
+from .advisory_limits import SECOND_NS
+from .costs import Fault, Workload, combined_price, price
+from .failure_domains import DomainCounts, DomainSizes, FailureDomains, place_of
 from .limits import PRICE_STEP_RATIO
-from .policy import Fault, Workload, combined_price, price
+from .messages import Available, CaseGone, CaseSeen, Event, FleetSize, Frozen, Unavailable, Well
 from .state import SILENT, MachineState
 
 #: After a longer silence it is known, or the host is out of use for good.
@@ -308,7 +291,7 @@ def _with_price(case: Case, then: Action | None, fault: Fault, work: Workload, n
         message = f"{case.words}; a drain costs more than waiting, so AVOID"
         return replace(case, action=Action.AVOID, price=avoid, words=message)
     if (
-        case.action in policy.DRAINS
+        case.action in costs.DRAINS
         and case.basis is Basis.DETERMINISTIC
         and (cost.waiting_gpu_hours < cost.acting_gpu_hours)
     ):

@@ -18,8 +18,9 @@ from .advisory import (
     gravity,
     is_own_device_fault,
     removes_host,
-    seconds_ns,
 )
+from .advisory_limits import seconds_ns
+from .common_cause import domains_of
 from .limits import (
     advisory_fields,
     change_reason,
@@ -27,7 +28,7 @@ from .limits import (
     suppression_reason,
     unavailable_reason,
 )
-from .shared_causes import domains_of, group_shared_causes, lower_advisory
+from .shared_causes import group_shared_causes, lower_advisory
 from .state import Hold, OpenCase, StateEditor
 
 #: Subject of a possible shared cause -> begin and host of its cases, sorted.

@@ -14,26 +14,11 @@ from ..errors import InvalidArgument
 from ..model import Evidence, HealthState, HostScore, Reason
 from ..store.restored_state import evidence_of, time_ns
 from . import policy
-from .advisory import (
-    SECOND_NS,
-    Acked,
-    Action,
-    AdvisoryLimits,
-    AdvisoryState,
-    Case,
-    CaseGone,
-    CaseSeen,
-    Event,
-    FailureDomains,
-    FleetSize,
-    HeldBack,
-    Publish,
-    Tick,
-    Well,
-    restrict_to_basis,
-    seconds_ns,
-)
-from .policy import Fault, Workload, price
+from .advisory import Action, AdvisoryState, Case, restrict_to_basis
+from .advisory_limits import SECOND_NS, AdvisoryLimits, seconds_ns
+from .costs import Fault, Workload, price
+from .failure_domains import FailureDomains
+from .messages import Acked, CaseGone, CaseSeen, Event, FleetSize, HeldBack, Publish, Tick, Well
 from .state_machine import AdvisoryStateMachine
 
 #: An unchanged score is stored at least this often (`scoring/score_rows.py`), with some time to

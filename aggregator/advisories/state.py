@@ -5,25 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .advisory import (
-    NOWHERE,
-    TRANSITIONS,
-    Action,
-    Advisory,
-    AdvisoryLimits,
-    AdvisoryState,
-    Breaker,
-    Case,
-    Clear,
-    FailureDomains,
-    HeldBack,
-    Instruction,
-    Probation,
-    Publish,
-    gravity,
-    removes_host,
-    seconds_ns,
-)
+from .advisory import TRANSITIONS, Action, Advisory, AdvisoryState, Case, gravity, removes_host
+from .advisory_limits import AdvisoryLimits, seconds_ns
+from .failure_domains import NOWHERE, FailureDomains
+from .messages import Breaker, Clear, HeldBack, Instruction, Probation, Publish
 
 #: A silent host counts as out, but may still get advice.
 SILENT = "silent"

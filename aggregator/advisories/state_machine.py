@@ -17,12 +17,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .advisory import (
+from .advisory import Advisory, Case, restrict_to_basis
+from .advisory_limits import AdvisoryLimits
+from .answers import apply_answer, preview
+from .declared_out import declare_in_service, declare_out
+from .limits import is_material_change
+from .messages import (
     Acked,
-    Advisory,
-    AdvisoryLimits,
     Available,
-    Case,
     CaseGone,
     CaseSeen,
     Event,
@@ -35,10 +37,7 @@ from .advisory import (
     Tick,
     Unavailable,
     Well,
-    restrict_to_basis,
 )
-from .answers import apply_answer, declare_in_service, declare_out, preview
-from .limits import is_material_change
 from .proposals import propose
 from .state import MachineState, OpenCase, StateEditor, UnavailableHost
 from .timers import apply_clock_jump, expire, remove_closed_cases, resume, unfreeze, withdraw_empty

@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from . import answers, limits
-from .advisory import (
-    HOUR_NS,
-    Action,
-    Advisory,
-    AdvisoryState,
-    Breaker,
-    Renew,
-    gravity,
-    removes_host,
-    seconds_ns,
-)
+from . import declared_out, limits
+from .advisory import Action, Advisory, AdvisoryState, gravity, removes_host
+from .advisory_limits import HOUR_NS, seconds_ns
 from .answers import mute_all, repropose_seconds
 from .limits import unavailable_reason
+from .messages import Breaker, Renew
 from .proposals import is_verified, verify_ns
 from .shared_causes import lower_advisory, update_cause
 from .state import (
@@ -49,7 +41,7 @@ def expire(editor: StateEditor) -> None:
             _repropose(editor, advisory)
     for hold in list(editor.state.holds.values()):
         _renew_or_clear(editor, hold)
-    answers.expire_declared_out(editor)
+    declared_out.expire_declared_out(editor)
     _half_open_breaker(editor)
     _forget_expired(editor)
 

@@ -17,8 +17,9 @@ from ..fleet.jobs import HostJobs, Job, ScheduledGang
 from ..model import HostScore
 from ..principal import GRANTABLE_ROLES, login_of_actor
 from ..scoring.evaluate import Judgement
-from .advisory import Member, place_of
-from .policy import Workload
+from .costs import Workload
+from .failure_domains import place_of
+from .messages import Member
 
 #: Maximum gangs at once, and hosts of all of them together.
 GANGS_MAX, GANG_HOSTS_MAX = 50_000, 200_000

@@ -46,7 +46,7 @@ def private_folder(folder: Path) -> None:
     """Create a private folder if it is missing; its owner is its parent's owner. Raises OSError."""
     if folder.exists():
         return
-    # The parent is a data folder that no aggregator has created yet; `store/duckdb_file.py` uses
+    # The parent is a data folder that no aggregator has created yet; `store/store_folder.py` uses
     # the same mode.
     folder.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
     try:

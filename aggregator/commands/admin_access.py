@@ -32,7 +32,7 @@ from ..auth.tokens import (
     write_private,
 )
 from ..principal import GRANTABLE_ROLES, Role, check_trust_domain
-from ..store.duckdb_file import STORE_FILE
+from ..store.store_folder import STORE_FILE
 from .admin_store import add_data_option, caller_name, guarded
 from .terminal import table
 

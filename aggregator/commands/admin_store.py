@@ -20,24 +20,23 @@ from ..auth.tokens import TokensError
 from ..config import AggregatorConfig
 from ..durable_file import CopyError, copy_with_checksum, format_bytes, free_bytes, os_error_message
 from ..principal import NAME_FORM, is_name
-from ..store import duckdb_file
-from ..store.duckdb_file import STORE_FILE, VERIFY_SCRATCH_PREFIX, StoreError, size_of, wal_of
+from ..store import durability_mark
+from ..store.durability_mark import size_of
 from ..store.maintenance import backup_files, verify
-from ..store.maintenance.backup import (
-    Backup,
-    BackupResult,
+from ..store.maintenance.backup import Backup, BackupResult, remove_all_but
+from ..store.maintenance.compact import compact
+from ..store.maintenance.consistent_view import (
     ConsistentView,
     change_check,
     in_use,
     no_store_message,
     open_stopped_store,
-    remove_all_but,
     why_no_migration,
 )
-from ..store.maintenance.compact import compact
 from ..store.maintenance.restore import RestoreResult, check_files, restore
 from ..store.maintenance.verify import VerifyReport
 from ..store.store import Store
+from ..store.store_folder import STORE_FILE, VERIFY_SCRATCH_PREFIX, StoreError, wal_of
 from . import connection
 from .connection import (
     ADDRESS_VARIABLE,
@@ -454,7 +453,7 @@ def _store(options: argparse.Namespace, progress: ProgressBar) -> VerifyReport:
         )
         with consistent_view(data, read_connection_options(options)) as source:
             # A running aggregator reported a loss at its start, and its mark has moved since.
-            lost = "" if source.is_running else duckdb_file.loss_message(source.file)
+            lost = "" if source.is_running else durability_mark.loss_message(source.file)
             segments = stack.enter_context(backup_files.hold_files(data, backup_files.files(data)))
             _copy(source, scratch, progress)
         try:

@@ -17,9 +17,9 @@ from ..hazard.events import EventsError
 from ..hazard.features import FEATURE_NAMES
 from ..hazard.model import HazardModel
 from ..hazard.models import ModelRegistry, TrainingResult
-from ..store.duckdb_file import STORE_FILE
-from ..store.maintenance.backup import in_use, no_store_message
+from ..store.maintenance.consistent_view import in_use, no_store_message
 from ..store.store import Store
+from ..store.store_folder import STORE_FILE
 from .admin_store import add_store_options, admin_stub, call_error, guarded, held_store
 from .connection import FAILED, OK, CommandError, ConnectionOptions, read_connection_options
 

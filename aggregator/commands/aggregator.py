@@ -67,7 +67,7 @@ def _run(config: AggregatorConfig) -> int:
     # Imported here: the service takes a second of CPU, which a wrong setting or --help must not
     # cost.
     from ..server import StartError
-    from ..store.duckdb_file import StoreError
+    from ..store.store_folder import StoreError
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:

@@ -15,17 +15,14 @@ import duckdb
 
 from ...cli import FAILED, OK, USAGE
 from ..declared.diff import Rows, declared_rows, lines, stored_rows
-from ..declared.fields import DeclaredError
+from ..declared.host_placement import PlaceSource
 from ..declared.loader import ENDINGS, parse_files, read_files
-from ..declared.model import (
-    NOTHING,
-    Declared,
-    MaintenanceWindow,
-    Override,
-    PlaceSource,
-    SelectionIndex,
-)
+from ..declared.maintenance_windows import MaintenanceWindow
+from ..declared.model import NOTHING, Declared
+from ..declared.overrides import Override
+from ..declared.problems import DeclaredError
 from ..declared.rows import reported_places
+from ..declared.selection import SelectionIndex
 from ..rule_catalogue import OVERRIDABLE_RULES
 
 #: Default data folder of `gangline aggregator`, and its file for readers.

@@ -77,7 +77,7 @@ def reset_folder(data: Path) -> tuple[bool, str]:
             "and also shows its old "
             "hosts and findings; for an empty start use --data OTHER, or remove the folder"
         )
-    from ..store.duckdb_file import LOCK_FILE, StoreError, lock_folder  # DuckDB: only here
+    from ..store.store_folder import LOCK_FILE, StoreError, lock_folder
 
     try:
         claimed = lock_folder(aggregator)
@@ -118,7 +118,7 @@ def wait_for_killed_run(data: Path, stop: threading.Event) -> None:
     pid = owner_of(aggregator)
     if not pid or _exists(pid):
         return
-    from ..store.duckdb_file import StoreError, lock_folder  # DuckDB: only here
+    from ..store.store_folder import StoreError, lock_folder
 
     end = time.monotonic() + ENDS_SECONDS_MAX
     while time.monotonic() < end:
@@ -385,7 +385,7 @@ class _DemonstrationRun:
             )
         file = self._options.data / "night.toml"
         file.write_text(night.declared(time.time_ns() // 1000))
-        from ..store.duckdb_file import StoreError  # DuckDB: for the night only
+        from ..store.store_folder import StoreError
 
         try:
             night.prepare_store(self._options.data / "aggregator", time.time_ns() // 1000)

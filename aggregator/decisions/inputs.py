@@ -28,7 +28,7 @@ from ..scoring.reported_factors import (
     ReportedFactors,
     ReportedThroughputs,
 )
-from ..scoring.results import Columns
+from ..scoring.score_columns import Columns
 
 #: A larger part was not written by Gangline.
 PART_BYTES_MAX = 64 << 20

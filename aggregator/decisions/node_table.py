@@ -19,8 +19,8 @@ from ..counter_deltas import Codes, Flags, Floats, Indexes
 from ..model import HealthState
 from ..scoring.evaluate import Judgement
 from ..scoring.node_facts import NodeFacts
-from ..scoring.results import EXCLUDED
 from ..scoring.score import SPEED_UNKNOWN
+from ..scoring.score_columns import EXCLUDED
 from .repeatability import lasting_speeds
 from .requirements import PRICED_TIERS, Tier
 

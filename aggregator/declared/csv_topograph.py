@@ -10,17 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from ...contract.topology import NAME_CHARACTERS_MAX, RAILS_MAX
-from .fields import (
-    COLUMNS_MAX,
-    PLACES_MAX,
-    Problems,
-    SourceLocation,
-    non_empty_list,
-    one_line,
-    parse_host_pattern,
-    quote_value,
-)
-from .model import PLACE_FIELDS, HostPlacement
+from .fields import non_empty_list, one_line
+from .host_placement import PLACE_FIELDS, HostPlacement
+from .limits import COLUMNS_MAX, PLACES_MAX
+from .patterns import parse_host_pattern
+from .problems import Problems, SourceLocation, quote_value
 from .reported_inventory import LABEL_NAMES, characters_max, place_of
 from .toml_file import Content
 

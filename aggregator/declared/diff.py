@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import duckdb
 
 from ..store.rows import time_us
-from .fields import format_time
 from .model import Declared
+from .moments import format_time
 from .rows import expectations as record_expected
 from .rows import places
 from .rows import thresholds as record_thresholds

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..sql import quoted
-from .fields import matches_pattern
-from .model import ITEMS, NOTHING, Declared, Expectation
+from .expectations import ITEMS, Expectation
+from .model import NOTHING, Declared
+from .patterns import matches_pattern
 from .reported_inventory import HostHardware, ReportedInventory
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from .csv_topograph import parse_csv, parse_topograph
-from .fields import (
+from .host_placement import NOWHERE, PLACE_FIELDS, HostPlacement, PlaceSource, merge_places
+from .limits import (
     ENTRIES_MAX,
     FILE_BYTES_MAX,
     FILES_MAX,
@@ -22,12 +23,9 @@ from .fields import (
     SOURCES_PER_HOST_MAX,
     TOML_BYTES_MAX,
     TOTAL_BYTES_MAX,
-    DeclaredError,
-    Problems,
-    SourceLocation,
-    quote_value,
 )
-from .model import NOWHERE, PLACE_FIELDS, Declared, HostPlacement, PlaceSource, merge_places
+from .model import Declared
+from .problems import DeclaredError, Problems, SourceLocation, quote_value
 from .toml_file import Content, parse_toml
 
 log = logging.getLogger(__name__)

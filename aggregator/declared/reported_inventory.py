@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ...contract.topology import FIELDS, LABEL_PREFIX, NAME_CHARACTERS_MAX, RAILS_MAX
 from ...contract.wire.telemetry_pb2 import Device
-from .model import NOWHERE, PLACE_FIELDS, HostPlacement, PlaceSource
+from .host_placement import NOWHERE, PLACE_FIELDS, HostPlacement, PlaceSource
 
 #: Field of a location -> its labels by priority: Gangline's, Topograph's, earlier Topograph's.
 LABELS: dict[str, tuple[str, ...]] = {

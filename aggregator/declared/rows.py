@@ -10,17 +10,11 @@ from typing import Any, NamedTuple
 import duckdb
 
 from ..store.rows import table, time_us
+from .expectations import ITEMS, TEXTS
+from .host_placement import PLACE_FIELDS, HostPlacement, PlaceSource
 from .loader import DeclaredFile
-from .model import (
-    ITEMS,
-    PLACE_FIELDS,
-    TEXTS,
-    THRESHOLDS,
-    Declared,
-    ExchangeRates,
-    HostPlacement,
-    PlaceSource,
-)
+from .model import Declared, ExchangeRates
+from .thresholds import THRESHOLDS
 
 #: Versions with stored files, and bytes of them; the oldest are deleted first, never the version in
 #: force.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
@@ -11,7 +10,10 @@ from math import nan
 from typing import Any
 
 from ...contract.topology import RAILS_MAX
-from .fields import (
+from .expectations import ITEMS, TEXTS, Expectation
+from .fields import TomlEntry, bounded_number
+from .host_placement import HostPlacement
+from .limits import (
     CODES_MAX,
     ENTRIES_MAX,
     MAINTENANCE_DAYS_MAX,
@@ -19,29 +21,27 @@ from .fields import (
     PLACES_MAX,
     WHO_CHARACTERS_MAX,
     WHY_CHARACTERS_MAX,
-    Problems,
-    Selection,
-    SourceLocation,
-    TomlEntry,
-    bounded_number,
-    quote_value,
-    suggest_key,
 )
-from .model import (
-    ITEMS,
-    TEXTS,
-    THRESHOLDS,
-    ExchangeRates,
-    Expectation,
-    HostPlacement,
-    MaintenanceWindow,
-    NodeCost,
-    Override,
-    Rollout,
-    Threshold,
-    is_allowed_rule,
-    rule_refusal,
-)
+from .maintenance_windows import MaintenanceWindow
+from .model import ExchangeRates, NodeCost
+from .overrides import Override, is_allowed_rule, rule_refusal
+from .problems import Problems, SourceLocation, quote_value, suggest_key
+from .selection import Selection
+from .thresholds import THRESHOLDS, Rollout, Threshold
+from .toml_lines import LineIndex
+
+DAY_NS = 86_400 * 1_000_000_000
+_NONE: list[TomlEntry] = []
+KINDS = ("place", "expected", "maintenance", "override", "cost", "tenant")
+#: Higher prices and exchange rates are errors, as is a node that is preempted more often than once
+#: a minute.
+PRICE_MAX, RATE_MAX, PREEMPTIONS_MAX = 1e6, 1e9, 60.0
+_CODE_MAX = 2**32 - 1
+_PLACE_TEXTS = (
+    "rack", "power_domain", "cooling_domain", "leaf", "spine", "nvlink_domain", "core",
+    "nvlink_subdomain",
+)  # fmt: skip
+RATES = tuple(rate.name for rate in fields(ExchangeRates))
 
 
 @dataclass(slots=True)
@@ -63,58 +63,6 @@ class Content:
     tenants: dict[str, tuple[ExchangeRates, SourceLocation]] = field(
         default_factory=dict[str, tuple[ExchangeRates, SourceLocation]]
     )
-
-
-_TABLE = re.compile(r"\s*\[(\[?)\s*([A-Za-z0-9_.\"' -]+?)\s*\]{1,2}\s*(?:#.*)?$")
-_KEY = re.compile(r"\s*(?:\"([^\"]*)\"|'([^']*)'|([A-Za-z0-9_.-]+))\s*=")
-_QUOTES = ('"""', "'''")
-
-
-class LineIndex:
-    """The lines of each table and of its keys, for messages: tomllib does not report them.
-
-    Best effort: a wrong guess costs only a line number.
-    """
-
-    def __init__(self, text: str) -> None:
-        self._tables: dict[tuple[str, int], int] = {}
-        self._keys: dict[tuple[str, int, str], int] = {}
-        counts: dict[str, int] = {}
-        table, ordinal = "", 0
-        for number, line in _outside_of_strings(text):
-            if match := _TABLE.match(line):
-                table = match[2].strip("\"'")
-                ordinal = counts.get(table, 0)
-                counts[table] = ordinal + 1
-                self._tables.setdefault((table, ordinal), number)
-            elif match := _KEY.match(line):
-                key = match[1] or match[2] or match[3] or ""
-                self._keys.setdefault((table, ordinal, key), number)
-
-    def line(self, table: str, ordinal: int = 0, key: str = "") -> int:
-        """Return the line of *key* in the *ordinal*th table (from 0), else the table's; 0: none."""
-        return self._keys.get((table, ordinal, key), self._tables.get((table, ordinal), 0))
-
-
-def _outside_of_strings(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the numbered lines outside of multi-line strings."""
-    closing = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if not closing:
-            yield number, line
-        for quote in _QUOTES:
-            if closing in ("", quote) and line.count(quote) % 2:
-                closing = "" if closing else quote
-                break
-
-
-DAY_NS = 86_400 * 1_000_000_000
-_NONE: list[TomlEntry] = []
-KINDS = ("place", "expected", "maintenance", "override", "cost", "tenant")
-#: Higher prices and exchange rates are errors, as is a node that is preempted more often than once
-#: a minute.
-PRICE_MAX, RATE_MAX, PREEMPTIONS_MAX = 1e6, 1e9, 60.0
-_CODE_MAX = 2**32 - 1
 
 
 def parse_toml(
@@ -381,15 +329,6 @@ class _TomlReader:
                 other = self.content.thresholds[name][1]
                 self.problems.add(where, f"{name} is set already, at {other}")
             self.content.thresholds[name] = value_set, where
-
-
-_PLACE_TEXTS = (
-    "rack", "power_domain", "cooling_domain", "leaf", "spine", "nvlink_domain", "core",
-    "nvlink_subdomain",
-)  # fmt: skip
-
-
-RATES = tuple(rate.name for rate in fields(ExchangeRates))
 
 
 def _boolean(value: object) -> bool:

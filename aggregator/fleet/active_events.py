@@ -1,4 +1,4 @@
-"""Active events: one record per device and kind of event that was reported and has not ended; hangs.
+"""Active events: one record per device and kind of event that was reported and has not ended.
 
 A record ends when its condition is over: the host rebooted, the device was reset, the event did not recur for a given time,
 or another event cancels it. Time is when an event happened, on the host's boot clock, and never when it arrived: an event that an
@@ -12,94 +12,20 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ...contract.wire.telemetry_pb2 import HealthEvent
-from ...contract.xid.incidents import RECOVERY_XID, XidIncident, classify_line, note_neighbours
+from ...contract.xid.incidents import RECOVERY_XID, XidIncident, note_neighbours
 from ...contract.xid.policy import Clears, Xid, XidSeverity
-from ..rule_catalogue.events import EVENT_POLICY, TEN_MINUTES
 from ..rule_declaration import ClearCondition
-
-XID, SXID, LINK, LOST = "gpu.xid", "nvswitch.sxid", "net.link", "gpu.lost"
-ADAPTER = "rdma.adapter_failed"
-#: A diagnostic of the GPU; its latest result is valid.
-DIAGNOSTIC, DIAGNOSTIC_CODES = "gpu.diagnostic", (0, 1, 2)
-#: Events of DCGM's health watches, with DCGM's code.
-DCGM_HEALTH = frozenset({"gpu.dcgm_failure", "gpu.dcgm_warning"})
-OUT_OF_MEMORY = "host.out_of_memory"
-#: Codes of net.link.
-REMOVED, APPEARED = 2, 3
-#: Parts of the kernel's message about a program that reached the limit of its control group.
-CGROUP_LIMIT_MARKERS = ("CONSTRAINT_MEMCG", "Memory cgroup out of memory")
-
-_SEVERITY_RANKS = {XidSeverity.FATAL: 3, XidSeverity.HAZARD: 2}
-
-
-class EventInterpretation(NamedTuple):
-    """Meaning of an event by its decoded message and, for XIDs and SXIDs, its policy."""
-
-    clear_condition: ClearCondition | None  # None: it leaves no active record
-    clears_codes: tuple[int, ...] = ()  # codes of the same device
-    policy: Xid | None = None
-    variant: str = ""  # distinguishes events of the same device and code
-    details: tuple[str, ...] = ()
-    process_name: str = ""  # named in the line; not necessarily the cause
-    # A summary of events beyond the agent's limit: its code has no meaning.
-    folded: bool = False
-    from_previous_boot: bool = False  # happened in the previous boot, whose record this one found
-    hit_cgroup_limit: bool = False  # the kernel killed a program at its own limit: a workload error
-
-    def severity_rank(self, name: str) -> int:
-        """Return the rank of the record; the lowest rank is forgotten first."""
-        if self.policy is not None:
-            return _SEVERITY_RANKS.get(self.policy.severity, 0)
-        if name == LOST:
-            return _SEVERITY_RANKS[XidSeverity.FATAL]
-        return 0 if name == LINK else 1
-
-
-def interpret_event(event: HealthEvent, driver_version: str) -> EventInterpretation:
-    """Return the meaning of *event*. Never raises, whatever its message."""
-    if "folded" in event.attributes and event.code == 0 and event.device in ("", "host"):
-        known = event.name in EVENT_POLICY or event.name in (XID, SXID)
-        return EventInterpretation(
-            TEN_MINUTES if known else None,
-            variant="folded",
-            folded=True,
-        )
-    if event.name in (XID, SXID):
-        return _interpret_xid(event, driver_version)
-    if event.name == LINK and event.code != REMOVED:
-        return EventInterpretation(None, (REMOVED,) if event.code == APPEARED else ())
-    if event.name in (LOST, ADAPTER) and event.attributes.get("state") == "back":
-        return EventInterpretation(None, (event.code,))
-    condition = EVENT_POLICY.get(event.name)
-    if event.name == DIAGNOSTIC:
-        others = tuple(code for code in DIAGNOSTIC_CODES if code != event.code)
-        return EventInterpretation(condition if event.code else None, others)
-    if event.name in DCGM_HEALTH:
-        return EventInterpretation(condition, details=(event.attributes.get("system", ""),))
-    if event.attributes.get("previous_boot") == "yes":
-        return EventInterpretation(condition, variant="previous boot", from_previous_boot=True)
-    if event.name == OUT_OF_MEMORY and _names_cgroup_limit(event):
-        return EventInterpretation(condition, variant="own limit", hit_cgroup_limit=True)
-    return EventInterpretation(condition)
-
-
-def _names_cgroup_limit(event: HealthEvent) -> bool:
-    texts = (event.message, *event.forms, *event.attributes.values())
-    return any(marker in text for marker in CGROUP_LIMIT_MARKERS for text in texts)
-
-
-def _interpret_xid(event: HealthEvent, driver_version: str) -> EventInterpretation:
-    table = "xid" if event.name == XID else "sxid"
-    policy, variant, decoded = classify_line(event.code, event.message, driver_version, table)
-    return EventInterpretation(
-        None if decoded.continuation else ClearCondition(policy.clears, policy.clear_seconds),
-        decoded.cancels,
-        policy,
-        variant,
-        (decoded.words,) if decoded.words else (),
-        decoded.process_name,
-    )
-
+from .event_interpretation import (
+    ADAPTER,
+    DIAGNOSTIC,
+    LINK,
+    LOST,
+    SEVERITY_RANKS,
+    SXID,
+    XID,
+    EventInterpretation,
+    interpret_event,
+)
 
 #: Records kept per host; the lowest rank is dropped first, then the one seen longest ago.
 RECORDS_PER_HOST_MAX = 64
@@ -161,7 +87,7 @@ class EventRecord:
     @property
     def is_fatal(self) -> bool:
         """Return whether its policy treats the host as broken while it is active."""
-        return self.severity_rank == _SEVERITY_RANKS[XidSeverity.FATAL]
+        return self.severity_rank == SEVERITY_RANKS[XidSeverity.FATAL]
 
     @property
     def clears_when(self) -> str:
@@ -367,53 +293,3 @@ def _is_over(record: EventRecord, fleet: HostLifecycle, now_ns: int) -> bool:
     if record.clear_condition.clears is not Clears.RESET:
         return False
     return fleet.reset_ns(record.host, record.device) >= record.last_ns
-
-
-#: Devices per host whose messages are kept.
-DEVICES_PER_HOST_MAX = 64
-HANG_MESSAGE_CHARACTERS_MAX = 240
-CALL_CHARACTERS_MAX = 80
-SECOND_NS = 1_000_000_000
-#: If an agent reports a longer call, its beginning is unknown.
-SECONDS_MAX = 86_400
-EVENTS = ("probe.hung", "probe.driver_hung")
-
-
-class Hang(NamedTuple):
-    """The call in which a device hangs, as its agent reported; `probe_1s` has only numbers."""
-
-    collector: str
-    message: str
-    call: str
-    since_ns: int  # beginning of the call, aggregator's clock; 0: unknown
-
-
-NO_HANG = Hang("", "", "", 0)
-
-
-class Hangs:
-    """The latest message for each row of `probe_1s`."""
-
-    def __init__(self) -> None:
-        self._hosts: dict[int, dict[str, Hang]] = {}
-
-    def update(self, host: int, event: HealthEvent, time_ns: int) -> None:
-        """Store one of `EVENTS`, reported at *time_ns* of the aggregator's clock."""
-        group, device = event.attributes.get("lane", ""), event.attributes.get("device", "")
-        collector = event.attributes.get("collector", "")
-        is_whole_driver = event.name == "probe.driver_hung" and group == "gpu"
-        row = group if is_whole_driver else f"{group} {device or collector}"
-        hangs = self._hosts.setdefault(host, {})
-        hangs.pop(row, None)
-        while len(hangs) >= DEVICES_PER_HOST_MAX:
-            del hangs[next(iter(hangs))]  # the oldest
-        message, call = (
-            event.message[:HANG_MESSAGE_CHARACTERS_MAX],
-            event.attributes.get("call", ""),
-        )
-        began_ns = max(0, time_ns - event.code * SECOND_NS) if event.code <= SECONDS_MAX else 0
-        hangs[row] = Hang(collector, message, call[:CALL_CHARACTERS_MAX], began_ns)
-
-    def of(self, host: int, row: str) -> Hang:
-        """Return the hang of a row, NO_HANG if there is none."""
-        return self._hosts.get(host, {}).get(row, NO_HANG)

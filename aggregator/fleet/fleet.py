@@ -6,7 +6,6 @@ Owned by one thread; takes no locks, does no I/O. Live frames update it, late fr
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -23,135 +22,25 @@ from ..declared.model import NOTHING
 from ..declared.reported_inventory import ReportedInventory
 from ..model import AGGREGATOR_HOST, Finding
 from ..rule_catalogue import COUNTERS
-from .active_events import EVENTS as HANG_EVENTS
-from .active_events import ActiveEvents, EventTimes, Hangs
+from .active_events import ActiveEvents, EventTimes
 from .activity import Activity, GpuResets
 from .collector_status import CollectorStatuses
+from .device_identities import DeviceIdentities
 from .devices import Devices, PcieTopology
+from .ever_up import EverUp
 from .evictions import Evictions
+from .fault_isolation import FaultIsolation
 from .gangs import GangMonitor
+from .hangs import EVENTS as HANG_EVENTS
+from .hangs import Hangs
+from .inventory_cache import InventoryCache, device_of, driver_of
 from .jobs import EVENTS as JOB_EVENTS
 from .jobs import Jobs
 from .known_gpus import KnownGpus
 from .peers import PeerGroups
-from .tables import TRACKED_SIGNALS, DeviceIdentities, DeviceTable, EverUp
-
-# Attributes of inventories in memory, with equal values shared. The store has the complete
-# inventories. A host of eight GPUs has 200 devices with a dozen attributes each: 0.2 MB per host,
-# although similar hosts differ only in serial numbers.
-
-#: Attributes that rules, `fleet.py`, `peers.py` and `devices.py` use.
-ATTRIBUTES = (
-    "board_part_number", "driver", "ecc_mode", "link_layer", "name", "parents", "pci_address", "problem",
-    "vbios", "vendor",
-)  # fmt: skip
-#: Devices of these kinds are kept even without attributes, because rules check that they exist: a
-#: mount that disappeared is no longer read-only, and a bond that disappeared is not down.
-ALWAYS_LISTED_KINDS = ("gpu", "filesystem", "net")
-#: Limit of distinct shared values, against hosts that invent devices; further ones are not shared.
-SHARED_MAX = 100_000
-
-Attributes = dict[str, str]
-
-
-class InventoryCache:
-    """Shares equal keys and attributes between hosts."""
-
-    def __init__(self) -> None:
-        self._keys: dict[tuple[str, str], tuple[str, str]] = {}
-        self._attributes: dict[tuple[str, ...], Attributes] = {}
-
-    def intern(self, devices: Sequence[Device]) -> dict[tuple[str, str], Attributes]:
-        """Return (kind, key) -> attributes of a host.
-
-        Devices without attributes are included only if their kind is in ALWAYS_LISTED_KINDS.
-        """
-        inventory: dict[tuple[str, str], Attributes] = {}
-        for device in devices:
-            attributes = self._shared(device)
-            if attributes or device.kind in ALWAYS_LISTED_KINDS:
-                inventory[self._key(device)] = attributes
-        return inventory
-
-    def _key(self, device: Device) -> tuple[str, str]:
-        if device.kind == "gpu":
-            # Shared with the keys in `jobs.py`.
-            return "gpu", sys.intern(device.key)
-        key = device.kind, device.key
-        if len(self._keys) >= SHARED_MAX:
-            return key
-        return self._keys.setdefault(key, key)
-
-    def _shared(self, device: Device) -> Attributes:
-        values = tuple(device.attributes.get(name, "") for name in ATTRIBUTES)
-        known = self._attributes.get(values)
-        if known is None:
-            known = {name: text for name, text in zip(ATTRIBUTES, values, strict=True) if text}
-            if len(self._attributes) < SHARED_MAX:
-                self._attributes[values] = known
-        return known
-
-
-#: (kind, key) of each device -> its attributes.
-Inventory = Mapping[tuple[str, str], Mapping[str, str]]
-
-
-def device_of(inventory: Inventory, event: HealthEvent) -> str:
-    """Return the device of *event*: a GPU's UUID, even if the kernel named its PCI address."""
-    device = event.device or "host"
-    if not event.name.startswith("gpu."):
-        return device
-    wanted = device.lower()
-    for (kind, key), attributes in inventory.items():
-        if kind == "gpu" and wanted in (key.lower(), attributes.get("pci_address", "").lower()):
-            return key
-    return device
-
-
-def driver_of(inventory: Inventory, device: str) -> str:
-    """Return the driver version of the GPU, or of any GPU of the host; "" if unknown."""
-    driver = inventory.get(("gpu", device), {}).get("driver")
-    others = (a["driver"] for (kind, _), a in inventory.items() if kind == "gpu" and "driver" in a)
-    return driver or next(others, "")
-
+from .tables import TRACKED_SIGNALS, DeviceTable
 
 log = logging.getLogger(__name__)
-
-#: A failure is reported for this long after its last occurrence; some parts run only every 10 s.
-FAILURE_REPORT_SECONDS = 60.0
-
-
-class FaultIsolation:
-    """Runs parts so that a failing one does not affect the others. Use it in one thread."""
-
-    def __init__(self) -> None:
-        self._failed: dict[str, str] = {}  # part -> message, since the last `failing`
-        # Part -> message and the time until which it is reported.
-        self._reported: dict[str, tuple[str, int]] = {}
-
-    def run(self, part: str, act: Callable[..., Any], *arguments: Any) -> bool:
-        """Run *act*; return whether it succeeded. Never raises."""
-        try:
-            act(*arguments)
-        except Exception as error:
-            if part not in self._reported and part not in self._failed:
-                log.exception("%s failed; the other parts continue", part)
-            self._failed[part] = f"{part} failed: {type(error).__name__}: {error}"
-            return False
-        return True
-
-    def failing(self, now_ns: int) -> str:
-        """Return a message about failures within FAILURE_REPORT_SECONDS; "" if there were none."""
-        until_ns = now_ns + round(FAILURE_REPORT_SECONDS * 1e9)
-        reported = {
-            part: item for part, item in self._reported.items() if now_ns < item[1] <= until_ns
-        }
-        self._reported = reported | {
-            part: (message, until_ns) for part, message in self._failed.items()
-        }
-        self._failed.clear()
-        return "; ".join(message for message, _ in self._reported.values())
-
 
 #: Boots kept per host, so that a late frame of an old boot is recognized.
 BOOTS_PER_HOST_MAX = 8

@@ -1,18 +1,19 @@
-"""Finds the hosts of a job for which the others wait, by comparing its hosts in windows of ten
-seconds.
+"""Finds the hosts of a job for which the others wait: compares its hosts in windows of 10 s.
 
-In a synchronous job all ranks step together, so each does its share of work in the same wall time. They differ in how long
-they compute and how long they wait: the culprit is the host that does not wait. Each window names it, by the share of time
-in which the SMs were busy, and two minutes of windows show whether it is always the same. More time at more work (a later
-pipeline stage, a longer sequence) is caused by the workload; more time at the same work by the host. A slowdown of all hosts
-alike, or of a job on one host, cannot be compared with other hosts: it is compared with the job's own past.
+In a synchronous job all ranks step together, so each does its share of work in the same wall time.
+They differ in how long they compute and how long they wait: the culprit is the host that does not
+wait. Each window names it, by the share of time in which the SMs were busy, and two minutes of
+windows show whether it is always the same. More time at more work (a later pipeline stage, a longer
+sequence) is caused by the workload; more time at the same work by the host. A slowdown of all hosts
+alike, or of a job on one host, cannot be compared with other hosts: it is compared with the job's
+own past.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +27,8 @@ from ...fingerprints.group_statistics import (
     outliers_max,
     per_member,
 )
-from ...fingerprints.stragglers import Change, ChangeMonitor
-from ..counter_deltas import Codes, Flags, Floats, Indexes, Times, capacity_for, grown, smoothing
+from ...fingerprints.stragglers import ChangeMonitor
+from ..counter_deltas import Codes, Flags, Floats, Indexes, Times, capacity_for, grown
 from .activity import loaded_watts_min
 from .devices import Devices
 from .gang_changes import (
@@ -39,193 +40,33 @@ from .gang_changes import (
     PaceFall,
     unexplained_excess,
 )
-from .jobs import SCHEDULER, Job, are_divided, are_shared, gangs_of_gpus
+from .gang_comparison import GangComparison
+from .host_baseline import HostBaseline
+from .jobs import (
+    SCHEDULER,
+    Job,
+    are_divided,
+    are_shared,
+    gangs_of_gpus,
+    jobs_of_hosts,
+    with_inferred,
+)
+from .port_rates import CONGESTION_COUNTERS, congestion_rates, traffic_rates
 from .reported_steps import INFERRED, ReportedSteps, gang_steps
-from .tables import FAST_SECONDS, DeviceTable
+from .tables import DeviceTable
+from .window_sums import BUSY, CPU, GPU_TABLES, IO, SAMPLED, STEAL, USED, WORK, WindowSums
 
 if TYPE_CHECKING:
     from .fleet import Fleet
 
-
-class CongestionCounter(NamedTuple):
-    """A counter that rises while a port waits. `rate_min`: lower rates of a host are ignored
-    (assumed).
-    """
-
-    table: str
-    column: str
-    rate_min: float
-    description: str
-
-
-#: InfiniBand: data without credits. RoCE: notifications of DCQCN; most fabrics that pause ports
-#: mark packets first.
-CONGESTION_COUNTERS = (
-    CongestionCounter("rdma_1s", "transmit_wait_count", 1000.0, "wait for credits"),
-    CongestionCounter("rdma_1s_changes", "congestion_notifications_handled_packets", 10.0, "are told to slow down"),
-)  # fmt: skip
-TRAFFIC_COLUMNS = (("rdma_1s", "received_bytes"), ("rdma_1s", "transmitted_bytes"))
-
-
-def traffic_rates(fleet: Fleet, now_ns: int) -> Floats:
-    """Return each host's bytes per second over all ports in about the last 10 s; NaN: not read."""
-    return np.asarray(sum(_rates_by_host(fleet, *source, now_ns) for source in TRAFFIC_COLUMNS))
-
-
-def congestion_rates(fleet: Fleet, now_ns: int) -> Floats:
-    """Return the rates of the congestion counters likewise: (counters, hosts)."""
-    return np.array(
-        [
-            _rates_by_host(fleet, counter.table, counter.column, now_ns)
-            for counter in CONGESTION_COUNTERS
-        ]
-    )
-
-
-def port_rates(fleet: Fleet, table_name: str, column: str, now_ns: int) -> Floats:
-    """Return each port's rate of a counter per second, in about the last 10 s; NaN: not read."""
-    table = fleet.tables[table_name]
-    age_seconds = table.age_seconds(fleet.boot, fleet.host_now_ns(now_ns))
-    # A periodic table is current; a table sent on change has not changed since.
-    quiet_seconds = np.where(age_seconds < 2.5 * table.period_seconds, 0.0, age_seconds)
-    known = table.known(column)
-    if column in table.sticky:
-        known = known & ~table.saturated(column)
-    return np.where(known, table.recent(column, quiet_seconds) / FAST_SECONDS, np.nan)
-
-
-def _rates_by_host(fleet: Fleet, table_name: str, column: str, now_ns: int) -> Floats:
-    port_rate = port_rates(fleet, table_name, column, now_ns)
-    known = np.isfinite(port_rate)
-    host_of_port = fleet.tables[table_name].devices.host[known]
-    total = np.bincount(host_of_port, weights=port_rate[known], minlength=len(fleet))
-    return np.where(np.bincount(host_of_port, minlength=len(fleet)) > 0, total, np.nan)
-
-
-#: Windows before a baseline is valid, of which the first are ignored because a job begins slowly;
-#: time constant of the mean.
-WINDOWS_MIN, WARMUP_WINDOWS, BASELINE_SECONDS = 8, 2, 600.0
-#: After this many unusual windows (an hour) the baseline restarts.
-UNUSUAL_MAX = 360
-
-
-class HostBaseline:
-    """Mean values of every host in its job; NaN: too little data. Owned by the fleet's thread.
-
-    The mean is not updated while the host is unusual.
-    """
-
-    def __init__(self, width: int, capacity: int) -> None:
-        self._means: Floats = np.zeros((width, capacity))
-        self._windows: Codes = np.zeros((width, capacity), dtype=np.int32)
-        self._unusual: Codes = np.zeros(capacity, dtype=np.int32)
-
-    def fit(self, capacity: int) -> None:
-        """Grow the arrays to *capacity* hosts."""
-        if self._unusual.size < capacity:
-            for name in ("_means", "_windows", "_unusual"):
-                setattr(self, name, grown(getattr(self, name), capacity))
-
-    def reset(self, hosts: Flags) -> None:
-        """Restart the baselines of *hosts*, whose job changed."""
-        self._windows[:, : hosts.size] *= ~hosts
-        self._unusual[: hosts.size] *= ~hosts
-
-    def mean(self, hosts: int) -> Floats:
-        """Return the means of the first *hosts* hosts: a row per value."""
-        known = self._windows[:, :hosts] >= WINDOWS_MIN
-        return np.where(known, self._means[:, :hosts], np.nan)
-
-    def update(self, values: Floats, counts: Flags, unusual: Flags, window_seconds: float) -> None:
-        """Add a window of *values* (row per value) for the hosts in *counts* that are not
-        *unusual*.
-        """
-        hosts = counts.size
-        unusual_windows = self._unusual[:hosts]
-        unusual_windows[counts & unusual] += 1
-        unusual_windows[counts & ~unusual] = 0
-        restarts = unusual_windows > UNUSUAL_MAX
-        self._windows[:, :hosts][:, restarts] = 0
-        unusual_windows[restarts] = 0
-        windows, means = self._windows[:, :hosts], self._means[:, :hosts]
-        updated = (counts & (~unusual | restarts)) & np.isfinite(values)
-        windows += updated
-        weight_min = smoothing(np.array(window_seconds), BASELINE_SECONDS)
-        weight = np.maximum(1.0 / np.maximum(windows - WARMUP_WINDOWS, 1), weight_min)
-        means[updated] = (means * (1.0 - weight) + values * weight)[updated]
-
-
 #: Length of a window, and windows per verdict.
 WINDOW_NS, WINDOWS = 10_000_000_000, 12
-#: Columns averaged over a window, by table.
-SAMPLED = {
-    "gpu_fast_1s": ("sm_active_ratio", "tensor_active_ratio"),
-    "gpu_1s": ("utilization_ratio",),
-    "host_1s": (
-        "pressure_cpu_some_ratio", "pressure_io_some_ratio", "cpu_steal_ratio",
-    ),
-}  # fmt: skip
-BUSY, WORK, USED, CPU, IO, STEAL = range(6)
-_FIRST = {"gpu_fast_1s": BUSY, "gpu_1s": USED, "host_1s": CPU}
 #: Minimum change, and noise, of the share of time in which nothing runs on a host's GPUs.
 GAP_CHANGE_MIN, GAP_NOISE_MIN = 0.015, 0.002
 #: Companions of a change of a host's gaps: pressure of its cores and disks.
 CHANGE_CPU, CHANGE_IO, CHANGE_STEAL = range(3)
 #: Minimum traffic of a host in an inferred gang, bytes per second (assumed).
 TRAFFIC_MIN = 50e6
-
-
-class GangComparison(NamedTuple):
-    """Each host compared with its gang over the last windows in which the gang worked.
-
-    Ratios are relative to the median of the others; NaN: unknown. `gang`: index in
-    `GangMonitor.jobs`, -1: none.
-    """
-
-    gang: Indexes
-    gpu_gang: Indexes  # gang for which each GPU row computes
-    shared: Flags  # some of its GPUs are not its gang's
-    divided: Flags  # its GPUs compute for several jobs
-    windows: Codes
-    busy: Floats  # how much longer its SMs were busy, at its clock
-    # Share of windows in which it led by half of that, except over the few longest.
-    busy_often: Floats
-    work: Floats  # how much more its tensor cores did
-    gap_often: Floats
-    # Consecutive windows with a gap until now: twelve windows cannot show the culprit of two hosts.
-    gap_run: Codes
-    gap: Floats  # share of time without work on its GPUs beyond that of the others
-    gap_median: Floats  # median of that share in its gang
-    cpu: Floats  # pressure beyond that of the others
-    io: Floats
-    io_median: Floats  # median pressure of its gang
-    steal: Floats
-    # Compared with its own past in this job:
-    slowed: Floats  # share by which its ports' traffic fell
-    slowed_often: Floats
-    waits: Floats  # increase of network waits, by the counter that rose most
-    gap_more: Floats  # share of time
-    gap_more_often: Floats
-    cpu_more: Floats
-    io_more: Floats
-    # Current changes of a host's busy time and gaps, and of each GPU's busy time:
-    busy_change: Change
-    gap_change: Change
-    gpu_change: Change
-    by_power: Flags  # per gang: busy time is estimated from power, as SM cycles are not counted
-    # Per GPU row: its power limit in watts when it joined its gang.
-    gpu_limit_before: Floats
-
-    def of_gpus(self, hosts: Codes) -> Indexes:
-        """Return the gang of each GPU row, -1: none. *hosts*: host of each row, possibly newer than
-        this.
-        """
-        gang = np.full(hosts.shape, -1, dtype=np.intp)
-        known = hosts < self.gang.size
-        gang[known] = self.gang[hosts[known]]
-        gang[: self.gpu_gang.size] = self.gpu_gang
-        return gang
-
 
 #: Values averaged over the windows, and values used in single windows.
 _MEANS = (
@@ -241,47 +82,6 @@ OFTEN_SHARE = 0.5
 #: Values that differ this much from the past are not added to the baseline: ratio of waits, share
 #: of traffic, share of time in gaps.
 UNUSUAL_WAITS, UNUSUAL_SLOWED, UNUSUAL_GAP = 1.25, 0.02, 0.015
-
-
-#: Tables with a row per GPU.
-GPU_TABLES = ("gpu_fast_1s", "gpu_1s")
-
-
-class WindowSums:
-    """Sums of readings over a window, by device or by host; the arrays grow as needed."""
-
-    def __init__(self, width: int) -> None:
-        self._sums: Floats = np.zeros((width, 64))
-        self._counts: Floats = np.zeros((width, 64))
-
-    def add(
-        self, table: DeviceTable, columns: tuple[str, ...], rows: Indexes, places: Indexes
-    ) -> None:
-        """Add *columns* of *rows* of *table* at the distinct indexes *places*."""
-        size = int(places.max(initial=-1)) + 1
-        if size > self._sums.shape[1]:
-            capacity = capacity_for(size, self._sums.shape[1])
-            self._sums, self._counts = grown(self._sums, capacity), grown(self._counts, capacity)
-        for index, column in enumerate(columns):
-            values = table.gauge_at(column, rows)
-            known = np.isfinite(values)
-            self._sums[index, places[known]] += values[known]
-            self._counts[index, places[known]] += 1.0
-
-    def totals(self, size: int) -> tuple[Floats, Floats]:
-        """Return sums and counts of the first *size* indexes: (columns, size)."""
-        padding = ((0, 0), (0, max(0, size - self._sums.shape[1])))
-        sums, counts = (np.pad(a[:, :size], padding) for a in (self._sums, self._counts))
-        return sums, counts
-
-    def means(self, size: int) -> Floats:
-        """Return the means of the first *size* indexes; NaN without a reading."""
-        sums, counts = self.totals(size)
-        return np.asarray(sums / counts)
-
-    def clear(self) -> None:
-        """Begin the next window."""
-        self._sums[:] = self._counts[:] = 0.0
 
 
 class GangMonitor:
@@ -351,7 +151,7 @@ class GangMonitor:
             return
         self._begin_ns = now_ns
         jobs = fleet.jobs.gangs(fleet.index, fleet.gpus)
-        self.jobs = _with_inferred(jobs, self._inferred)
+        self.jobs = with_inferred(jobs, self._inferred)
         self._fit(len(fleet))
         gang, gpus_held = self._gangs_of_hosts(len(fleet))
         gpu_gang, shared = self._assign_gpus(fleet, gang, gpus_held)
@@ -387,7 +187,7 @@ class GangMonitor:
         # On hosts of a job of several hosts, single-host processes such as a shell are ignored.
         self.jobs.sort(key=lambda job: len(job.gpus) == 1)
         in_several = np.zeros(hosts, dtype=bool)
-        neighbors = _jobs_of_hosts(self.jobs)
+        neighbors = jobs_of_hosts(self.jobs)
         for place, job in enumerate(self.jobs):
             # Hosts with fewer GPUs for the job than the others do a different share of the work.
             counts = list(job.gpus.values())
@@ -473,7 +273,9 @@ class GangMonitor:
             busy = means[BUSY]
             known = (np.isfinite(busy) | np.isfinite(means[USED])) & _is_reporting(fleet, now_ns)
             known &= ~self._changed_hosts  # their window includes another gang, or none
-            above = self._mean(fleet, watts - _loaded_watts_min(fleet))
+            above = self._mean(
+                fleet, watts - loaded_watts_min(fleet.tables["gpu_10s"], fleet.tables["gpu_60s"])
+            )
             works = medians(np.where(known, above, np.nan), gang, count) > 0.0
             shown = works & _enough_hosts_read(gang, known, count)
             group = np.where((per_member(shown.astype(np.float64), gang) > 0) & known, gang, -1)
@@ -685,26 +487,6 @@ class GangMonitor:
             busy_change=self._busy.hosts, gpu_change=self._busy.gpus, by_power=self._busy.by_power,
             gap_change=self._gap_changes.change(self._group, len(self.jobs)), gpu_limit_before=self._limit_before.copy(),
         )  # fmt: skip
-
-
-def _jobs_of_hosts(jobs: Sequence[Job]) -> dict[int, frozenset[int]]:
-    """Return the indexes of jobs of several hosts on each host."""
-    result: dict[int, set[int]] = {}
-    for place, job in enumerate(jobs):
-        if len(job.gpus) > 1:
-            for host in job.gpus:
-                result.setdefault(host, set()).add(place)
-    return {host: frozenset(places) for host, places in result.items()}
-
-
-def _with_inferred(jobs: list[Job], inferred: Sequence[Job]) -> list[Job]:
-    """Return *jobs*, and *inferred* jobs without a host that has a job of several hosts."""
-    named = {host for job in jobs if len(job.gpus) > 1 for host in job.gpus}
-    return jobs + [job for job in inferred if named.isdisjoint(job.gpus)]
-
-
-def _loaded_watts_min(fleet: Fleet) -> Floats:
-    return loaded_watts_min(fleet.tables["gpu_10s"], fleet.tables["gpu_60s"])
 
 
 def _is_reporting(fleet: Fleet, now_ns: int) -> Flags:

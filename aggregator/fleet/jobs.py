@@ -37,6 +37,9 @@ NAME_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     "systemd": ("user_unit", "unit"),
 }
 
+#: Manager of a job that only a scheduler reported.
+SCHEDULER = "scheduler"
+
 
 @dataclass(slots=True)
 class Job:
@@ -81,10 +84,6 @@ class ScheduledGang(NamedTuple):
     workload: str
     hosts: tuple[str, ...]
     gpus: int
-
-
-#: Manager of a job that only a scheduler reported.
-SCHEDULER = "scheduler"
 
 
 class Jobs:
@@ -270,14 +269,11 @@ def parse_count(text: str | None) -> int:
     return int(text) if is_valid and text is not None else 0
 
 
-# On shared hosts only the GPUs that a job holds show its work and waiting; a mean over all GPUs of
-# the host would mix jobs.
-
-
 def are_shared(devices: Devices, gpus_held: Indexes) -> Flags:
     """Return which hosts have more GPUs than their gang's job holds.
 
-    *gpus_held*: by host, including MIG instances; -1: no gang.
+    On shared hosts only the GPUs that a job holds show its work and waiting; a mean over all GPUs of
+    the host would mix jobs. *gpus_held*: by host, including MIG instances; -1: no gang.
     """
     return np.asarray(
         (gpus_held >= 0) & (gpus_held < np.bincount(devices.host, minlength=gpus_held.size))
@@ -314,3 +310,19 @@ def are_divided(devices: Devices, gpu_gang: Indexes, hosts: int) -> Flags:
     one_gang[devices.host[is_assigned]] = gpu_gang[is_assigned]
     divided[devices.host[is_assigned & (gpu_gang != one_gang[devices.host])]] = True
     return divided
+
+
+def jobs_of_hosts(jobs: Sequence[Job]) -> dict[int, frozenset[int]]:
+    """Return the indexes of jobs of several hosts on each host."""
+    result: dict[int, set[int]] = {}
+    for place, job in enumerate(jobs):
+        if len(job.gpus) > 1:
+            for host in job.gpus:
+                result.setdefault(host, set()).add(place)
+    return {host: frozenset(places) for host, places in result.items()}
+
+
+def with_inferred(jobs: list[Job], inferred: Sequence[Job]) -> list[Job]:
+    """Return *jobs*, and *inferred* jobs without a host that has a job of several hosts."""
+    named = {host for job in jobs if len(job.gpus) > 1 for host in job.gpus}
+    return jobs + [job for job in inferred if named.isdisjoint(job.gpus)]

@@ -1,8 +1,8 @@
-"""The latest value of every signal: a row per device, a column per signal; device identities."""
+"""The latest value of every signal: a row per device, a column per signal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,6 @@ RUN_SIGNALS = frozenset(
 )
 
 TRACKED_SIGNALS = SIGNALS_READ | RUN_SIGNALS
-
 
 #: Limit of valid gauges: an exabyte, a gigawatt-century. Larger values are driver errors.
 GAUGE_MAX = 1e18
@@ -379,154 +378,3 @@ class DeviceTable:
         """Return how often a counter of GPUs decreased within the same boot and device."""
         self._fit()
         return self._resets[self.counter[column], : self.devices.count]
-
-
-# Identities of devices: a GPU whose driver was reloaded, or another interface with the same name.
-# When the number that identifies a device (counter epoch of a GPU, ifindex of an interface)
-# changes, all its counters restart in every table.
-
-#: The column of such a number.
-EPOCH_COLUMN = "counter_epoch_count"
-#: Not a valid number: all ones is read from the register of a missing device.
-_NEVER = np.uint64(2**64 - 1)
-
-
-class EpochTracker:
-    """The number of each device of a table at its last reading."""
-
-    def __init__(self, table: DeviceTable) -> None:
-        self._table, self.devices = table, table.devices
-        self._last: Uint64s = np.full(64, _NEVER, dtype=np.uint64)
-
-    def changes(self) -> list[tuple[int, bool]]:
-        """Return (row, whether the number rose) for every device whose number changed."""
-        before = self._last.size
-        if before < self._table.devices.capacity:
-            self._last = grown(self._last, self._table.devices.capacity)
-            self._last[before:] = _NEVER
-        cells = self._table.state_at(EPOCH_COLUMN, slice(0, self._table.devices.count))
-        rows = np.flatnonzero(cells != self._last[: cells.size])
-        rows = rows[self._table.known(EPOCH_COLUMN)[rows]]
-        now, last = cells[rows], self._last[rows]
-        changed = np.flatnonzero(last != _NEVER)
-        self._last[rows] = now
-        return [(int(rows[index]), bool(now[index] > last[index])) for index in changed.tolist()]
-
-    def forget(self, row: int) -> None:
-        """Forget the number of *row*, which is being reassigned."""
-        if row < self._last.size:
-            self._last[row] = _NEVER
-
-
-class DeviceIdentities:
-    """The identity numbers of all tables."""
-
-    def __init__(self, tables: Mapping[str, DeviceTable], devices: Mapping[str, Devices]) -> None:
-        self._devices = devices
-        self._trackers = [EpochTracker(t) for t in tables.values() if EPOCH_COLUMN in t.column]
-
-    def advance(self) -> None:
-        """Restart the counters of every device whose identity changed."""
-        for tracker in self._trackers:
-            for row, rose in tracker.changes():
-                tracker.devices.start_over(row, renewed=rose)
-                if tracker.devices.kind == "gpu":
-                    self._start_over_parts(tracker.devices, row)
-
-    def forget(self, devices: Devices, row: int) -> None:
-        """Forget the identity in *row* of *devices*."""
-        for tracker in self._trackers:
-            if tracker.devices is devices:
-                tracker.forget(row)
-
-    def _start_over_parts(self, gpus: Devices, gpu: int) -> None:
-        # Parts of a GPU, such as NVLinks, have names that begin with its name.
-        host, name = int(gpus.host[gpu]), gpus.names[gpu]
-        for devices in self._devices.values():
-            for row in devices.rows_of(host) if devices is not gpus else ():
-                if devices.names[row].startswith(name):
-                    devices.start_over(row, renewed=False)
-
-
-PORT_ACTIVE = 4
-
-
-#: Signals that are a fault only after the device was once well (a port never cabled is not down) ->
-#: its table, and the flags.
-_EVER_UP = {
-    "rdma.port_state": ("rdma_1s", "ports_up"),
-    "net.carrier_state": ("net_1s", "carriers"),
-    "filesystem.read_only_state": ("filesystem_60s", "writable"),
-    "nvlink.link_state": ("nvlink_10s_changes", "nvlinks"),
-    "c2c.link_state": ("c2c_10s_changes", "c2c_links"),
-    "bond.slaves_up_count": ("bond_10s", "whole_bonds"),
-    "bond.link_state": ("bond_10s", "bonds_up"),
-}
-#: The event of a removed interface; ignored for an unused interface.
-REMOVED = "net.link"
-
-
-class EverUp:
-    """Flags per device row of conditions that were once true; they are never reset."""
-
-    def __init__(self) -> None:
-        none = np.zeros(0, dtype=bool)
-        self.ports_up: Flags = none
-        self.carriers: Flags = none
-        self.writable: Flags = none
-        self.nvlinks: Flags = none
-        self.c2c_links: Flags = none
-        self.whole_bonds: Flags = none
-        self.bonds_up: Flags = none
-        #: Signal -> (host, device) with an active symptom before the start, until the device has a
-        #: row.
-        self._restored: dict[str, list[tuple[int, str]]] = {}
-        #: (host, device) of interfaces that were in use and removed before the start, and have no
-        #: row.
-        self.removed: set[tuple[int, str]] = set()
-
-    def restore(self, host: int, device: str, signal: str) -> None:
-        """Restore a symptom from before the start: it implies that the device was well."""
-        if signal == REMOVED:
-            self.removed.add((host, device))
-        if signal in _EVER_UP:
-            self._restored.setdefault(signal, []).append((host, device))
-
-    def forget(self, tables: dict[str, DeviceTable], devices: Devices, row: int) -> None:
-        """Clear the flags of *row* in *devices*, which is being reassigned."""
-        for table, flags in _EVER_UP.values():
-            if tables[table].devices is devices and row < getattr(self, flags).size:
-                getattr(self, flags)[row] = False
-
-    def advance(self, tables: dict[str, DeviceTable]) -> None:
-        """Set the flags of devices that are well now."""
-        ports, net, files = tables["rdma_1s"], tables["net_1s"], tables["filesystem_60s"]
-        self.ports_up = _or(self.ports_up, ports.state("port_state") == PORT_ACTIVE)
-        self.carriers = _or(self.carriers, net.state("carrier_state") == 1)
-        read_only = files.state("read_only_state", missing=1)
-        self.writable = _or(self.writable, read_only == 0)
-        self.nvlinks = _or(self.nvlinks, tables["nvlink_10s_changes"].state("link_state") > 0)
-        self.c2c_links = _or(self.c2c_links, tables["c2c_10s_changes"].state("link_state") > 0)
-        bonds = tables["bond_10s"]
-        complete = bonds.gauge("slaves_up_count") >= bonds.gauge("slaves_count")
-        self.whole_bonds = _or(self.whole_bonds, np.asarray(complete, dtype=bool))
-        self.bonds_up = _or(self.bonds_up, bonds.state("link_state") == 1)
-        for signal in list(self._restored):
-            table, flags = _EVER_UP[signal]
-            self._take_over(signal, tables[table], getattr(self, flags))
-
-    def _take_over(self, signal: str, table: DeviceTable, flags: Flags) -> None:
-        rows = [
-            (restored_device, table.devices.find(*restored_device))
-            for restored_device in self._restored.pop(signal)
-        ]
-        flags[[row for _, row in rows if 0 <= row < flags.size]] = True
-        if missing := [
-            restored_device for restored_device, row in rows if not 0 <= row < flags.size
-        ]:
-            self._restored[signal] = missing
-
-
-def _or(before: Flags, now: Flags) -> Flags:
-    now[: before.size] |= before
-    return now

@@ -12,7 +12,7 @@ from ...ext.intake import Catalogue, Reader, Received
 from ..errors import StreamDesync, StreamRefused
 from ..fleet.fleet import Fleet
 from ..fleet.tables import TRACKED_SIGNALS
-from ..store.rows import plan
+from ..store.frame_rows import plan
 
 
 def _plan(name: str, signal_ids: tuple[int, ...]) -> tuple[Any, ...]:

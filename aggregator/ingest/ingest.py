@@ -17,7 +17,7 @@ from ...contract.wire import telemetry_pb2 as wire
 from ...ext.intake import Received
 from ..config import AggregatorConfig
 from ..errors import DISK_RETRY_SECONDS, NoSession, ResourceExhausted
-from ..fleet.active_events import SXID, XID
+from ..fleet.event_interpretation import SXID, XID
 from ..fleet.fleet import Fleet
 from ..fleet.known_gpus import ExpectedGpus
 from ..principal import LOCAL, Principal

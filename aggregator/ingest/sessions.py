@@ -30,7 +30,7 @@ from ..errors import (
     ResourceExhausted,
 )
 from ..principal import LOCAL, NAME_CHARACTERS_MAX, Principal, Role, is_name
-from ..store.rows import ForeignSignal
+from ..store.frame_rows import ForeignSignal
 from .backlog import HostQuota
 from .findings import ActiveFindings
 

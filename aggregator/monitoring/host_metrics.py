@@ -14,7 +14,8 @@ from prometheus_client.core import Metric
 from ..advisories.advisory import Advisory, gravity
 from ..exposition import Sample, gauge
 from ..model import HealthState, Reason, Snapshot
-from ..scoring.results import Hosts, columns_of
+from ..scoring.results import Hosts
+from ..scoring.score_columns import columns_of
 
 PREFIX = "gangline_host_"
 #: Maximum number of series per host: one per family, and one of all labels; unknown values have

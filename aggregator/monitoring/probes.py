@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..store.duckdb_file import OPS_FILE, STORE_FILE, wal_of
+from ..store.store_folder import OPS_FILE, STORE_FILE, wal_of
 
 #: Period of the probe; two wake-ups per second are cheap enough to be always on.
 PROBE_SECONDS = 0.5

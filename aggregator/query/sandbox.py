@@ -13,8 +13,8 @@ from typing import Any
 import duckdb
 
 from ..sql import quoted
-from ..store.duckdb_file import OPS_FILE
 from ..store.parquet import views
+from ..store.store_folder import OPS_FILE
 from .messages import SQL_BYTES_MAX
 
 # Functions that a query may call; all others are refused. Scalar functions, aggregates, window
@@ -160,7 +160,6 @@ TABLE_FUNCTIONS = frozenset(_TABLE_FUNCTION_NAMES.split())
 
 #: Schemas of Gangline's macros, all of which are allowed.
 MACRO_SCHEMAS = frozenset({"ops", "history"})
-
 
 #: Limit of the lines of a DuckDB message, and of the characters of the SQL line shown with it.
 MESSAGE_LINES_MAX, SHOWN_CHARACTERS_MAX = 4, 100

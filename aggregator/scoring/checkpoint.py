@@ -24,16 +24,11 @@ from ..store.rows import HostMemory
 from .declared import without_maintenance
 from .evaluate import Judgement
 from .features import FaultHistory
+from .hysteresis import RuleAndDevice, TrackedSymptom, TrackedSymptoms, freeze
 from .missing_readings import SettlingHost
+from .rule_rows import RECENT_SECONDS
 from .score import HORIZON_HOURS
-from .symptom import (
-    RECENT_SECONDS,
-    RuleAndDevice,
-    Symptom,
-    TrackedSymptom,
-    TrackedSymptoms,
-    freeze,
-)
+from .symptom import Symptom
 
 log = logging.getLogger(__name__)
 

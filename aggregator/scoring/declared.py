@@ -11,17 +11,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..declared.fields import format_time
-from ..declared.model import (
-    Declared,
-    MaintenanceWindow,
-    Override,
-    rollout_message,
-)
+from ..declared.maintenance_windows import MaintenanceWindow
+from ..declared.model import Declared
+from ..declared.moments import format_time
+from ..declared.overrides import Override
+from ..declared.thresholds import rollout_message
 from ..fleet.fleet import Fleet
 from ..model import HealthState, HostScore, Reason
+from .hysteresis import RuleAndDevice, TrackedSymptom
 from .results import Hosts
-from .symptom import RuleAndDevice, Symptom, TrackedSymptom
+from .symptom import Symptom
 
 #: States not worth reporting next to a maintenance window.
 _QUIET = (HealthState.HEALTHY, HealthState.MAINTENANCE)

@@ -13,16 +13,18 @@ from ...fingerprints.sensitivity import KnownWorkloads, Singles
 from ..counter_deltas import Flags, Indexes
 from ..declared.model import ExchangeRates
 from ..fleet.collector_status import CollectorStatus
-from ..fleet.fleet import FINDINGS_MAX, Fleet
-from ..fleet.peers import slowest, speeds_of_hosts
+from ..fleet.fleet import Fleet
+from ..fleet.relative_speeds import slowest, speeds_of_hosts
 from ..hazard.model import PRIOR, SPREAD_ASSUMED, HazardModel
-from ..model import Finding, HealthState, Reason, Snapshot
-from ..rule_catalogue import FAULTS, FINDING_RULES, PERSISTENT_RULES
+from ..model import Snapshot
 from ..rule_catalogue.gang import SLOW, SLOW_GPU
-from . import missing_readings, rules
-from . import symptom as hysteresis
+from . import hysteresis, missing_readings, rules
+from .base_hazard import parts_of, trained
 from .declared import in_maintenance, without_noise
-from .features import FaultHistory, OpenFaults, assemble
+from .detectors import RuleFunction, evaluate_with_rollout
+from .features import FaultHistory, assemble
+from .findings import open_faults, update_findings
+from .hysteresis import RuleAndDevice, TrackedSymptom
 from .job_faults import JobFault, find_job_faults
 from .job_impact import GangWaits, component_speeds, find_waits
 from .missing_readings import (
@@ -37,85 +39,15 @@ from .missing_readings import (
 )
 from .node_facts import GangVerdicts, NodeFacts, node_costs, node_domains, node_facts
 from .reported_factors import NOTHING_REPORTED, ReportedFactors
-from .results import Columns, Gpus, HostInputs, Hosts, pack_hosts, score_gpus
+from .results import Gpus, HostInputs, Hosts, score_gpus
 from .results import empty_gpus as no_gpus
 from .rules import agent, configuration, gang
 from .rules.missing_gpus import UNREAD_KEY
-from .score import (
-    HORIZON_HOURS,
-    NO_FEEDBACK,
-    ObservedSymptom,
-    OutcomeFeedback,
-    parts_of,
-    score_host,
-    trained,
-)
+from .score import HORIZON_HOURS, NO_FEEDBACK, ObservedSymptom, OutcomeFeedback, score_host
+from .score_columns import Columns, pack_hosts
 from .shared_faults import attribute_shared
-from .symptom import RuleAndDevice, RuleFunction, Symptom, TrackedSymptom, evaluate_with_rollout
+from .symptom import Symptom
 from .view import FleetView
-
-#: At this many findings only faults add new ones, so that many findings of other kinds (a counter
-#: stuck on each port of a large fleet, an error in a file) leave capacity for faults.
-NON_FAULT_FINDINGS_MAX = FINDINGS_MAX // 2
-#: Findings that judging begins and ends.
-EVALUATED_FINDINGS = frozenset((*FINDING_RULES, *PERSISTENT_RULES))
-
-
-def open_faults(fleet: Fleet) -> OpenFaults:
-    """Return the open findings that are faults, as training takes them from the record."""
-    findings = fleet.findings.values()
-    return frozenset(
-        (finding.host, finding.since_ns // 1000, FAULTS[finding.name])
-        for finding in findings
-        if finding.name in FAULTS
-    )
-
-
-def update_findings(
-    fleet: Fleet,
-    tracked: Mapping[int, Mapping[RuleAndDevice, TrackedSymptom]],
-    settling: SettlingHosts,
-    now_ns: int,
-) -> None:
-    """Add findings on which operators must act; clear findings whose condition ended.
-
-    A host that is silent or *settling* keeps its findings, since it was not judged again.
-    """
-    active: set[tuple[str, str, str]] = set()
-    for host, symptoms in tracked.items():
-        for symptom in (
-            tracked_symptom.worst for tracked_symptom in symptoms.values() if tracked_symptom.active
-        ):
-            if name := finding_name(symptom):
-                key = fleet.names[host], name, finding_subject(name, symptom)
-                active.add(key)
-                clears = symptom.clears or symptom.rule.clears
-                findings_max = None if name in FAULTS else NON_FAULT_FINDINGS_MAX
-                fleet.add_finding(Finding(*key, symptom.message, now_ns, 0, clears), findings_max)
-    for key in [k for k in fleet.findings if k[1] in EVALUATED_FINDINGS and k not in active]:
-        if fleet.index.get(key[0]) not in settling:
-            fleet.clear_finding(*key)
-
-
-def finding_name(symptom: Symptom) -> str:
-    """Return the finding name of *symptom*; "" if it is not a finding, or declared noise."""
-    rule = symptom.rule.name
-    if symptom.reason is Reason.POLICY:
-        return ""
-    names = (
-        FINDING_RULES
-        if symptom.host_state is HealthState.HEALTHY
-        else FINDING_RULES + PERSISTENT_RULES
-    )
-    return max((n for n in names if rule == n or rule.startswith(f"{n}.")), key=len, default="")
-
-
-def finding_subject(name: str, symptom: Symptom) -> str:
-    """Return the subject of a finding: the device, the signal, and the code or variant."""
-    which = symptom.rule.name.removeprefix(name).lstrip(".")
-    suffix = f" {which}" if which and not symptom.signal.endswith(which) else ""
-    return f"{symptom.device} {symptom.signal}{suffix}"
-
 
 log = logging.getLogger(__name__)
 

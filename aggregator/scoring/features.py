@@ -14,7 +14,7 @@ from math import inf
 import numpy as np
 
 from ..counter_deltas import Flags, Floats, Indexes
-from ..fleet.peers import slowest
+from ..fleet.relative_speeds import slowest
 from ..hazard import events, fault_classes
 from ..hazard import features as learned
 from ..hazard.features import OBSERVED_NAMES

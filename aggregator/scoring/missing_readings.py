@@ -15,8 +15,9 @@ from ...contract.signals import BY_NAME
 from ..counter_deltas import Flags, Floats
 from ..fleet.fleet import Fleet
 from ..model import SEVERITY, HealthState, HostScore, Reason
+from .hysteresis import RuleAndDevice, TrackedSymptom, TrackedSymptoms
 from .results import Hosts
-from .symptom import RuleAndDevice, Symptom, TrackedSymptom, TrackedSymptoms
+from .symptom import Symptom
 from .view import FleetView
 
 #: Device kinds that belong to a GPU: they exist as long as the host lists the GPU.

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from ...fingerprints.sensitivity import SPEED_MIN
 from ..counter_deltas import Codes, Flags
-from ..declared.model import NOWHERE, Declared
+from ..declared.host_placement import NOWHERE
+from ..declared.model import Declared
 from ..model import HealthState
 from .results import Hosts
 from .score import SPREAD_SILENT, Z90

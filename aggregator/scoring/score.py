@@ -16,13 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, islice
 from math import exp, expm1, isnan, log, log1p, nan
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from ..counter_deltas import Codes, Floats
-from ..hazard.features import FEATURE_NAMES, inputs_of_row
-from ..hazard.model import HOURS_A_DAY, LOG_HAZARD_PER_DAY_MAX, PRIOR, SPREAD_ASSUMED, HazardModel
+from ..counter_deltas import Floats
+from ..hazard.model import PRIOR, SPREAD_ASSUMED
 from ..model import (
     Evidence,
     HealthState,
@@ -32,18 +31,13 @@ from ..model import (
     SharedCause,
     SharedCauseKey,
 )
+from .base_hazard import ModelHazard, base_hazard_per_hour
 from .calibration import NO_OUTCOMES, Calibration, Outcomes
 from .features import evidence_of
 from .symptom import Symptom
 
 #: Horizon of hazard and score.
 HORIZON_HOURS = 8.0
-
-#: Interruptions per GPU-hour of a job, all causes: 2.2e-5 (StepFun's 400 nodes over 348 days,
-#: stepfun-ai/InfiniteHBD-Trace; 2.0e-5 in Meta's Llama 3 report, table 5).
-GPU_HAZARD_PER_HOUR = 2.2e-5
-#: Added by the host besides its GPUs (assumed: no public rate exists for hosts alone).
-HOST_HAZARD_PER_HOUR = 5e-6
 
 #: 90 % interval of the hazard of a silent host, as a factor up and down: it may be in any state
 #: (assumed). A model's own spread is smaller.
@@ -67,18 +61,6 @@ CLEARS_MAX = 3
 EVIDENCE_MAX = 48
 
 
-class ModelHazard(NamedTuple):
-    """A model's hazard of a host, before any symptom."""
-
-    model: str
-    log_base: float
-    parts: tuple[float, ...]  # increase of ln(hazard) per feature
-    features: tuple[float, ...]
-    at_ns: int
-    spread: float  # factor of the 90 % interval, up and down
-    outcomes: Calibration = NO_OUTCOMES
-
-
 class HostInput(NamedTuple):
     """The host that is scored."""
 
@@ -98,16 +80,6 @@ class ObservedSymptom(NamedTuple):
 
     symptom: Symptom
     observed_ns: int
-
-
-def base_hazard_per_hour(gpus: int) -> float:
-    """Return the hazard of a host that is known only by its number of GPUs."""
-    return GPU_HAZARD_PER_HOUR * gpus + HOST_HAZARD_PER_HOUR
-
-
-def base_hazards_per_hour(gpus: Codes | Floats) -> Floats:
-    """Return `base_hazard_per_hour` of many hosts."""
-    return GPU_HAZARD_PER_HOUR * gpus.astype(np.float64) + HOST_HAZARD_PER_HOUR
 
 
 def scores_of(hazards_per_hour: Floats, hours: float = HORIZON_HOURS) -> Floats:
@@ -437,47 +409,6 @@ def _clears(symptoms: Sequence[Symptom]) -> str:
     return "; and ".join([*conditions[:CLEARS_MAX], *more])
 
 
-#: A hazard describes the present. No model has been judged over more than a week.
-SECONDS_MIN, SECONDS_MAX = 60, 7 * 24 * 3600
-
-
-def over_horizon(host: HostScore, hours: float) -> HostScore:
-    """Return *host* with score, interval and score deltas over *hours*."""
-    times = hours / HORIZON_HOURS
-    if times == 1.0:
-        return host
-    lower, upper = host.score_lower**times, host.score_upper**times
-    if host.inputs:  # over eight hours a large hazard leaves no digits of the lower score
-        lower, upper = (exp(-hazard * hours) for hazard in reversed(host.hazard_interval))
-    return replace(
-        host,
-        score=host.score**times,
-        score_lower=lower,
-        score_upper=upper,
-        evidence=tuple(
-            _evidence_over_horizon(evidence, host.score, times) for evidence in host.evidence
-        ),
-    )
-
-
-def _evidence_over_horizon(evidence: Evidence, score: float, times: float) -> Evidence:
-    without = min(max(score - evidence.score_delta, 0.0), 1.0)
-    return replace(evidence, score_delta=score**times - without**times)
-
-
-def recompute(row: Mapping[str, Any]) -> Numbers:
-    """Return the numbers of a row of `scores` from its inputs. Raises ValueError if it has none."""
-    inputs = inputs_of_row(row)
-    if inputs is None:
-        raise ValueError("the row was stored before version 9 of the store: it has no inputs")
-    return numbers(
-        inputs,
-        row["log_hazard_deltas"],
-        row["relative_speed_factors"],
-        row["horizon_seconds"] / 3600.0,
-    )
-
-
 class Return(NamedTuple):
     """A host back in service after advice took it out, and its time on probation."""
 
@@ -498,30 +429,3 @@ class OutcomeFeedback:
 
 
 NO_FEEDBACK = OutcomeFeedback()
-
-
-def trained(model: HazardModel | None) -> HazardModel | None:
-    """Return *model* if it was trained on this fleet and all its figures are finite, else None."""
-    if model is None or model.is_prior:
-        return None
-    return (
-        model
-        if np.isfinite((model.base_log_hazard_per_day, model.spread, *model.weights)).all()
-        else None
-    )
-
-
-def parts_of(model: HazardModel | None, features: Floats, gpus: Codes) -> tuple[Floats, Floats]:
-    """Return (ln of the base hazards per hour, additions: hosts x `hazard.features.FEATURE_NAMES`).
-
-    *features*: hosts x SCORE_FEATURE_NAMES, which begin with the same names.
-
-    Without a trained model the base is the public record's, by the number of *gpus*, and no feature
-    adds anything: the published rates after a return describe another cluster's faults. Base plus
-    parts are limited to LOG_HAZARD_PER_DAY_MAX.
-    """
-    if model is None:
-        return np.log(base_hazards_per_hour(gpus)), np.zeros((len(features), len(FEATURE_NAMES)))
-    log_hazards, parts = model.contributions(features[:, : len(FEATURE_NAMES)])
-    log_hazard_max = LOG_HAZARD_PER_DAY_MAX - np.log(HOURS_A_DAY)
-    return np.minimum(log_hazards, log_hazard_max) - parts.sum(axis=1), parts

@@ -13,7 +13,8 @@ import numpy as np
 from ..counter_deltas import Flags, Times
 from ..model import UNCHANGED_SCORE_SECONDS, Evidence, HealthState, HostScore, Snapshot
 from .evaluate import Judgement
-from .results import Columns, Gpus, columns_of
+from .results import Gpus
+from .score_columns import Columns, columns_of
 
 
 def with_gpu_states(snapshot: Snapshot, hosts: Iterable[HostScore]) -> list[HostScore]:

@@ -11,7 +11,8 @@ import numpy as np
 from ..counter_deltas import Codes, Flags, Floats, Indexes, Times, Uint64s
 from ..fleet.devices import DEVICES_PER_HOST_MAX
 from ..fleet.fleet import Fleet
-from ..fleet.peers import Speeds, capped_below_limit, power_limited, relative_speeds
+from ..fleet.power_limits import capped_below_limit, power_limited
+from ..fleet.relative_speeds import Speeds, relative_speeds
 from ..fleet.tables import FAST_SECONDS, SLOW_SECONDS
 from ..model import SIMULATED_SILENT_SECONDS_MAX
 from ..sql import quoted
@@ -83,7 +84,7 @@ class FleetView:
             return np.asarray(self.clock / self.fleet.activity.baseline_clock)
 
     def threshold(self, name: str) -> float:
-        """Return a threshold of the rules (`declared/model.py`), as it was declared."""
+        """Return a threshold of the rules (`declared/thresholds.py`), as it was declared."""
         self.requested_thresholds.add(name)
         return self.fleet.declared.threshold(name, before=self._uses_previous)
 

@@ -16,10 +16,10 @@ from ..hazard.events import EventsError
 from ..hazard.models import ModelRegistry, TrainingResult
 from ..permits import Permits
 from ..principal import Principal, current_principal
-from ..store.duckdb_file import StoreError
-from ..store.maintenance.backup import CheckpointHold, hold_checkpoints
 from ..store.maintenance.compact import CompactionResult, compact
+from ..store.maintenance.consistent_view import CheckpointHold, hold_checkpoints
 from ..store.store import Store
+from ..store.store_folder import StoreError
 from .idempotency import IdempotencyCache
 
 #: Size of the journal's pieces, one per message.

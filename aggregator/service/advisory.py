@@ -11,22 +11,14 @@ from google.protobuf.duration_pb2 import Duration
 
 from ...contract.wire import advisory_pb2 as wire
 from ...contract.wire.advisory_pb2_grpc import AdvisoryServiceServicer
-from ..advisories.advisory import (
-    HOUR_NS,
-    SECOND_NS,
-    Acked,
-    Advisory,
-    AdvisoryState,
-    Case,
-    Member,
-    PutBack,
-    TakenOut,
-    gravity,
-)
+from ..advisories.advisory import Advisory, AdvisoryState, Case, gravity
+from ..advisories.advisory_limits import HOUR_NS, SECOND_NS
 from ..advisories.answers import LEASE_SECONDS_MIN
-from ..advisories.engine import WATCHERS_MAX, AdvisoryChange, AdvisoryEngine
+from ..advisories.engine import AdvisoryEngine
+from ..advisories.messages import Acked, Member, PutBack, TakenOut
 from ..advisories.replay import ReplayReport
 from ..advisories.state import CircuitBreaker, DeclaredOut
+from ..advisories.watch_feed import WATCHERS_MAX, AdvisoryChange
 from ..advisories.workloads import Gang, name_for, reported_name
 from ..errors import CAPACITY_RETRY_SECONDS, InvalidArgument, NotFound, ResourceExhausted
 from ..model import Reason

@@ -13,9 +13,9 @@ import numpy as np
 from ...contract.wire import outcome_pb2
 from ...contract.wire.outcome_pb2_grpc import OutcomeServiceServicer
 from ...fingerprints.sensitivity import NETWORK, NVLINK
-from ..advisories.advisory import HOUR_NS, SECOND_NS
+from ..advisories.advisory_limits import HOUR_NS, SECOND_NS
 from ..advisories.engine import AdvisoryEngine
-from ..advisories.rows import ExpectedOutcome, OutcomeHost, OutcomeRecord
+from ..advisories.outcome_rows import ExpectedOutcome, OutcomeHost, OutcomeRecord
 from ..calibration_log import CalibrationLog, domains_of
 from ..decisions.calibration import ThroughputReport
 from ..decisions.node_search import OPTIONS_MAX

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...contract.wire import recovery_pb2
-from ..advisories.advisory import HOUR_NS, SECOND_NS
+from ..advisories.advisory_limits import HOUR_NS, SECOND_NS
 from ..calibration_log import CalibrationLog, RecoveryRecord
 from ..decisions.calibration import RecoveryReport
 from ..decisions.recovery import RecoveryKind

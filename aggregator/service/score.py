@@ -23,10 +23,10 @@ from ..errors import (
     ServiceUnavailable,
 )
 from ..model import SEVERITY, HealthState, Snapshot
-from ..scoring import score
+from ..scoring import recompute
 from ..scoring.evaluate import Judgement
-from ..scoring.results import Columns
 from ..scoring.score import HORIZON_HOURS
+from ..scoring.score_columns import Columns
 from ..scoring.score_rows import differs
 from . import score_messages
 from .caller_slots import CallerSlots
@@ -281,7 +281,7 @@ class ScoreService(ScoreServiceServicer):
             raise NotFound(f"no node {name!r}: no host of that name has ever registered")
         index = snapshot.names.index(name)
         host, sources = (
-            score.over_horizon(snapshot.hosts[index], hours),
+            recompute.over_horizon(snapshot.hosts[index], hours),
             snapshot.collector_statuses[index],
         )
         return score_messages.score_message(
@@ -306,7 +306,7 @@ class ScoreService(ScoreServiceServicer):
         )
         for index in order[begin : begin + size]:
             host, sources = (
-                score.over_horizon(snapshot.hosts[index], hours),
+                recompute.over_horizon(snapshot.hosts[index], hours),
                 snapshot.collector_statuses[index],
             )
             reply.node_scores.append(
@@ -475,10 +475,10 @@ def _hours(
     if not request.HasField("horizon"):
         return HORIZON_HOURS
     seconds = span_seconds("horizon", request.horizon)
-    if not score.SECONDS_MIN <= seconds <= score.SECONDS_MAX:
+    if not recompute.SECONDS_MIN <= seconds <= recompute.SECONDS_MAX:
         raise InvalidArgument(
             "horizon",
-            f"{seconds:g} s, expected {score.SECONDS_MIN} to {score.SECONDS_MAX} (7 days), or none for "
+            f"{seconds:g} s, expected {recompute.SECONDS_MIN} to {recompute.SECONDS_MAX} (7 days), or none for "
             f"{HORIZON_HOURS:g} hours",
         )
     return seconds / 3600.0

@@ -34,8 +34,8 @@ from ..ingest.ingest import AcceptedFrame, Ingest
 from ..ingest.sessions import Session
 from ..principal import Principal, current_principal, is_name
 from ..recordings import RecordingExchange
+from ..store.received_ledger import range_set
 from ..store.store import Store
-from ..store.writer import range_set
 from .status import pushback
 
 log = logging.getLogger(__name__)

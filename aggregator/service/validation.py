@@ -10,7 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from ..advisories.advisory import SECOND_NS
+from ..advisories.advisory_limits import SECOND_NS
 from ..errors import InvalidArgument
 from ..principal import NAME_CHARACTERS_MAX, Principal
 

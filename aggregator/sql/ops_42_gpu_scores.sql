@@ -1,5 +1,5 @@
 -- What `aggregator/scoring/results.py` says of each GPU, from what is stored of its host: its share of the hazard that the
--- host has before any symptom (2.2e-5 of 2.2e-5 for each GPU and 5e-6 for the host, `score.py`), and all that its own
+-- host has before any symptom (2.2e-5 of 2.2e-5 for each GPU and 5e-6 for the host, `base_hazard.py`), and all that its own
 -- faults add, of which no other device has a part. Before version 13 they were factors. A GPU is not read that was not in the
 -- 15 s before its host's last reading. Of a host the 48 strongest pieces of evidence are stored (`scoring.EVIDENCE_MAX`): with
 -- so many, others may be wrong of a GPU of which none says anything.

@@ -13,17 +13,10 @@ from ..config import AggregatorConfig
 from ..model import Finding, HostScore, Snapshot
 from . import rows as records
 from .decision_records import DecisionCommit
-from .duckdb_file import StoreError
+from .frame_rows import NO_FOREIGN_SIGNALS, ForeignSignal, HostFrame
 from .journal import StoredEvent
-from .rows import (
-    NO_FOREIGN_SIGNALS,
-    ForeignSignal,
-    HostFrame,
-    HostMemory,
-    HostRecord,
-    OwnHealthReading,
-    SnapshotScore,
-)
+from .rows import HostMemory, HostRecord, OwnHealthReading, SnapshotScore
+from .store_folder import StoreError
 
 OnDurable = Callable[[int], None]
 

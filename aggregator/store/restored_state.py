@@ -20,8 +20,8 @@ from ..model import (
     Reason,
 )
 from .journal import StoredEvent
-from .snapshot_file import REPEATED_EVENTS
-from .writer import OPEN_FINDING_EVENTS
+from .retention_rules import OPEN_FINDING_EVENTS
+from .table_copies import REPEATED_EVENTS
 
 #: Text for findings that were cleared without an evaluation.
 NOT_REEVALUATED = "the aggregator restarted; what still holds is found again"
@@ -244,7 +244,6 @@ _EVENT_FIELDS = (
     "event_id", "device_kind", "device", "name", "code", "message", "boottime_ns", "revision",
     "count", "last_boottime_ns", "forms", "forms_count", "process_id", "process_name", "attributes",
 )  # fmt: skip
-
 
 #: Newest events of three groups: repeated reports, all others, and events of open findings. Each
 #: has its own limit, so that none displaces another. Parameters: microseconds since 1970, and the

@@ -1,15 +1,16 @@
-"""The snapshot file for operators: latest readings and the last minutes, in its own small DuckDB file.
+"""The snapshot file: the operators' copy of latest readings and the last minutes.
 
-It is written under a temporary name and renamed, so readers find it complete; a reader of the previous file keeps that one. It
-has the same names as the live file. If space runs out the oldest rows are left out and listed in `snapshot.left_out`. Data that
-rarely changes is in a base file, which is copied as bytes, because rewriting it would cost more than everything else.
+It is a small DuckDB file. It is written under a temporary name and renamed, so readers find it
+complete; a reader of the previous file keeps that one. It has the same names as the live file. If
+space runs out the oldest rows are left out and listed in `snapshot.left_out`. Data that rarely
+changes is in a base file, which is copied as bytes, because rewriting it would cost more than
+everything else.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -19,307 +20,13 @@ from typing import Any
 import duckdb
 
 from ..sql import quoted
-from .duckdb_file import (
-    CELLS_WAITING_MAX,
-    OPS_FILE,
-    NewFile,
-    cause,
-    new_file,
-    ops_script,
-    script,
-    wal_of,
-)
-from .layout import BY_NAME, COLUMNS, LAYOUTS, definitions
+from .duckdb_file import ops_script, script
+from .latest_tables import FIRST_LOOKBACK_SECONDS, Cursor, DamagedPreviousError, LatestTables
+from .layout import BY_NAME, COLUMNS, definitions
+from .new_duckdb_file import NewFile, new_file
 from .parquet.rollup import rollup_view
-
-#: Maximum age of scores, their evidence, and cleared findings in the file.
-SCORES_SECONDS = 3600
-#: Scores go back this much further: every host has a score within that time (`score_rows.py`), so
-#: its score before its first change of the hour is included.
-BEFORE_SECONDS = 600
-EVENTS_SECONDS = 86_400
-#: The aggregator's own metrics cover a night: in the morning operators look at its beginning.
-OWN_HEALTH_SECONDS = 6 * 3600
-#: Decisions about advice are reviewed by the month.
-ADVICE_DAYS = 30
-#: Outcomes affect every hazard, so the file has them for as long as it has the times of faults. It
-#: also has the advisories that belong to them; a finished advisory keeps its host out of service
-#: while its fault lasts.
-OUTCOMES_DAYS = 400
-#: Daily measurements of hosts.
-DAYS_SECONDS = 30 * 86_400
-#: Decisions about gangs, kept as long as advice.
-DECISIONS_SECONDS = 30 * 86_400
-#: Runs of jobs are compared over weeks.
-RUNS_SECONDS = 30 * 86_400
-
-
-@dataclass(frozen=True, slots=True)
-class TableCopy:
-    """Rows copied from a table of the live file: the newest *rows_max* of the last *seconds*."""
-
-    table: str
-    rows_max: int = 0  # 0: all
-    age_column: str = ""  # the time by which a row ages
-    seconds: int = 0  # 0: any age
-    condition: str = "true"  # a further condition
-
-    def where(self, now_us: int) -> str:
-        """Return the SQL condition at the time *now_us*."""
-        since = f"{self.age_column} > make_timestamp({now_us - self.seconds * 1_000_000})"
-        return f"({since if self.seconds else 'true'}) AND {self.condition}"
-
-
-#: Every host reports running processes again and again; a separate limit keeps space for faults.
-REPEATED_EVENTS = "name IN ('gpu.process', 'gpu.allocation', 'gpu.told_anew')"
-#: Views and tables of the live file that are also in the base file.
-CLEARED_FINDINGS = TableCopy("cleared_findings", 100_000, "cleared")
-HOST_DAYS = TableCopy("host_days", 100_000, "time", DAYS_SECONDS)
-#: Tables that are only in the base file.
-BASE_TABLES: tuple[str, ...] = ("devices", "signals", "parts")
-COPIES: tuple[TableCopy, ...] = (
-    TableCopy("hosts"),
-    TableCopy("clocks"),
-    TableCopy("declared_versions"),
-    TableCopy("declared_places"),
-    TableCopy("declared_windows"),
-    TableCopy("declared_overrides"),
-    TableCopy("declared_expected"),
-    TableCopy("declared_thresholds"),
-    TableCopy("declared_costs"),
-    TableCopy("declared_tenants"),
-    TableCopy("scores", 1_000_000, "time", SCORES_SECONDS + BEFORE_SECONDS),
-    TableCopy("evidence", 1_000_000, "time", SCORES_SECONDS),
-    TableCopy("findings", 100_000, "coalesce(cleared, 'infinity'::TIMESTAMP)", SCORES_SECONDS),
-    TableCopy("events", 100_000, "received", EVENTS_SECONDS, f"NOT {REPEATED_EVENTS}"),
-    TableCopy("events", 500_000, "received", EVENTS_SECONDS, REPEATED_EVENTS),
-    TableCopy("own_health", 200_000, "time", OWN_HEALTH_SECONDS),
-    TableCopy("models", 1_000, "time"),
-    TableCopy("advisories", 100_000, "time", OUTCOMES_DAYS * 86_400),
-    TableCopy("advice_decisions", 100_000, "time", ADVICE_DAYS * 86_400),
-    TableCopy("outcomes", 100_000, "time", OUTCOMES_DAYS * 86_400),
-    TableCopy("hazard_calibration"),
-    TableCopy("recoveries", 100_000, "time", OUTCOMES_DAYS * 86_400),
-    TableCopy("calibration"),
-    TableCopy("unavailable"),
-    TableCopy("gangs"),
-    TableCopy("job_forecasts"),
-    TableCopy("job_paces"),
-    TableCopy("job_verdicts", 100_000, "time", RUNS_SECONDS),
-    TableCopy("runs", 20_000, "time", RUNS_SECONDS),
-    TableCopy("decisions", 10_000, "time", DECISIONS_SECONDS),
-    TableCopy("decision_choices", 10_000, "time", DECISIONS_SECONDS),
-)
-
-
-log = logging.getLogger(__name__)
-
-#: Per host and table, devices beyond this limit are left out, those reported longest ago first
-#: (processes on GPUs come and go). The store has all of them.
-DEVICES_PER_HOST_MAX = 1024
-#: Devices without a reading for longer are left out.
-LATEST_SECONDS_MAX = 86_400
-#: Margin for readings that are committed after the previous file was written although they were
-#: made before: the wait for a commit, and clocks that differ. A change that arrives later, from a
-#: backlog, is found when it is repeated within FIRST_LOOKBACK_SECONDS; changes of a host that never
-#: reports again are missed.
-LATE_SECONDS = 15
-#: Maximum number of cells, smallest tables first. It is twice those of 80,000 GPUs with all their
-#: ports, links and PCIe functions, whose file has 0.6 GB.
-CELLS_MAX = 400_000_000
-#: A table with more cells is inserted by groups of hosts, each with this many cells.
-CELLS_AT_ONCE = CELLS_WAITING_MAX
-#: Lookback without a previous file, or if its commit delay is unknown: every signal that is sent on
-#: change is repeated within this time.
-FIRST_LOOKBACK_SECONDS = 300
-
-#: Parts of DuckDB's messages about a damaged file.
-_DAMAGE = ("orrupt", "checksum", "read enough", "not a valid")
-
-Cursor = Callable[[], AbstractContextManager[duckdb.DuckDBPyConnection]]
-
-
-class DamagedPreviousError(OSError):
-    """The previous file was opened but cannot be read."""
-
-
-@dataclass(slots=True)
-class LatestTables:
-    """Inserts the latest reading of every device into a new file, table by table.
-
-    Readings since the previous file come from the live file, older ones, for up to a day, from the
-    previous file: this needs no memory for the whole fleet.
-    """
-
-    file: NewFile
-    cursor: Cursor  # on the live file
-    now_us: int
-    lag_seconds: float  # how long readings had waited for a commit when the previous file was begun
-    _since_us: int = 0
-    _columns: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    _previous_rows: dict[str, int] = field(default_factory=dict[str, int])  # of tables with any
-
-    def attach(self, previous: Path | None) -> None:
-        """Attach the previous file if it is readable. Call this outside a transaction."""
-        self._since_us = self.now_us - FIRST_LOOKBACK_SECONDS * 1_000_000
-        if previous is None or not previous.exists():
-            return
-        try:
-            self.file.connection.execute(f"ATTACH {quoted(str(previous))} AS before (READ_ONLY)")
-            (taken_us,) = self.file.connection.execute(
-                "SELECT min(epoch_us(taken)) FROM before.snapshot"
-            ).fetchone() or (0,)
-            rows = self.file.connection.execute(
-                "SELECT table_name, coalesce(estimated_size, 1) AS size FROM duckdb_tables() "
-                "WHERE database_name = 'before' AND schema_name = 'latest' AND size > 0"
-            ).fetchall()  # 0: the table never had a row
-            for table, size in rows:
-                like = self.file.connection.execute(f'FROM before.latest."{table}" LIMIT 0')
-                self._columns[table] = [name for name, *_ in like.description or ()]
-                self._previous_rows[table] = size
-        except duckdb.Error as error:
-            log.warning(
-                "the previous operators' file cannot be read; the data that only it had is "
-                "lost: %s",
-                error,
-            )
-            self.file.connection.execute("DETACH DATABASE IF EXISTS before")
-            self._columns, self._previous_rows = {}, {}
-            return
-        late_us = round((LATE_SECONDS + self.lag_seconds) * 1e6)
-        self._since_us = min(self.now_us, taken_us or 0) - late_us
-
-    def insert(self, stored: set[str], devices: Mapping[str, int]) -> list[str]:
-        """Fill the tables `latest.*` of the new file, the smallest first; return a message for each
-        omission.
-
-        *stored*: tables with readings in the live file. *devices*: number of devices of each kind.
-        """
-        left_out, room = list[str](), CELLS_MAX
-        with self.cursor() as cursor:
-            host_rows = cursor.execute("SELECT DISTINCT host FROM hosts ORDER BY host").fetchall()
-        hosts = [host for (host,) in host_rows]
-        sizes = {table: devices.get(_kind(table), 0) for table in LAYOUTS}
-        for table, rows in sorted(sizes.items(), key=lambda item: item[1]):
-            layout = LAYOUTS[table]
-            room -= rows * len(layout.columns)
-            if room < 0 and rows:
-                left_out.append(f"latest.{table}: all {rows:,} rows")
-                continue
-            if table not in stored and table not in self._previous_rows:
-                continue
-            for condition in self._host_conditions(table, hosts, is_stored=table in stored):
-                self._insert(table, condition, is_stored=table in stored)
-            left_out += self._thin_out(table)
-        return left_out
-
-    def _host_conditions(self, table: str, hosts: list[str], *, is_stored: bool) -> list[str]:
-        """Return conditions that split hosts into groups of about CELLS_AT_ONCE cells."""
-        rows = self._previous_rows.get(table, 0)
-        if is_stored:
-            query = f"SELECT approx_count_distinct((host, device)) FROM readings.{table} {self._since_condition}"
-            with self.cursor() as cursor:
-                rows = max(rows, cursor.execute(query).fetchall()[0][0])
-        count = 1 + rows * len(LAYOUTS[table].columns) // CELLS_AT_ONCE
-        firsts = sorted(
-            {hosts[index * len(hosts) // count] for index in range(1, count)} if hosts else ()
-        )
-        return host_ranges(firsts)
-
-    @property
-    def _since_condition(self) -> str:
-        return f"WHERE time > make_timestamp({self._since_us})"
-
-    def _insert(self, table: str, condition: str, *, is_stored: bool) -> None:
-        """Insert the new readings, and those of the previous file for devices without a new one.
-
-        This is a join over keys: a window over all columns takes too much memory for a large
-        fleet's links. Raises DamagedPreviousError.
-        """
-        connection, layout = self.file.connection, LAYOUTS[table]
-        new_rows = self._rows_since(table, condition) if is_stored else ()
-        if len(new_rows):
-            connection.register("came_since", new_rows)
-            # Two readings of a device may have the same time.
-            once = "QUALIFY row_number() OVER (PARTITION BY host, device) = 1"
-            self.file.run(
-                f"INSERT INTO latest.{table} BY NAME FROM came_since {once if self._has_duplicates() else ''}",
-                len(layout.columns),
-            )
-        wanted = {name for name, _ in layout.columns}
-        common_columns = ", ".join(
-            f'"{name}"' for name in self._columns.get(table, ()) if name in wanted
-        )
-        if common_columns:
-            since_us = self.now_us - LATEST_SECONDS_MAX * 1_000_000
-            others = "ANTI JOIN came_since USING (host, device)" if len(new_rows) else ""
-            insert = (
-                f"INSERT INTO latest.{table} BY NAME FROM (SELECT {common_columns} FROM before.latest.{table} "
-                f"WHERE time > make_timestamp({since_us}) AND {condition}) {others}"
-            )
-            try:
-                self.file.run(insert, len(layout.columns))
-            except duckdb.Error as error:
-                if any(sign in str(error) for sign in _DAMAGE):
-                    raise DamagedPreviousError(
-                        "the previous file cannot be read; the data that only it had is lost: "
-                        f"{error}"
-                    ) from error
-                raise
-        connection.unregister("came_since")
-
-    def _has_duplicates(self) -> bool:
-        query = "SELECT count(*) > count(DISTINCT (host, device)) FROM came_since"
-        return bool(self.file.connection.execute(query).fetchall()[0][0])
-
-    def _thin_out(self, table: str) -> list[str]:
-        """Keep each host's most recently reported devices; return a message that names affected
-        hosts.
-        """
-        rows = self.file.connection.execute(
-            f"SELECT host FROM latest.{table} GROUP BY host HAVING count(*) > {DEVICES_PER_HOST_MAX} "
-            "ORDER BY host LIMIT 4"
-        ).fetchall()
-        if not rows:
-            return []
-        self.file.connection.execute(
-            f"DELETE FROM latest.{table} WHERE rowid IN (SELECT rowid FROM latest.{table} "
-            f"WHERE host IN (SELECT host FROM latest.{table} GROUP BY host "
-            f"HAVING count(*) > {DEVICES_PER_HOST_MAX}) QUALIFY row_number() OVER (PARTITION BY host ORDER BY time DESC) > {DEVICES_PER_HOST_MAX})"
-        )
-        hosts = ", ".join([host for (host,) in rows[:3]] + ["..."] * (len(rows) > 3))
-        return [
-            (
-                f"latest.{table}: of {hosts} no more than the {DEVICES_PER_HOST_MAX:,} devices that "
-                "were reported last"
-            )
-        ]
-
-    def _rows_since(self, table: str, condition: str) -> Any:
-        new = f"FROM readings.{table} {self._since_condition} AND {condition}"
-        now = f"make_timestamp({self.now_us})"  # the clock may have been set back
-        with self.cursor() as cursor:
-            return cursor.sql(
-                f"SELECT one.* FROM ({new}) AS one SEMI JOIN "
-                f"(SELECT host, device, coalesce(max(time) FILTER (time <= {now}), max(time)) AS time {new} "
-                "GROUP BY host, device) AS last "
-                "USING (host, device, time)"
-            ).to_arrow_table()
-
-
-def host_ranges(firsts: Sequence[str]) -> list[str]:
-    """Return conditions on `host` that split all names at *firsts* (sorted).
-
-    Each name matches exactly one condition.
-    """
-    since = ["true", *(f"host >= {quoted(name)}" for name in firsts)]
-    until = [*(f"host < {quoted(name)}" for name in firsts), "true"]
-    return [f"({first} AND {second})" for first, second in zip(since, until, strict=True)]
-
-
-def _kind(table: str) -> str:
-    return LAYOUTS[table].signals[0].device_kind
-
+from .store_folder import OPS_FILE, cause, wal_of
+from .table_copies import BASE_TABLES, CLEARED_FINDINGS, COPIES, HOST_DAYS, TableCopy
 
 #: A separate file of data that rarely changes. It is copied as bytes into each new file.
 BASE_FILE = "operators-base.duckdb"
@@ -342,6 +49,33 @@ ROLLUPS: dict[str, int] = {
 READINGS_SECONDS_MIN = 10
 #: Rows per batch that a copy holds in memory.
 BATCH_ROWS = 8192
+
+_LATEST_BY_NAME = (
+    f"FROM readings.{BY_NAME} WHERE time > make_timestamp({{}}) "
+    "QUALIFY row_number() OVER (PARTITION BY host, device, signal ORDER BY time DESC) = 1"
+)
+_COMMENT = (
+    "SELECT comment FROM (SELECT view_name AS name, comment FROM duckdb_views() UNION ALL "
+    "SELECT table_name, comment FROM duckdb_tables()) WHERE name = {}"
+)
+_ROLLUPS_COMMENT = "readings by minute and by hour, as far back as space allows"
+#: Existing rollups and their numbers of columns.
+_ROLLUPS = (
+    "SELECT table_name, count(*) FROM duckdb_columns() WHERE schema_name = 'rollups' GROUP BY ALL"
+)
+_DEVICES = "SELECT kind, count(*) FROM devices GROUP BY kind"
+#: Tables that have readings in the live file (`live_tables.py`) or in Parquet.
+_STORED_TABLES = (
+    "SELECT DISTINCT regexp_replace(table_name, '__[0-9]+$', '') FROM duckdb_tables() "
+    "WHERE schema_name = 'hours' UNION "
+    "SELECT DISTINCT table_name FROM main.segments WHERE grain = 'raw' AND gone IS NULL"
+)
+_TAKEN_COMMENT = (
+    "COMMENT ON MACRO ops.taken IS 'time of this snapshot: SELECT ops.taken() AS taken'"
+)
+_SNAPSHOT_COMMENT = (
+    "the time of this snapshot, its first readings, and what was left out for lack of space"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -598,37 +332,6 @@ def taken_macro(taken_us: int) -> str:
 
 def _seconds_of(table: str) -> int:
     return CHANGES_SECONDS if table.endswith("_changes") else READINGS_SECONDS
-
-
-_LATEST_BY_NAME = (
-    f"FROM readings.{BY_NAME} WHERE time > make_timestamp({{}}) "
-    "QUALIFY row_number() OVER (PARTITION BY host, device, signal ORDER BY time DESC) = 1"
-)
-
-_COMMENT = (
-    "SELECT comment FROM (SELECT view_name AS name, comment FROM duckdb_views() UNION ALL "
-    "SELECT table_name, comment FROM duckdb_tables()) WHERE name = {}"
-)
-_ROLLUPS_COMMENT = "readings by minute and by hour, as far back as space allows"
-#: Existing rollups and their numbers of columns.
-_ROLLUPS = (
-    "SELECT table_name, count(*) FROM duckdb_columns() WHERE schema_name = 'rollups' GROUP BY ALL"
-)
-_DEVICES = "SELECT kind, count(*) FROM devices GROUP BY kind"
-#: Tables that have readings in the live file (`live_tables.py`) or in Parquet.
-_STORED_TABLES = (
-    "SELECT DISTINCT regexp_replace(table_name, '__[0-9]+$', '') FROM duckdb_tables() "
-    "WHERE schema_name = 'hours' UNION "
-    "SELECT DISTINCT table_name FROM main.segments WHERE grain = 'raw' AND gone IS NULL"
-)
-
-
-_TAKEN_COMMENT = (
-    "COMMENT ON MACRO ops.taken IS 'time of this snapshot: SELECT ops.taken() AS taken'"
-)
-_SNAPSHOT_COMMENT = (
-    "the time of this snapshot, its first readings, and what was left out for lack of space"
-)
 
 
 @cache

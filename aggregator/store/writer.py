@@ -6,311 +6,41 @@ import logging
 import os
 import threading
 import time
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import duckdb
 
 from ..durable_file import sync_folder
 from ..errors import CAPACITY_RETRY_SECONDS, ResourceExhausted
-from ..hazard.features import OBSERVED_NAMES
 from ..model import Finding
 from . import rows as records
 from .decision_records import DecisionLimits
 from .decisions import drop_old_decisions, put_decisions
-from .duckdb_file import (
-    BEFORE_SWAP,
-    Header,
-    MarkWriter,
-    StoreError,
-    loss_message,
-    open_store,
-    ops_script,
-    remove_leftovers,
-    remove_mark,
-    run_scripts,
-    script,
-    size_of,
-    wal_of,
-)
+from .duckdb_file import open_store, ops_script, script
+from .duckdb_header import Header
+from .durability_mark import MarkWriter, loss_message, remove_mark, size_of
+from .frame_rows import CommitBatch, HostFrame, batch
+from .host_days import DAY_US
 from .live_tables import HOUR_NS, LiveTables
 from .parquet.views import repair_rollup_views
 from .queue import Pending
+from .received_ledger import Ledger, Run, SequenceRange, ranges_of
 from .retention_clock import Anchor, RetentionClock
-from .rows import CommitBatch, HostFrame, HostMemory, HostRecord, batch
-from .snapshot_file import ADVICE_DAYS, OUTCOMES_DAYS
+from .retention_rules import drop_old
+from .rows import HostMemory, HostRecord
+from .store_folder import BEFORE_SWAP, StoreError, remove_leftovers, wal_of
+from .view_scripts import run_scripts
 
-#: Ranges kept per run. Beyond this the narrowest gap is closed, so that a host that skips sequences
-#: needs no more memory; a frame in that gap counts as received.
-RANGES_MAX = 4096
-
-#: Runs per host in memory: a host sends one, and briefly also the previous one. Each new spool is a
-#: new run, as after a network boot; a malicious host can register any number of runs.
-RUNS_IN_MEMORY = 2
 #: Runs per host in the table `received`. A host's spool contains one run; older runs are resent
 #: only if an old disk is put back. The oldest are deleted, so that no host can fill the table.
 RUNS_PER_HOST_MAX = 1000
 #: Period of storing the run time. A kill loses at most one period of run time, and data stays for
 #: one period longer.
 RUN_TIME_STORED_NS = 60_000_000_000
-
-#: Host and run id.
-Run = tuple[str, bytes]
-#: (host, run id, first sequence, last sequence), inclusive: a row of the table `received`.
-SequenceRange = tuple[str, bytes, int, int]
-
-
-class RangeSet:
-    """A set of integers as sorted, disjoint, non-adjacent ranges."""
-
-    __slots__ = ("firsts", "lasts")
-
-    def __init__(self) -> None:
-        self.firsts: list[int] = []
-        self.lasts: list[int] = []
-
-    def __contains__(self, number: int) -> bool:
-        index = bisect_right(self.firsts, number) - 1
-        return index >= 0 and number <= self.lasts[index]
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        return iter(zip(self.firsts, self.lasts, strict=True))
-
-    def add(self, first: int, last: int) -> None:
-        """Add first..last, inclusive. Raises ValueError if last < first."""
-        if last < first:
-            raise ValueError(f"range {first}..{last} ends before it begins")
-        low = bisect_left(self.lasts, first - 1)
-        high = bisect_right(self.firsts, last + 1)
-        if low < high:
-            first = min(first, self.firsts[low])
-            last = max(last, self.lasts[high - 1])
-        self.firsts[low:high] = [first]
-        self.lasts[low:high] = [last]
-        if len(self.firsts) > RANGES_MAX:
-            self._close_narrowest()
-
-    def _close_narrowest(self) -> None:
-        gaps = [after - before for before, after in zip(self.lasts, self.firsts[1:], strict=False)]
-        index = gaps.index(min(gaps))
-        del self.lasts[index], self.firsts[index + 1]
-
-
-class Ledger:
-    """Received frames of the runs that are being sent, in memory; the table `received` has all
-    runs.
-
-    Owned by the writer thread. Call `add` only after the commit of both the rows and the ranges.
-    Before `contains`, load a run that is not in memory (`missing`, `load`).
-    """
-
-    def __init__(self, rows: Iterable[SequenceRange] = ()) -> None:
-        self._runs: dict[str, dict[bytes, RangeSet]] = {}  # per host, the most recent run last
-        self._hosts_to_trim: set[str] = set()  # hosts that may have too many runs in memory
-        for row in rows:
-            self.add(row)
-        self._hosts_to_trim.update(self._runs)
-
-    def add(self, row: SequenceRange) -> None:
-        """Add a received range."""
-        host, run_id, first, last = row
-        self._runs.setdefault(host, {}).setdefault(run_id, RangeSet()).add(first, last)
-
-    def missing(self, runs: Iterable[Run]) -> list[Run]:
-        """Return those of *runs* that are not in memory."""
-        return [(host, run) for host, run in runs if run not in self._runs.get(host, ())]
-
-    def load(self, runs: Iterable[Run], rows: Iterable[SequenceRange]) -> None:
-        """Add *runs*, with all their *rows* from the table."""
-        for host, run_id in runs:
-            self._runs.setdefault(host, {})[run_id] = RangeSet()
-            self._hosts_to_trim.add(host)
-        for row in rows:
-            self.add(row)
-
-    def surplus(self) -> list[Run]:
-        """Return the runs to remove from memory: all but each host's last RUNS_IN_MEMORY."""
-        return [
-            (host, run)
-            for host in self._hosts_to_trim
-            for run in list(self._runs[host])[:-RUNS_IN_MEMORY]
-        ]
-
-    def forget(self, runs: Iterable[Run]) -> None:
-        """Remove the *runs* returned by `surplus` from memory."""
-        for host, run in runs:
-            self._runs[host].pop(run, None)
-        self._hosts_to_trim.clear()
-
-    def contains(self, host: str, run_id: bytes, sequence: int) -> bool:
-        """Return whether the frame is durable; its run must be in memory."""
-        run = self._runs.get(host, {}).get(run_id)
-        return run is not None and sequence in run
-
-    def runs(self) -> list[Run]:
-        """Return the runs in memory."""
-        return [(host, run) for host, runs in self._runs.items() for run in runs]
-
-    def rows(self, chosen: Iterable[Run] | None = None) -> list[SequenceRange]:
-        """Return the ranges of *chosen* runs (default: all in memory) as the fewest rows."""
-        return [
-            (host, run, first, last)
-            for host, run in (self.runs() if chosen is None else chosen)
-            for first, last in self._runs[host][run]
-        ]
-
-
-def ranges_of(keys: Iterable[tuple[str, bytes, int]]) -> list[SequenceRange]:
-    """Return frames (host, run id, sequence) as the fewest ranges."""
-    runs: dict[tuple[str, bytes], list[int]] = {}
-    for host, run_id, sequence in keys:
-        runs.setdefault((host, run_id), []).append(sequence)
-    range_sets = ((host, run, range_set(sequences)) for (host, run), sequences in runs.items())
-    return [(host, run, first, last) for host, run, spans in range_sets for first, last in spans]
-
-
-def range_set(sequences: Iterable[int]) -> RangeSet:
-    """Return *sequences*, in any order, as ranges."""
-    ordered = sorted(sequences)
-    spans, begin = RangeSet(), 0
-    for index, sequence in enumerate(ordered):
-        if index + 1 == len(ordered) or ordered[index + 1] > sequence + 1:
-            spans.add(ordered[begin], sequence)
-            begin = index + 1
-    return spans
-
-
-DAY_US, HOUR_US = 86_400_000_000, 3_600_000_000
-#: Retention of `host_days`, and lookback in scores.
-HOST_DAYS_RETAINED = 400
-#: Retention of fingerprints of runs: a year and a margin.
-RUNS_RETAINED_DAYS = 400
-
-#: Days of scores since the newest day with rows, inclusive: scores that waited for a full disk may
-#: be of that day. Days after $end come from a wall clock that was ahead, and are ignored.
-_DAYS_OF_SCORES = f"""
-SELECT DISTINCT epoch_us(time) // {DAY_US} AS day FROM scores
-WHERE time >= (
-    SELECT greatest(coalesce(max(day)::TIMESTAMP, make_timestamp(0)), make_timestamp($end - {HOST_DAYS_RETAINED * DAY_US}))
-    FROM host_days WHERE day < make_timestamp($end)::DATE
-) AND time < make_timestamp($end)
-ORDER BY day
-"""
-#: Inserts each host's first score of a day. Hosts with a row are excluded before features are read.
-_FILL_HOST_DAYS = f"""
-INSERT INTO host_days BY NAME
-WITH lacking AS (
-    SELECT host, min(time) AS time FROM scores
-    WHERE time >= make_timestamp($begin) AND time < make_timestamp($end) AND hazard_model IS NOT NULL
-        AND host NOT IN (SELECT host FROM host_days WHERE day = make_timestamp($begin)::DATE)
-    GROUP BY host
-)
-SELECT
-    host, time::DATE AS day, time,
-    {", ".join(f"any_value(features['{name}']) AS {name}" for name in OBSERVED_NAMES)}
-FROM scores JOIN lacking USING (host, time)
-WHERE time >= make_timestamp($begin) AND time < make_timestamp($end)
-GROUP BY host, time
-"""
-
-
-def fill_host_days(connection: Any, now_us: int) -> None:
-    """Add missing rows of `host_days` for each day with scores whose first hour is over.
-    Idempotent.
-
-    Raises duckdb.Error.
-    """
-    end_us = ((now_us - HOUR_US) // DAY_US + 1) * DAY_US
-    for (day,) in connection.execute(_DAYS_OF_SCORES, {"end": end_us}).fetchall():
-        span = {"begin": day * DAY_US, "end": day * DAY_US + HOUR_US}
-        connection.execute(_FILL_HOST_DAYS, span)
-
-
-#: Maximum time from an event's arrival to the beginning of its finding: a code waits for
-#: companions.
-_JUDGED_WITHIN = "INTERVAL 1 MINUTE"
-
-#: Selects the `rowid` of events of open findings, by host, signal and device, since the finding
-#: began. Subjects are made in `scoring/evaluate.py`; the kernel names a GPU by its PCI address. All
-#: codes of the device are included, because one may excuse another.
-OPEN_FINDING_EVENTS = f"""
-WITH open_findings AS (
-    SELECT host, split_part(subject, ' ', 1) AS device, split_part(subject, ' ', 2) AS name, min(since) AS since
-    FROM findings WHERE cleared IS NULL GROUP BY ALL
-),
-spelled AS (
-    FROM open_findings
-    UNION
-    SELECT f.host, d.attributes['pci_address'], f.name, f.since
-    FROM open_findings AS f JOIN devices AS d ON d.host = f.host AND d.device = f.device AND d.kind = 'gpu'
-)
-SELECT e.rowid
-FROM events AS e
-SEMI JOIN spelled AS s
-    ON s.host = e.host AND s.name = e.name AND lower(s.device) = lower(coalesce(nullif(e.device, ''), 'host'))
-    AND s.since <= e.received + {_JUDGED_WITHIN}
-"""
-
-
-class _RetentionRule(NamedTuple):
-    """Retention of a table in days, by the time in *column*."""
-
-    table: str
-    column: str
-    days: int = 0  # 0: `history_days`
-    days_min: int = 0  # minimum if `history_days` is less
-
-
-_RETENTION_RULES: Iterable[_RetentionRule] = (
-    _RetentionRule("scores", "time"),
-    _RetentionRule("evidence", "time"),
-    _RetentionRule("events", "received"),
-    _RetentionRule("findings", "cleared"),
-    _RetentionRule("past_findings", "cleared", days=400),
-    _RetentionRule("host_days", "time", days=HOST_DAYS_RETAINED),
-    _RetentionRule("judge_memory", "time", days=1),
-    _RetentionRule("own_health", "time"),
-    _RetentionRule("advice_decisions", "time", days_min=ADVICE_DAYS),
-    _RetentionRule("advisories", "time", days_min=OUTCOMES_DAYS),
-    _RetentionRule("runs", "time", days=RUNS_RETAINED_DAYS),
-    _RetentionRule("job_verdicts", "time", days=RUNS_RETAINED_DAYS),
-    _RetentionRule("outcomes", "time", days=OUTCOMES_DAYS),
-    _RetentionRule("recoveries", "time", days=OUTCOMES_DAYS),
-)
-#: Rows kept longer, by `rowid`: after a restart an active fault is restored from its event.
-_RETAINED_LONGER = {"events": OPEN_FINDING_EVENTS}
-#: Keeps the times of deleted findings.
-_COPY_PAST_FINDINGS = (
-    "INSERT INTO past_findings SELECT host, name, since, cleared FROM findings "
-    "WHERE cleared < make_timestamp(?)"
-)
-
-
-def drop_old(connection: Any, clock: RetentionClock, now_ns: int, history_days: int) -> None:
-    """Delete expired rows, after copying times of findings and daily measurements for training."""
-
-    def cutoff_us(days: int) -> int:
-        return clock.cutoff_ns(days * DAY_US * 1000) // 1000
-
-    # A kill here leaves a finding in both tables; readers merge overlapping findings.
-    connection.execute(_COPY_PAST_FINDINGS, [cutoff_us(history_days)])
-    fill_host_days(connection, now_ns // 1000)
-    for rule in _RETENTION_RULES:
-        days = rule.days or max(rule.days_min, history_days)
-        exception = (
-            f" AND rowid NOT IN ({_RETAINED_LONGER[rule.table]})"
-            if rule.table in _RETAINED_LONGER
-            else ""
-        )
-        connection.execute(
-            f"DELETE FROM {rule.table} WHERE {rule.column} < make_timestamp(?){exception}",
-            [cutoff_us(days)],
-        )
-
 
 log = logging.getLogger(__name__)
 

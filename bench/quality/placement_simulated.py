@@ -29,8 +29,8 @@ from gangline.aggregator.decisions.requirements import GangRequirements
 from gangline.aggregator.hazard.events import EventsError, FaultTable
 from gangline.aggregator.hazard.history import ALL, units_of
 from gangline.aggregator.hazard.training import train
+from gangline.aggregator.scoring.base_hazard import base_hazard_per_hour
 from gangline.aggregator.scoring.rules.gang import HOSTS_MIN
-from gangline.aggregator.scoring.score import base_hazard_per_hour
 from gangline.fingerprints.group_statistics import outliers_max
 from gangline.fingerprints.sensitivity import WorkloadNeeds
 from gangline.simulator.gang_model import GAP_RATIO

@@ -13,8 +13,8 @@ from gangline.aggregator.counter_deltas import Floats
 from gangline.aggregator.fleet.activity import UTILIZATION_MIN
 from gangline.aggregator.model import HealthState, Reason
 from gangline.aggregator.rule_catalogue.gpu import LOST, REMAPS
+from gangline.aggregator.scoring.detectors import row_detector
 from gangline.aggregator.scoring.rules import events, fabric, gpu
-from gangline.aggregator.scoring.symptom import row_detector
 from gangline.aggregator.scoring.view import FleetView
 
 #: Host, source (a rule), device, state, reason.

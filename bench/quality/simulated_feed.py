@@ -11,16 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from bench.quality.simulated_baselines import BASELINES, Cry
-from gangline.aggregator.advisories.advisory import (
-    Action,
-    Advisory,
-    AdvisoryLimits,
-    AdvisoryState,
-    Basis,
-    Instruction,
-    Publish,
-    Tick,
-)
+from gangline.aggregator.advisories.advisory import Action, Advisory, AdvisoryState, Basis
+from gangline.aggregator.advisories.advisory_limits import AdvisoryLimits
+from gangline.aggregator.advisories.messages import Instruction, Publish, Tick
 from gangline.aggregator.advisories.observer import Observer
 from gangline.aggregator.advisories.state_machine import AdvisoryStateMachine
 from gangline.aggregator.advisories.workloads import ScheduledGangs, WorkloadLookup

@@ -23,8 +23,9 @@ from gangline.agent.events import EventPublisher
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.netlink import LinkSocket, Overrun
 from gangline.aggregator.counter_deltas import Indexes
+from gangline.aggregator.fleet.device_identities import DeviceIdentities
 from gangline.aggregator.fleet.devices import Devices
-from gangline.aggregator.fleet.tables import DeviceIdentities, DeviceTable
+from gangline.aggregator.fleet.tables import DeviceTable
 from gangline.contract.frame import Stamp, decode, encode
 from gangline.contract.signals import TABLES
 from gangline.contract.wire.telemetry_pb2 import HealthEvent

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from gangline.agent.frame_builder import FrameBuilder
-from gangline.aggregator.advisories.advisory import AdvisoryLimits, PutBack, TakenOut
+from gangline.aggregator.advisories.advisory_limits import AdvisoryLimits
 from gangline.aggregator.advisories.engine import AdvisoryEngine
+from gangline.aggregator.advisories.messages import PutBack, TakenOut
 from gangline.aggregator.advisories.observer import Observer
-from gangline.aggregator.advisories.rows import ExpectedOutcome, OutcomeRecord
+from gangline.aggregator.advisories.outcome_rows import ExpectedOutcome, OutcomeRecord
 from gangline.aggregator.advisories.workloads import Gang, ScheduledGangs, WorkloadLookup
 from gangline.aggregator.calibration_log import CalibrationLog, RecoveryRecord
 from gangline.aggregator.commands import night as night_before

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import duckdb
 
-from gangline.aggregator.store.duckdb_file import STORE_FILE
+from gangline.aggregator.store.store_folder import STORE_FILE
 
 
 def set_run_time(folder: Path, since_us: int, until_us: int) -> None:

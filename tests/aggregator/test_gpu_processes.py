@@ -19,7 +19,7 @@ from gangline.agent.events import EventPublisher
 from gangline.agent.frame_builder import FrameBuilder
 from gangline.agent.hardware.kubelet import Allocation
 from gangline.aggregator.store import snapshot_file
-from gangline.aggregator.store.snapshot_file import COPIES
+from gangline.aggregator.store.table_copies import COPIES
 from gangline.contract.wire import telemetry_pb2 as wire
 from tests.agent.jobs_host import GPU, OTHER_GPU, POD, POD_CGROUP, SESSION, SLURM, JobsHost
 from tests.aggregator.conftest import Agent

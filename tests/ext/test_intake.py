@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from gangline.aggregator.fleet.fleet import BOOT_MAX, Fleet
 from gangline.aggregator.ingest.frame_reader import CATALOGUE, _plan, read_frame
+from gangline.aggregator.store.frame_rows import HostFrame, batch
 from gangline.aggregator.store.layout import LAYOUTS
-from gangline.aggregator.store.rows import HostFrame, batch
 from gangline.contract import frame as frames
 from gangline.contract.block import Block
 from gangline.contract.frame import FrameError, Stamp

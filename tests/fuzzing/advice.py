@@ -9,23 +9,17 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from gangline.aggregator.advisories.advisory import (
-    HOUR_NS,
-    SECOND_NS,
+from gangline.aggregator.advisories.advisory import Action, AdvisoryState, Basis, Case, Scope
+from gangline.aggregator.advisories.advisory_limits import HOUR_NS, SECOND_NS, AdvisoryLimits
+from gangline.aggregator.advisories.failure_domains import FailureDomains
+from gangline.aggregator.advisories.messages import (
     Acked,
     Act,
-    Action,
-    AdvisoryLimits,
-    AdvisoryState,
-    Basis,
-    Case,
     CaseSeen,
-    FailureDomains,
     FleetSize,
     Member,
     Publish,
     Refused,
-    Scope,
     Tick,
 )
 from gangline.aggregator.advisories.state_machine import AdvisoryStateMachine

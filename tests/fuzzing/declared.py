@@ -10,9 +10,12 @@ import random
 from collections.abc import Callable
 from dataclasses import astuple
 
-from gangline.aggregator.declared.fields import DeclaredError, parse_host_pattern
+from gangline.aggregator.declared.host_placement import PLACE_FIELDS
 from gangline.aggregator.declared.loader import DeclaredFile, parse_files
-from gangline.aggregator.declared.model import PLACE_FIELDS, THRESHOLDS, Declared
+from gangline.aggregator.declared.model import Declared
+from gangline.aggregator.declared.patterns import parse_host_pattern
+from gangline.aggregator.declared.problems import DeclaredError
+from gangline.aggregator.declared.thresholds import THRESHOLDS
 from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged, flipped
 
 NOW_NS = 1_795_168_800 * 10**9

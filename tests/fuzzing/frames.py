@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from gangline.aggregator.errors import StreamDesync, StreamRefused
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.ingest.frame_reader import CATALOGUE, FrameStreamReader, check_backlog
-from gangline.aggregator.store.rows import HostFrame, batch
+from gangline.aggregator.store.frame_rows import HostFrame, batch
 from gangline.contract import frame as frames
 from gangline.contract.block import Block
 from gangline.contract.frame import FrameError, Stamp

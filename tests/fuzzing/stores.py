@@ -7,7 +7,7 @@ import random
 import struct
 from pathlib import Path
 
-from gangline.aggregator.store import duckdb_file
+from gangline.aggregator.store import duckdb_header, durability_mark
 from gangline.aggregator.store.journal import (
     StoredEvent,
     encode_record,
@@ -25,8 +25,8 @@ MANIFEST = json.dumps(
         "files": {"gangline.duckdb": {"size_bytes": 12288, "sha256": "ab" * 32}},
     }
 ).encode()  # fmt: skip
-MARK = duckdb_file.encode_mark(
-    duckdb_file.DurabilityMark(7, 4711, 1_795_168_800 * 10**9, b"w" * 24)
+MARK = durability_mark.encode_mark(
+    durability_mark.DurabilityMark(7, 4711, 1_795_168_800 * 10**9, b"w" * 24)
 )
 _HEADS = b"".join(struct.pack("<8xQ8x8xQQ", n, 12, 262_144).ljust(4096, b"\0") for n in (6, 7))
 HEAD = (bytes(8) + b"DUCK" + struct.pack("<Q", 64)).ljust(4096, b"\0") + _HEADS
@@ -50,21 +50,21 @@ def fuzz_manifest(source: random.Random) -> str:
 
 def fuzz_mark(source: random.Random) -> str:
     """The mark as written, or none; its text is printable with any file."""
-    parsed = duckdb_file.parse_mark(source.choice((damaged, flipped))(MARK, source))
+    parsed = durability_mark.parse_mark(source.choice((damaged, flipped))(MARK, source))
     if parsed is None:
         return REFUSED
-    assert parsed == duckdb_file.parse_mark(MARK)
-    other = duckdb_file.Header(source.randrange(10), source.randrange(1 << 40))
+    assert parsed == durability_mark.parse_mark(MARK)
+    other = duckdb_header.Header(source.randrange(10), source.randrange(1 << 40))
     assert parsed.loss_message(other, source.randrange(9999), b"x", Path("/s")).isprintable()
     return ACCEPTED
 
 
 def fuzz_head(source: random.Random) -> str:
     """The fields of the head, or None for a file of another kind."""
-    parsed = duckdb_file.parse_header(flipped(HEAD, source))
+    parsed = duckdb_header.parse_header(flipped(HEAD, source))
     if parsed is None:
         return REFUSED
-    assert parsed.size_bytes >= duckdb_file.HEAD_BYTES and parsed.iteration >= 0
+    assert parsed.size_bytes >= duckdb_header.HEAD_BYTES and parsed.iteration >= 0
     return ACCEPTED
 
 

@@ -20,7 +20,7 @@ from bench.quality.simulated_run import SimulatedRun
 from bench.quality.simulated_score import score
 from bench.quality.simulated_tables import baselines
 from bench.quality.simulated_truth import GroundTruth
-from gangline.aggregator.declared.model import THRESHOLDS
+from gangline.aggregator.declared.thresholds import THRESHOLDS
 from gangline.aggregator.fleet.gangs import WINDOW_NS
 from gangline.aggregator.model import HealthState, Reason
 from gangline.simulator.sampled_episodes import BEFORE_SECONDS

@@ -18,7 +18,7 @@ from typing import Any
 
 import duckdb
 
-from gangline.aggregator.store import duckdb_file
+from gangline.aggregator.store import duckdb_file, store_folder
 from tests.killed_processes import Killer, again, as_killed, dying, life, worth_killing
 
 STORES = Path(__file__).parent / "kept_stores"
@@ -58,7 +58,7 @@ def found(path: Path) -> str:
 
 def main() -> None:
     source, work = Path(sys.argv[1]), Path(sys.argv[2])
-    path, kept = work / duckdb_file.STORE_FILE, work.with_name("kept")
+    path, kept = work / store_folder.STORE_FILE, work.with_name("kept")
     steps, states = again(source, work, lambda: opened(path, kept=kept))
     print(life(lambda: found(path)), flush=True)
     every = "all" in sys.argv

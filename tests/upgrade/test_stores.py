@@ -12,9 +12,10 @@ import pytest
 
 from gangline import cli
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.store.duckdb_file import BACKUPS_FOLDER, STORE_VERSION_FILE, migrations
+from gangline.aggregator.store.duckdb_file import migrations
 from gangline.aggregator.store.maintenance import backup_files
 from gangline.aggregator.store.store import Store
+from gangline.aggregator.store.store_folder import BACKUPS_FOLDER, STORE_VERSION_FILE
 from tests.processes import GUARD_SECONDS
 from tests.upgrade.keep_store import FRAMES, GPUS, HOSTS, NOW_NS, frame
 from tests.upgrade.kept_stores import EVENTS, FINDINGS, GPU_ROWS, STORES, unpack

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...rule_catalogue import ROWS
-from ..symptom import Detector, row_detector
+from ..detectors import Detector, row_detector
 from . import (
     agent,
     clock,

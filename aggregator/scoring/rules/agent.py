@@ -11,15 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...counter_deltas import Flags
-from ...fleet.active_events import Hang
 from ...fleet.collector_status import BLIND, ERROR, HUNG
 from ...fleet.devices import DEVICES_PER_HOST_MAX
+from ...fleet.hangs import Hang
 from ...model import HealthState, Reason
 from ...rule_catalogue import agent as rules
 from ...rule_declaration import Rule
 from ...sql import quoted
+from ..detectors import detects
 from ..evidence_sql import RECEIVED_SOURCES, last_received, timestamp_sql
-from ..symptom import Symptom, detects, recent_counts, short
+from ..rule_rows import recent_counts
+from ..symptom import Symptom, short
 from ..view import FleetView
 
 #: Sources whose hang is a hang of their driver -> the state of the host. The source is the part of

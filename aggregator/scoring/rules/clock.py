@@ -25,12 +25,14 @@ from ...fleet.activity import (
     REASON_SETTING,
     REASON_THERMAL,
 )
-from ...fleet.peers import ALL, AT_LIMIT, IN_GANG, SAME_WORK_RATIO_MAX, describe_peers
+from ...fleet.power_limits import ALL, AT_LIMIT, IN_GANG, SAME_WORK_RATIO_MAX
+from ...fleet.relative_speeds import describe_peers
 from ...model import HealthState
 from ...rule_catalogue import gpu as rules
 from ...rule_declaration import Rule
 from .. import evidence_sql
-from ..symptom import Symptom, detects, short
+from ..detectors import detects
+from ..symptom import Symptom, short
 from ..view import FleetView
 from .gang import members
 

@@ -11,13 +11,14 @@ import numpy as np
 
 from ...counter_deltas import Flags, Floats
 from ...declared.drift import Difference
-from ...declared.fields import format_time
-from ...declared.model import Expectation
+from ...declared.expectations import Expectation
+from ...declared.moments import format_time
 from ...rule_catalogue import agent as rules
 from ...sql import quoted
+from ..detectors import detects
 from ..evidence_sql import timestamp_sql
 from ..score import Return
-from ..symptom import Symptom, detects
+from ..symptom import Symptom
 from ..view import FleetView
 
 #: A port has its declared speed from this share of it on: drivers round.

@@ -13,12 +13,14 @@ import numpy as np
 from ....contract.xid.incidents import RECOVERY_XID, gravest
 from ....contract.xid.policy import SCOPES, Xid, XidAssessment, XidSeverity
 from ...counter_deltas import Indexes
-from ...fleet.active_events import LINK, EventRecord
+from ...fleet.active_events import EventRecord
+from ...fleet.event_interpretation import LINK
 from ...model import HealthState, Reason
 from ...rule_catalogue import events as rules
 from ...rule_declaration import EventKind, Rule
-from .. import symptom as reported
-from ..symptom import Symptom, detects
+from .. import event_symptom
+from ..detectors import detects
+from ..symptom import Symptom
 from ..view import FleetView
 
 #: Maximum hazard factor of an event from before this boot.
@@ -85,8 +87,8 @@ def _kernel_symptom(view: FleetView, record: EventRecord, kind: EventKind) -> Sy
         else kind.rule
     )
     quoted_message = f': "{record.message}"' if record.message else ""
-    message = f"{kind.message}{reported.times_text(record)}{quoted_message}"
-    return reported.event_symptom(
+    message = f"{kind.message}{event_symptom.times_text(record)}{quoted_message}"
+    return event_symptom.event_symptom(
         view,
         record,
         rule,
@@ -241,7 +243,7 @@ def _xid_symptom(
 ) -> Symptom:
     rule, label = kind
     state, factor = _weight(policy, meaning.severity)
-    name = f"{label} {policy.code}: {policy.name}{reported.times_text(record)}"
+    name = f"{label} {policy.code}: {policy.name}{event_symptom.times_text(record)}"
     is_decisive = (
         meaning.severity is policy.severity or meaning.waiting
     )  # False if a companion explains the code
@@ -250,7 +252,7 @@ def _xid_symptom(
     if meaning.waiting:
         parts.append("waiting for the code that shows its extent")
     variant = f".{record.variant}" if record.variant else ""
-    return reported.event_symptom(
+    return event_symptom.event_symptom(
         view,
         record,
         Rule(f"{rule.name}.{policy.code}{variant}", HealthState.HEALTHY, Reason.NONE, ""),

@@ -16,17 +16,16 @@ from ...fleet.tables import FAST_SECONDS
 from ...rule_catalogue import network as rules
 from ...rule_catalogue import nvlink
 from ...rule_declaration import Rule, equals
-from ..symptom import (
+from ..detectors import detects
+from ..rule_rows import (
     PeerOutlier,
-    Symptom,
-    detects,
     peer_outliers,
     rate_symptoms,
     recent_counts,
-    short,
     threshold_symptom,
     threshold_symptoms,
 )
+from ..symptom import Symptom, short
 from ..view import FleetView
 
 #: Healthy ports retransmit now and then: the limit is `rdma.retransmissions_per_second`, sustained,

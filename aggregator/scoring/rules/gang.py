@@ -25,18 +25,13 @@ from ...fleet.gang_changes import (
     POWER_CHANGE_MIN,
     POWER_SLOW_MIN,
 )
-from ...fleet.gangs import (
-    CHANGE_CPU,
-    CHANGE_IO,
-    CHANGE_STEAL,
-    WINDOW_NS,
-    WINDOWS,
-    GangComparison,
-)
+from ...fleet.gang_comparison import GangComparison
+from ...fleet.gangs import CHANGE_CPU, CHANGE_IO, CHANGE_STEAL, WINDOW_NS, WINDOWS
 from ...rule_catalogue import gang as rules
 from ...rule_declaration import Rule
 from ...sql import quoted
-from ..symptom import Symptom, detects
+from ..detectors import detects
+from ..symptom import Symptom
 from ..view import FleetView
 
 #: If more work is at least this share of the excess, the workload explains the excess.

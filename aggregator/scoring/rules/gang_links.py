@@ -15,15 +15,18 @@ import numpy as np
 
 from ....fingerprints.group_statistics import outliers_max
 from ...counter_deltas import Flags, Floats, Indexes
-from ...fleet import gangs as network
+from ...fleet import port_rates
 from ...fleet.devices import DeviceNames
-from ...fleet.gangs import CONGESTION_COUNTERS, CongestionCounter, GangComparison
+from ...fleet.gang_comparison import GangComparison
+from ...fleet.port_rates import CONGESTION_COUNTERS, CongestionCounter
 from ...model import Reason
 from ...rule_catalogue import gang as rules
 from ...rule_catalogue import network as network_rules
 from ...rule_catalogue.host import NETWORK_COUNTS
 from ...sql import quoted
-from ..symptom import Symptom, TrackedSymptom, detects, row_detector, short
+from ..detectors import detects, row_detector
+from ..hysteresis import TrackedSymptom
+from ..symptom import Symptom, short
 from ..view import FleetView
 from .fabric import flapping_ports, ports_down, retransmitting_ports
 from .gang import HOSTS_MIN, HOSTS_SHOWN_MAX, settled
@@ -145,7 +148,7 @@ def congested_jobs(view: FleetView) -> Iterator[Symptom]:
     if not shows.any():
         return
     hosts_with_link_faults = {symptom.host for rule in LINK_RULES for symptom in rule(view)}
-    congestion = network.congestion_rates(view.fleet, view.now_ns)
+    congestion = port_rates.congestion_rates(view.fleet, view.now_ns)
     ports = [_port_rates(view, counter) for counter in CONGESTION_COUNTERS]
     for members in _gangs(comparison, shows):
         affected = members[shows[members]]
@@ -168,7 +171,7 @@ def _port_rates(view: FleetView, counter: CongestionCounter) -> _PortRates:
     devices = view.fleet.tables[counter.table].devices
     order = np.argsort(devices.host, kind="stable")
     begins = np.searchsorted(devices.host[order], np.arange(len(view.fleet) + 1))
-    rates = network.port_rates(view.fleet, counter.table, counter.column, view.now_ns)
+    rates = port_rates.port_rates(view.fleet, counter.table, counter.column, view.now_ns)
     return _PortRates(devices.names, np.nan_to_num(rates), order, begins)
 
 

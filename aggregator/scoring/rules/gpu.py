@@ -12,7 +12,9 @@ from ...counter_deltas import Flags
 from ...model import HealthState, Reason
 from ...rule_catalogue import gpu as rules
 from ...sql import quoted
-from ..symptom import Symptom, detects, recent_counts, short
+from ..detectors import detects
+from ..rule_rows import recent_counts
+from ..symptom import Symptom, short
 from ..view import SILENT_SECONDS_MAX, FleetView
 from .agent import GPU_GROUP, RELEASED, gpu_at
 

@@ -11,8 +11,10 @@ import numpy as np
 
 from ...rule_catalogue import host as rules
 from ...rule_declaration import Rule
-from .. import symptom as readings
-from ..symptom import Symptom, detects, short, threshold_symptom
+from .. import rule_rows
+from ..detectors import detects
+from ..rule_rows import threshold_symptom
+from ..symptom import Symptom, short
 from ..view import FleetView
 
 #: Smaller file systems (boot, EFI, container mounts) are not judged.
@@ -105,7 +107,7 @@ def pauses(view: FleetView) -> Iterator[Symptom]:
     The busiest of the eight priorities counts. A port that the fabric pauses is not at fault.
     """
     minimum, unit = view.threshold("nic.pauses_per_second"), "frames/s"
-    for outlier in readings.peer_outliers(
+    for outlier in rule_rows.peer_outliers(
         view, rules.NIC, rules.PAUSE_COUNTERS, minimum, PEERS_RATIO
     ):
         host, device = view.name(rules.NIC, outlier.row)

@@ -18,7 +18,8 @@ from ...fleet.known_gpus import ExpectedGpus, RegisteredGpus
 from ...model import EXPECTED_KIND
 from ...rule_catalogue import gpu as rules
 from ...sql import quoted
-from ..symptom import Symptom, detects, short
+from ..detectors import detects
+from ..symptom import Symptom, short
 from ..view import FleetView
 from .gpu import OutOfServiceGpus
 

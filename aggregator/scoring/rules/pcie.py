@@ -15,7 +15,8 @@ from ...rule_catalogue import pcie as rules
 from ...rule_catalogue.pcie import SPEED, SPEED_MAX, WIDTH, WIDTH_MAX
 from ...sql import quoted
 from .. import evidence_sql
-from ..symptom import Symptom, detects, short
+from ..detectors import detects
+from ..symptom import Symptom, short
 from ..view import FleetView
 
 #: A GPU or an adapter that moves this many bytes per second uses its link (assumed: under 1 % of

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 from ...durable_file import CopyError, os_error_message, write_new_file
-from ..duckdb_file import BACKUP_HOLDS_FOLDER
+from ..store_folder import BACKUP_HOLDS_FOLDER
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = 1

@@ -18,7 +18,9 @@ import duckdb
 
 from ... import sql
 from ...durable_file import CopyError, format_bytes, free_bytes
-from ..duckdb_file import COMPACTED_FILE, CONNECTION_CONFIG, STORE_FILE, cause, size_of, wal_of
+from ..duckdb_file import CONNECTION_CONFIG
+from ..durability_mark import size_of
+from ..store_folder import COMPACTED_FILE, STORE_FILE, cause, wal_of
 from .verify import count_rows, qualified_name, quoted_identifier, schemas, tables
 
 if TYPE_CHECKING:

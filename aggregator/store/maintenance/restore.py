@@ -16,12 +16,12 @@ from ...durable_file import (
     free_bytes,
     sync_folder,
 )
-from .. import duckdb_file
-from ..duckdb_file import (
+from .. import durability_mark
+from ..duckdb_file import SPILL_FOLDER
+from ..store_folder import (
     BACKUPS_FOLDER,
     LOCK_FILE,
     RESTORE_FOLDER,
-    SPILL_FOLDER,
     STORE_FILE,
     cause,
     lock_folder,
@@ -143,7 +143,7 @@ def _exchange(part: Path, data: Path) -> Path | None:
         replaced.mkdir(exist_ok=True)
         for entry in old:
             os.replace(entry, replaced / entry.name)
-    duckdb_file.remove_mark(data)
+    durability_mark.remove_mark(data)
     for entry in sorted(restoring.iterdir(), key=lambda path: path.name == STORE_FILE):
         if entry.name == ACCESS_FOLDER:
             shutil.copytree(entry, data / ACCESS_FOLDER, dirs_exist_ok=True)

@@ -2,6 +2,9 @@
 
 The steps are: write, sync, reveal (each file), record (one transaction that also drops the live table), publish. A crash between
 any two loses and duplicates nothing. Until `record` the rows belong to the live table, and the next start removes leftover files.
+
+Merges: the twelve parts of a closed hour become a file, the hours of a closed day a rollup. The
+steps are those of an export; the transaction that records the new file marks the old ones as gone.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import duckdb
 
 from ...sql import quoted
 from ..layout import COLUMNS, LAYOUTS
-from .parquet_worker import HostRange, order_of, ranges, rows_within
+from .host_ranges import HostRange, order_of, ranges, rows_within
 from .rollup import merge_query, rollup_columns
 from .segment_files import HOUR, MINUTE, RAW, TAIL, ParquetSegment, damage, fault
 from .segment_store import SegmentStore
@@ -66,10 +69,6 @@ def export(segment_store: SegmentStore, table: str, part: str) -> Iterator[str]:
     segment_store.exported_rows += rows
     yield f"exported {table} {part}: {rows} rows"
 
-
-# Merges: the twelve parts of a closed hour become a file, the hours of a closed day a rollup. The
-# steps are those of an export; the transaction that records the new file marks the old ones as
-# gone.
 
 #: A bucket is closed this long after its end: its rows have left the live file by then.
 CLOSED_SECONDS = 60

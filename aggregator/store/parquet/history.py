@@ -19,8 +19,9 @@ import pyarrow as pa
 
 from ...config import AggregatorConfig
 from ...model import Finding
-from ..duckdb_file import THREAD_NAME_PREFIX, StoreError, cause
+from ..duckdb_file import THREAD_NAME_PREFIX
 from ..retention_clock import RetentionClock
+from ..store_folder import StoreError, cause
 from .export import DamagedSegmentError, TableChangedError, export
 from .maintenance import HistoryMaintenance, StoreFindings, is_closed, parts_of
 from .segment_store import SegmentStore, StoreAccess

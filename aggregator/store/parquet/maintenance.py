@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import duckdb
 
@@ -20,6 +19,7 @@ from ...model import AGGREGATOR_HOST, Finding
 from ..retention_clock import RetentionClock
 from . import export, segment_files, views
 from .export import DamagedSegmentError
+from .folder_cleanup import compare_folder
 from .retention import (
     ROOM_RATIO,
     DiskFullness,
@@ -33,79 +33,21 @@ from .segment_files import (
     HOUR,
     MINUTE,
     RAW,
-    SEGMENT_PATH,
-    TAIL,
-    UNFINISHED_SUFFIX,
     ParquetSegment,
 )
 from .segment_store import SegmentStore
 from .views import span_us
 
-# Leftovers of a crash between two steps. Unfinished files are removed. An unrecorded file is
-# removed if its rows are certainly elsewhere (in the live table, or in the files from which it was
-# made), and moved aside otherwise: no possibly unique file is deleted.
-
-_HOUR_DIGITS = 10
-
-
-class FolderCleanup(NamedTuple):
-    """Files of the folder that need an action."""
-
-    unlink: list[str]  # unfinished, marked as gone, or duplicated
-    aside: list[str]  # not recorded, and possibly unique
-
-
-def compare_folder(
-    folder: Path,
-    recorded: Iterable[ParquetSegment],
-    gone: Iterable[ParquetSegment],
-    live: set[tuple[str, str]],
-) -> FolderCleanup:
-    """Compare the folder with the records. *live*: (table, part) in the live file."""
-    recorded_by_path = {segment.path: segment for segment in recorded}
-    known = recorded_by_path.keys() | {segment.path for segment in gone}
-    unlink: list[str] = []
-    aside: list[str] = []
-    for path in _files(folder):
-        if path.endswith(UNFINISHED_SUFFIX):
-            unlink.append(path)
-        elif path not in known:
-            (unlink if _is_elsewhere(folder, path, recorded_by_path, live) else aside).append(path)
-    return FolderCleanup(unlink, aside)
-
-
-def _files(folder: Path) -> list[str]:
-    paths = [path for top in ("segments", "rollups") for path in (folder / top).rglob("*.parquet*")]
-    return sorted(str(path.relative_to(folder)) for path in paths if path.is_file())
-
-
-def _is_elsewhere(
-    folder: Path, path: str, recorded_by_path: dict[str, ParquetSegment], live: set[tuple[str, str]]
-) -> bool:
-    match = SEGMENT_PATH.fullmatch(path)
-    if match is None:
-        return False
-    table, grain, bucket = match["raw"] or match["table"], match["grain"] or RAW, match["bucket"]
-    if grain == TAIL or (table, bucket) in live:
-        return True
-    source = MINUTE if grain != RAW and len(bucket) == _HOUR_DIGITS else grain
-    sources = [
-        segment
-        for segment in recorded_by_path.values()
-        if (segment.table, segment.grain) == (table, source)
-        and segment.bucket.startswith(bucket)
-        and len(segment.bucket) > len(bucket)
-    ]
-    if grain == RAW:
-        return _rows(folder / path) == sum(segment.rows for segment in sources) > 0
-    return bool(sources) and not any(segment_files.fault(folder, segment) for segment in sources)
-
-
-def _rows(path: Path) -> int:
-    try:
-        return segment_files.rows_by_footer(path)
-    except (FileNotFoundError, segment_files.UnreadableError):
-        return -1
+log = logging.getLogger(__name__)
+#: A part is closed this long after its end: a commit that began before has ended by then.
+CLOSED_SECONDS = 5
+#: A part that begins later than this from now comes from a wrong clock: it is closed.
+AHEAD_SECONDS = 3600
+#: Bytes of files that each round rereads and verifies.
+REREAD_BYTES = 16 << 20
+#: Files marked as gone, and hosts examined, per transaction.
+FILES_AT_ONCE, HOSTS_AT_ONCE = 200, 200
+_LIVE_NAME = re.compile(r"(\w+?)__(\d{12}|\d{10})")
 
 
 class StoreFindings:
@@ -138,18 +80,6 @@ def gigabytes(count: int) -> str:
     """Return bytes as a text in GB."""
     return f"{count / 1e9:.3g} GB"
 
-
-log = logging.getLogger(__name__)
-
-#: A part is closed this long after its end: a commit that began before has ended by then.
-CLOSED_SECONDS = 5
-#: A part that begins later than this from now comes from a wrong clock: it is closed.
-AHEAD_SECONDS = 3600
-#: Bytes of files that each round rereads and verifies.
-REREAD_BYTES = 16 << 20
-#: Files marked as gone, and hosts examined, per transaction.
-FILES_AT_ONCE, HOSTS_AT_ONCE = 200, 200
-_LIVE_NAME = re.compile(r"(\w+?)__(\d{12}|\d{10})")
 
 Job = Iterator[str]
 

@@ -10,7 +10,6 @@ Its standard input is a socket of packets in JSON: the name of a method of `Pack
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
@@ -18,11 +17,11 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import duckdb
 import pyarrow as pa
@@ -33,218 +32,12 @@ from ....contract.workers import end_with_parent
 from ....ext import process
 from ...process_limits import address_space_bytes, lower_priority, raise_oom_score, set_limit
 from ...sql import quoted
-from ..layout import BY_NAME, COLUMNS, LAYOUTS, typed_empty
+from ..layout import COLUMNS, LAYOUTS, typed_empty
+from .host_ranges import HostRange, order_of, ranges
+from .parquet_file import ParquetFile
 from .rollup import IS_TAIL, roll, rollup_spec
-from .segment_files import MINUTE, RAW, TAIL, UNFINISHED_SUFFIX
+from .segment_files import MINUTE, RAW, TAIL
 from .views import LATE_SECONDS, span_us
-
-# A Parquet file is written chunk by chunk with zstd. The first rows determine the smallest encoding
-# of each column: a dictionary for times, deltas for counters, split bytes for energy, or plain.
-# bench/segments.py compares this with DuckDB's own COPY.
-
-#: Rows for the trial of encodings, and rows per row group: readers find a device by the minimum and
-#: maximum of each group.
-SAMPLE_ROWS = 60_000
-#: With fewer rows all columns use a dictionary: a trial would cost more than it saves.
-TRIED_ROWS_MIN = 5_000
-GROUP_ROWS = 122_880
-#: Level 3 takes a sixth more for links' counters (deltas without byte alignment); level 7 saves 2 %
-#: for a fifth more CPU time.
-ZSTD_LEVEL = 5
-#: Columns with minimum and maximum, by which readers search.
-KEYS = ("host", "device", "time")
-
-_DUCKDB = {
-    pa.string(): "VARCHAR",
-    pa.timestamp("us"): "TIMESTAMP",
-    pa.uint64(): "UBIGINT",
-    pa.uint32(): "UINTEGER",
-    pa.float64(): "DOUBLE",
-}
-
-
-class ParquetFile:
-    """Writes the unfinished file of *path* in *folder*, which is created. Raises OSError."""
-
-    def __init__(
-        self, folder: Path, path: str, known_encodings: dict[str, Any] | None = None
-    ) -> None:
-        """*known_encodings*: results of earlier trials, by columns."""
-        self.path = path
-        self._known_encodings = dict(known_encodings or {})
-        self._unfinished_path = folder / (path + UNFINISHED_SUFFIX)
-        self._unfinished_path.parent.mkdir(parents=True, exist_ok=True)
-        self._writer: Any = None
-        self.rows = 0
-        self.columns = ""
-        self._times: list[int] = []
-
-    def write(self, chunk: Any) -> None:
-        """Append a `pyarrow.Table`. All chunks of a file have the same columns."""
-        if self._writer is None:
-            self.columns = ",".join(f"{f.name} {_DUCKDB[f.type]}" for f in chunk.schema)
-            if self.columns not in self._known_encodings and chunk.num_rows >= TRIED_ROWS_MIN:
-                self._known_encodings[self.columns] = encodings(chunk.slice(0, SAMPLE_ROWS))
-            settings = self._known_encodings.get(self.columns, {"use_dictionary": True})
-            with_keys: dict[str, Any] = {**settings, "write_statistics": list(KEYS)}
-            from pyarrow.parquet import ParquetWriter  # 0.05 s, which would delay a start
-
-            self._writer = ParquetWriter(
-                str(self._unfinished_path),
-                chunk.schema,
-                compression="zstd",
-                compression_level=ZSTD_LEVEL,
-                store_schema=False,
-                **with_keys,
-            )
-        if chunk.num_rows:
-            self._writer.write_table(chunk, row_group_size=GROUP_ROWS)
-            self.rows += chunk.num_rows
-            times = chunk["time"].cast(pa.int64()).to_numpy()
-            self._times = [min([times.min(), *self._times]), max([times.max(), *self._times])]
-
-    @property
-    def first_us(self) -> int:
-        """Return the earliest time in the file; 0 while it is empty."""
-        return int(self._times[0]) if self._times else 0
-
-    @property
-    def last_us(self) -> int:
-        """Return the latest time in the file."""
-        return int(self._times[1]) if self._times else 0
-
-    def metadata(self) -> dict[str, Any]:
-        """Return the fields of a closed file's segment, and `encodings` for the next file of its
-        kind.
-        """
-        return {
-            "path": self.path,
-            "rows": self.rows,
-            "first_us": self.first_us,
-            "last_us": self.last_us,
-            "columns": self.columns,
-            "encodings": self._known_encodings,
-        }
-
-    def close(self) -> None:
-        """Write the footer and close the file."""
-        if self._writer is not None:
-            self._writer.close()
-
-    def discard(self) -> None:
-        """Remove the unfinished file. Never raises."""
-        with contextlib.suppress(OSError, pa.ArrowException):  # a full disk refuses the footer, too
-            self.close()
-        self._unfinished_path.unlink(missing_ok=True)
-
-
-def encodings(sample: Any) -> dict[str, Any]:
-    """Return the writer's settings with the smallest size of each column of *sample*."""
-    dictionary: list[str] = []
-    other: dict[str, str] = {}
-    for column in sample.schema:
-        column_table = sample.select([column.name])
-        sizes = {name: _size(column_table, column.name, name) for name in _candidates(column.type)}
-        best = min(sizes, key=lambda name: sizes[name])
-        if best == "DICTIONARY":
-            dictionary.append(column.name)
-        else:
-            other[column.name] = best
-    return {"use_dictionary": dictionary, "column_encoding": other}
-
-
-def _candidates(kind: Any) -> tuple[str, ...]:
-    if pa.types.is_string(kind):
-        return ("DICTIONARY",)
-    if pa.types.is_floating(kind):
-        return ("DICTIONARY", "BYTE_STREAM_SPLIT", "PLAIN")
-    # DuckDB 1.5 reads split bytes for doubles only.
-    return ("DICTIONARY", "DELTA_BINARY_PACKED", "PLAIN")
-
-
-def _size(one: Any, column: str, encoding: str) -> int:
-    from pyarrow.parquet import write_table
-
-    settings: dict[str, Any] = {"use_dictionary": [column]}
-    if encoding != "DICTIONARY":
-        settings = {"use_dictionary": False, "column_encoding": {column: encoding}}
-    sink = pa.BufferOutputStream()
-    write_table(one, sink, compression="zstd", compression_level=ZSTD_LEVEL, **settings)
-    return int(sink.tell())
-
-
-#: Limit of the values in a piece, keys included. Sorting and rolling up take about five times their
-#: 8 bytes each.
-CELLS_MAX = 1 << 22
-
-Counts = Sequence[tuple[str, int]]
-
-
-class HostRange(NamedTuple):
-    """A half-open range of hosts by name, after *after* up to *last*; None: unlimited.
-
-    Device limits are set only if the range is a part of a single host with too many rows.
-    """
-
-    after: str | None
-    last: str | None
-    rows: int
-    after_device: str | None = None
-    last_device: str | None = None
-
-    @property
-    def where(self) -> str:
-        """Return the SQL condition; its placeholders match `parameters`."""
-        limits = zip(
-            ("host > ?", "host <= ?", "device > ?", "device <= ?"), self._limits, strict=True
-        )
-        return " AND ".join(condition for condition, limit in limits if limit is not None) or "true"
-
-    @property
-    def parameters(self) -> list[str]:
-        """Return the values of the condition's placeholders."""
-        return [limit for limit in self._limits if limit is not None]
-
-    @property
-    def _limits(self) -> tuple[str | None, ...]:
-        return self.after, self.last, self.after_device, self.last_device
-
-
-def rows_within(rows_max: int, columns: int) -> int:
-    """Return the rows of a piece with *columns* columns: 1 to *rows_max*."""
-    return max(1, min(rows_max, CELLS_MAX // columns))
-
-
-def ranges(
-    counts: Counts, rows_max: int, devices: Callable[[str], Counts] | None = None
-) -> list[HostRange]:
-    """Return consecutive ranges over all hosts, of at most *rows_max* rows if hosts allow it.
-
-    *counts*: (host, rows), by host. *devices* returns (device, rows), by device, for a host with
-    more rows, which is then split between devices.
-    """
-    cut: list[HostRange] = []
-    rows, after, last = 0, None, None
-    for host, count in counts:
-        if rows and rows + count > rows_max:
-            cut.append(HostRange(after, last, rows))
-            after, rows = last, 0
-        rows, last = rows + count, host
-        if devices is not None and rows > rows_max:
-            cut += _within(after, host, ranges(devices(host), rows_max))
-            after, rows = host, 0
-    return [*cut, HostRange(after, None, rows)] if rows or not cut else cut
-
-
-def _within(before: str | None, host: str, cut: Sequence[HostRange]) -> list[HostRange]:
-    """Return the ranges *cut* of a host's devices; *before*: the previous host, if any."""
-    return [HostRange(before, host, devices.rows, devices.after, devices.last) for devices in cut]
-
-
-def order_of(table: str) -> str:
-    """Return the sort order of a table's Parquet files."""
-    return "host, device, time" + (", signal" if table == BY_NAME else "")
-
 
 #: Maximum length of a packet.
 PACKET_BYTES_MAX = 1 << 20

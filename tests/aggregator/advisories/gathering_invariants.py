@@ -14,21 +14,22 @@ from gangline.aggregator.advisories.advisory import (
     TERMINAL_STATES,
     Action,
     Advisory,
-    AdvisoryLimits,
     AdvisoryState,
     Basis,
     Case,
+    Scope,
+    restrict_to_basis,
+)
+from gangline.aggregator.advisories.advisory_limits import AdvisoryLimits, seconds_ns
+from gangline.aggregator.advisories.common_cause import UNPLACED
+from gangline.aggregator.advisories.messages import (
     CaseGone,
     CaseSeen,
     Event,
     HeldBack,
     Instruction,
     Publish,
-    Scope,
-    restrict_to_basis,
-    seconds_ns,
 )
-from gangline.aggregator.advisories.shared_causes import UNPLACED
 
 #: An own fault has one of these reasons and scopes, and is certain.
 OWN_REASONS = ("XID_FATAL", "ECC_TREND", "HBM_REMAP", "DRIVER_HUNG")

@@ -8,19 +8,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from gangline.aggregator.advisories.advisory import (
-    HOUR_NS,
     STATISTICAL_ACTIONS,
     TERMINAL_STATES,
     TRANSITIONS,
-    Acked,
-    Act,
     Action,
     Advisory,
-    AdvisoryLimits,
     AdvisoryState,
+    Basis,
+    Scope,
+    gravity,
+    removes_host,
+    restrict_to_basis,
+)
+from gangline.aggregator.advisories.advisory_limits import HOUR_NS, AdvisoryLimits, seconds_ns
+from gangline.aggregator.advisories.messages import (
+    Acked,
+    Act,
     Available,
     Back,
-    Basis,
     Breaker,
     CaseGone,
     CaseSeen,
@@ -34,15 +39,10 @@ from gangline.aggregator.advisories.advisory import (
     PutBack,
     Refused,
     Renew,
-    Scope,
     TakenOut,
     Tick,
     Unavailable,
     Well,
-    gravity,
-    removes_host,
-    restrict_to_basis,
-    seconds_ns,
 )
 from tests.aggregator.advisories.gathering_invariants import GatheringWatcher
 

@@ -5,22 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gangline.aggregator.advisories.advisory import (
-    SECOND_NS,
+from gangline.aggregator.advisories.advisory import Action, AdvisoryState, Basis, Case, Price, Scope
+from gangline.aggregator.advisories.advisory_limits import SECOND_NS, AdvisoryLimits
+from gangline.aggregator.advisories.failure_domains import FailureDomains
+from gangline.aggregator.advisories.messages import (
     Acked,
-    Action,
-    AdvisoryLimits,
-    AdvisoryState,
-    Basis,
-    Case,
     CaseGone,
     CaseSeen,
-    FailureDomains,
     FleetSize,
     Instruction,
-    Price,
     Publish,
-    Scope,
     Tick,
 )
 from gangline.aggregator.advisories.state_machine import AdvisoryStateMachine

@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 import duckdb
 import grpc
 
-from gangline.aggregator.advisories.advisory import Acked, AdvisoryLimits, AdvisoryState
+from gangline.aggregator.advisories.advisory import AdvisoryState
+from gangline.aggregator.advisories.advisory_limits import AdvisoryLimits
 from gangline.aggregator.advisories.engine import AdvisoryEngine
+from gangline.aggregator.advisories.messages import Acked
 from gangline.aggregator.advisories.observer import Observer
 from gangline.aggregator.advisories.workloads import Gang, ScheduledGangs, WorkloadLookup
 from gangline.aggregator.model import TransactionalStore

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.advisories.advisory import Acked, AdvisoryState
+from gangline.aggregator.advisories.advisory import AdvisoryState
 from gangline.aggregator.advisories.engine import AdvisoryEngine
+from gangline.aggregator.advisories.messages import Acked
 from gangline.aggregator.advisories.workloads import Gang
 from gangline.aggregator.errors import ServiceUnavailable
 from gangline.aggregator.store import answer_journal

@@ -11,28 +11,24 @@ from typing import Any
 import grpc
 import pytest
 
-from gangline.aggregator.advisories import answers, replay, rows
+from gangline.aggregator.advisories import declared_out, replay, rows
 from gangline.aggregator.advisories import engine as books
-from gangline.aggregator.advisories.advisory import (
-    HOUR_NS,
-    SECOND_NS,
+from gangline.aggregator.advisories.advisory import Action, Advisory, AdvisoryState, Basis, Scope
+from gangline.aggregator.advisories.advisory_limits import HOUR_NS, SECOND_NS
+from gangline.aggregator.advisories.messages import (
     Acked,
-    Action,
-    Advisory,
-    AdvisoryState,
-    Basis,
     Frozen,
     Instruction,
     Member,
     Probation,
     Publish,
     Renew,
-    Scope,
     TakenOut,
 )
-from gangline.aggregator.advisories.engine import Publisher, WatchFeed
 from gangline.aggregator.advisories.observer import Observer
+from gangline.aggregator.advisories.publisher import Publisher
 from gangline.aggregator.advisories.state import DeclaredOut, MachineState
+from gangline.aggregator.advisories.watch_feed import WatchFeed
 from gangline.aggregator.advisories.workloads import Gang, ScheduledGangs
 from gangline.aggregator.commands.advise_text import list_text
 from gangline.aggregator.errors import ServiceUnavailable
@@ -353,13 +349,13 @@ def test_each_who_tells_of_a_host_counts() -> None:
     memory = MachineState()
     members = tuple(Member(f"h{number}") for number in range(3))
     memory.absent = {
-        f"h{number}": {"a": DeclaredOut("", 0, 1)} for number in range(answers.HOSTS_MAX - 3)
+        f"h{number}": {"a": DeclaredOut("", 0, 1)} for number in range(declared_out.HOSTS_MAX - 3)
     }
     out = TakenOut(0, "b", "", 1, members)
-    assert answers.has_room_for(memory, [out, out])
+    assert declared_out.has_room_for(memory, [out, out])
     memory.absent["h7"]["c"] = DeclaredOut("", 0, 1)
-    assert not answers.has_room_for(memory, [out])
-    assert answers.has_room_for(memory, [replace(out, by="a")])  # reported again
+    assert not declared_out.has_room_for(memory, [out])
+    assert declared_out.has_room_for(memory, [replace(out, by="a")])  # reported again
 
 
 def test_who_hangs_up_does_not_have_two_rules_evaluated_at_once(

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from gangline.aggregator.advisories import rows
-from gangline.aggregator.advisories.rows import ExpectedOutcome, OutcomeHost, OutcomeRecord
+from gangline.aggregator.advisories import outcome_rows
+from gangline.aggregator.advisories.outcome_rows import ExpectedOutcome, OutcomeHost, OutcomeRecord
 from gangline.aggregator.scoring.calibration import (
     FACTOR_BOUNDS,
     KNOTS_PER_HOUR,
@@ -224,7 +224,9 @@ def test_hazard_counts_where_it_was_scored_up_to_the_interruption(store: Store, 
     scores, hours, interrupted, summed, share = HAZARDS_SUMMED[case]
     put(store, scores)
     span = OutcomeHost(7, "h0", START_NS, START_NS + int(hours * HOUR_NS), interrupted)
-    expected = store.in_transaction(lambda connection: rows.expected_outcomes(connection, [span]))
+    expected = store.in_transaction(
+        lambda connection: outcome_rows.expected_outcomes(connection, [span])
+    )
     assert (7 in expected) == (summed is not None)
     if summed is not None:
         outcome = expected[7]
@@ -242,14 +244,18 @@ def test_an_interruption_is_of_the_blamed_host_else_of_all_by_their_hazards(stor
         for number, suspects in enumerate((("h0", "h1"), ("h0",), ("h1",)))
         for host in ("h0", "h1", "h2")  # nothing is stored of h2
     ]
-    expected = store.in_transaction(lambda connection: rows.expected_outcomes(connection, spans))
+    expected = store.in_transaction(
+        lambda connection: outcome_rows.expected_outcomes(connection, spans)
+    )
     assert expected[0].by_hazard == pytest.approx(expected[1].by_hazard) == expected[2].by_hazard
     assert expected[0].by_hazard[2] == pytest.approx(100 * expected[0].by_hazard[0], rel=1e-3)
     assert expected[0].shares == pytest.approx((1 / 101, 0, 100 / 101, 0), rel=1e-3)
     assert expected[1].shares == pytest.approx((1, 0, 0, 0), abs=1e-9)
     assert expected[2].shares == pytest.approx((0, 0, 1, 0), abs=1e-9)
     nobody = [OutcomeHost(0, host, START_NS, START_NS + HOUR_NS, True) for host in ("h0", "h1", "h2", "h3")]  # fmt: skip
-    expected = store.in_transaction(lambda connection: rows.expected_outcomes(connection, nobody))
+    expected = store.in_transaction(
+        lambda connection: outcome_rows.expected_outcomes(connection, nobody)
+    )
     assert sum(expected[0].shares) == pytest.approx(0.5)  # two of four hosts have no scores
 
 

@@ -7,23 +7,15 @@ from types import MappingProxyType
 
 import pytest
 
-from gangline.aggregator.advisories.advisory import (
-    HOUR_NS,
-    Action,
-    Advisory,
-    AdvisoryLimits,
-    AdvisoryState,
-    Basis,
-    DomainCounts,
-    Member,
-    Publish,
-    TakenOut,
-    Tick,
-)
+from gangline.aggregator.advisories.advisory import Action, Advisory, AdvisoryState, Basis
+from gangline.aggregator.advisories.advisory_limits import HOUR_NS, AdvisoryLimits
+from gangline.aggregator.advisories.failure_domains import DomainCounts
+from gangline.aggregator.advisories.messages import Member, Publish, TakenOut, Tick
 from gangline.aggregator.advisories.observer import Observer
 from gangline.aggregator.advisories.state_machine import AdvisoryStateMachine
+from gangline.aggregator.declared.host_placement import HostPlacement
 from gangline.aggregator.declared.loader import DeclaredFile, parse_files
-from gangline.aggregator.declared.model import NOTHING, HostPlacement
+from gangline.aggregator.declared.model import NOTHING
 from gangline.aggregator.scoring.evaluate import Judgement, evaluate
 from gangline.aggregator.scoring.missing_readings import SettlingHost
 from tests.worlds import SECOND_NS, World

@@ -12,19 +12,11 @@ from typing import Any
 import grpc
 import pytest
 
-from gangline.aggregator.advisories import rows
-from gangline.aggregator.advisories.advisory import (
-    HOUR_NS,
-    Acked,
-    Action,
-    AdvisoryLimits,
-    AdvisoryState,
-    Basis,
-    HeldBack,
-    Publish,
-    Tick,
-)
-from gangline.aggregator.advisories.engine import Publisher
+from gangline.aggregator.advisories import outcome_rows, rows
+from gangline.aggregator.advisories.advisory import Action, AdvisoryState, Basis
+from gangline.aggregator.advisories.advisory_limits import HOUR_NS, AdvisoryLimits
+from gangline.aggregator.advisories.messages import Acked, HeldBack, Publish, Tick
+from gangline.aggregator.advisories.publisher import Publisher
 from gangline.aggregator.advisories.rows import restore_machine
 from gangline.aggregator.advisories.state import MachineState
 from gangline.aggregator.scoring.calibration import Calibration
@@ -454,8 +446,10 @@ def test_what_is_expected_is_what_scores_said_without_outcomes(store: Store) -> 
     assert scaled.hosts[0].hazard_per_hour == pytest.approx(10 * plain.hosts[0].hazard_per_hour)
     store.submit_scores(scaled, scaled.hosts)
     store.in_transaction(lambda connection: None)
-    minute = rows.OutcomeHost(0, "h0", world.now_ns, world.now_ns + 60 * 10**9)
-    expected = store.in_transaction(lambda connection: rows.expected_outcomes(connection, [minute]))
+    minute = outcome_rows.OutcomeHost(0, "h0", world.now_ns, world.now_ns + 60 * 10**9)
+    expected = store.in_transaction(
+        lambda connection: outcome_rows.expected_outcomes(connection, [minute])
+    )
     assert expected[0].interruptions == pytest.approx(plain.hosts[0].hazard_per_hour / 60, rel=1e-3)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gangline.aggregator.advisories.advisory import AdvisoryLimits
+from gangline.aggregator.advisories.advisory_limits import AdvisoryLimits
 from gangline.aggregator.advisories.engine import AdvisoryEngine
 from gangline.aggregator.advisories.observer import Observer
 from gangline.aggregator.advisories.workloads import ScheduledGangs, WorkloadLookup, name_for

@@ -6,17 +6,10 @@ from typing import Any
 
 import pytest
 
-from gangline.aggregator.advisories.advisory import (
-    SECOND_NS,
-    Action,
-    AdvisoryState,
-    Basis,
-    FailureDomains,
-    Frozen,
-    HeldBack,
-    Publish,
-    Scope,
-)
+from gangline.aggregator.advisories.advisory import Action, AdvisoryState, Basis, Scope
+from gangline.aggregator.advisories.advisory_limits import SECOND_NS
+from gangline.aggregator.advisories.failure_domains import FailureDomains
+from gangline.aggregator.advisories.messages import Frozen, HeldBack, Publish
 from tests.aggregator.advisories.machine_world import World, published, told
 
 FIRST = [("host h1", "EVICT_NOW", "PROPOSED")]

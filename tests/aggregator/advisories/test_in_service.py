@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gangline.aggregator.advisories.advisory import HOUR_NS, SECOND_NS
+from gangline.aggregator.advisories.advisory_limits import HOUR_NS, SECOND_NS
 from gangline.aggregator.advisories.workloads import Gang
 from gangline.aggregator.judge_loop import ClockJumpDetector
 from gangline.contract.wire import advisory_pb2 as wire

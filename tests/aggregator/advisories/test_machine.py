@@ -7,27 +7,28 @@ from datetime import UTC, datetime
 import pytest
 
 from gangline.aggregator.advisories.advisory import (
-    SECOND_NS,
-    Acked,
-    Act,
     Action,
     Advisory,
-    AdvisoryLimits,
     AdvisoryState,
-    Available,
     Basis,
+    Price,
+    Scope,
+)
+from gangline.aggregator.advisories.advisory_limits import SECOND_NS, AdvisoryLimits
+from gangline.aggregator.advisories.failure_domains import FailureDomains
+from gangline.aggregator.advisories.messages import (
+    Acked,
+    Act,
+    Available,
     Breaker,
     Clear,
-    FailureDomains,
     Frozen,
     HeldBack,
     Instruction,
-    Price,
     Probation,
     Publish,
     Refused,
     Renew,
-    Scope,
     Unavailable,
     Well,
 )

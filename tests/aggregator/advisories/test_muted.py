@@ -6,18 +6,10 @@ from typing import Any
 
 import pytest
 
-from gangline.aggregator.advisories.advisory import (
-    SECOND_NS,
-    SILENCE_REASON,
-    Action,
-    AdvisoryState,
-    Basis,
-    FailureDomains,
-    Frozen,
-    HeldBack,
-    Instruction,
-    Publish,
-)
+from gangline.aggregator.advisories.advisory import SILENCE_REASON, Action, AdvisoryState, Basis
+from gangline.aggregator.advisories.advisory_limits import SECOND_NS
+from gangline.aggregator.advisories.failure_domains import FailureDomains
+from gangline.aggregator.advisories.messages import Frozen, HeldBack, Instruction, Publish
 from tests.aggregator.advisories.machine_world import World, published, told
 
 POWER: dict[str, Any] = {

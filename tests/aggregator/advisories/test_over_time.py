@@ -6,20 +6,16 @@ from typing import Any
 
 import pytest
 
-from gangline.aggregator.advisories.advisory import (
-    HOUR_NS,
-    SECOND_NS,
+from gangline.aggregator.advisories.advisory import Action, AdvisoryState, Basis, Price
+from gangline.aggregator.advisories.advisory_limits import HOUR_NS, SECOND_NS
+from gangline.aggregator.advisories.failure_domains import FailureDomains
+from gangline.aggregator.advisories.messages import (
     Acked,
-    Action,
-    AdvisoryState,
     Available,
-    Basis,
     Clear,
-    FailureDomains,
     Frozen,
     HeldBack,
     Member,
-    Price,
     Probation,
     Publish,
     PutBack,

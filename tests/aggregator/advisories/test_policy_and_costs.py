@@ -11,28 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.aggregator.advisories import advisory, policy
-from gangline.aggregator.advisories.advisory import (
-    Action,
-    AdvisoryLimits,
-    Basis,
-    Instruction,
-    Publish,
-    Scope,
-    Tick,
-)
-from gangline.aggregator.advisories.observer import Observer
-from gangline.aggregator.advisories.policy import (
+from gangline.aggregator.advisories.advisory import Action, Basis, Scope
+from gangline.aggregator.advisories.advisory_limits import AdvisoryLimits
+from gangline.aggregator.advisories.costs import (
     AFTER_JOB_ACTIONS,
     Fault,
-    PolicyAction,
-    UnknownPolicyText,
     Workload,
     acting_cost,
     checkpoint_hours,
-    parse_policy_text,
     price,
-    requested_action,
     waiting_cost,
+)
+from gangline.aggregator.advisories.messages import Instruction, Publish, Tick
+from gangline.aggregator.advisories.observer import Observer
+from gangline.aggregator.advisories.policy import (
+    PolicyAction,
+    UnknownPolicyText,
+    parse_policy_text,
+    requested_action,
 )
 from gangline.aggregator.advisories.state_machine import AdvisoryStateMachine
 from gangline.aggregator.model import Evidence, HealthState, HostScore, Reason

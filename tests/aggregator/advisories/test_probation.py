@@ -8,8 +8,10 @@ from contextlib import closing
 
 import pytest
 
-from gangline.aggregator.advisories.advisory import Acked, Action, AdvisoryLimits, AdvisoryState
+from gangline.aggregator.advisories.advisory import Action, AdvisoryState
+from gangline.aggregator.advisories.advisory_limits import AdvisoryLimits
 from gangline.aggregator.advisories.engine import AdvisoryEngine
+from gangline.aggregator.advisories.messages import Acked
 from gangline.aggregator.advisories.observer import Observer
 from gangline.aggregator.commands.explain import explanation_text
 from gangline.aggregator.hazard.features import FEATURES

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from gangline.aggregator.advisories import (
     answers,
+    declared_out,
     limits,
     proposals,
     shared_causes,
@@ -20,24 +21,26 @@ from gangline.aggregator.advisories import (
     timers,
 )
 from gangline.aggregator.advisories.advisory import (
-    Acked,
     Action,
     AdvisoryState,
-    Available,
     Basis,
     Case,
+    Price,
+    Scope,
+    restrict_to_basis,
+)
+from gangline.aggregator.advisories.messages import (
+    Acked,
+    Available,
     CaseGone,
     CaseSeen,
     Frozen,
     Member,
-    Price,
     PutBack,
-    Scope,
     TakenOut,
     Tick,
     Unavailable,
     Well,
-    restrict_to_basis,
 )
 from gangline.aggregator.advisories.state import StateEditor
 from tests.aggregator.advisories.walk import HOSTS, REASONS, Walk, walk
@@ -97,7 +100,7 @@ SABOTAGE: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     ),
     "granted without weighing again": (answers, "_limit_reached", _no_words),
     "others' word counts for nothing": (limits, "unavailable_hosts", _without_word),
-    "out for ever": (answers, "expire_declared_out", lambda editor: None),
+    "out for ever": (declared_out, "expire_declared_out", lambda editor: None),
     "rejected, and asked again": (StateEditor, "mute", lambda *_: None),
     "an own fault waits for others": (proposals, "is_own_device_fault", _never),
     "nothing waits for others": (proposals, "gathering_keys", _nothing),

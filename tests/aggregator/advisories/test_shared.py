@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from gangline.aggregator.advisories.advisory import (
-    SECOND_NS,
     SILENCE_REASON,
     Action,
     Advisory,
     Basis,
     Case,
-    FailureDomains,
     Price,
-    Publish,
     Scope,
 )
-from gangline.aggregator.advisories.policy import Fault, Workload, combined_price, waiting_cost
+from gangline.aggregator.advisories.advisory_limits import SECOND_NS
+from gangline.aggregator.advisories.costs import Fault, Workload, combined_price, waiting_cost
+from gangline.aggregator.advisories.failure_domains import FailureDomains
+from gangline.aggregator.advisories.messages import Publish
 from tests.aggregator.advisories.machine_world import World, published, told
 
 #: A slow host of a gang of 32 GPUs.

@@ -7,13 +7,8 @@ from typing import Any
 import pytest
 
 from gangline.aggregator.advisories import policy, replay
-from gangline.aggregator.advisories.advisory import (
-    HOUR_NS,
-    NOWHERE,
-    SECOND_NS,
-    AdvisoryLimits,
-    FailureDomains,
-)
+from gangline.aggregator.advisories.advisory_limits import HOUR_NS, SECOND_NS, AdvisoryLimits
+from gangline.aggregator.advisories.failure_domains import NOWHERE, FailureDomains
 from gangline.aggregator.advisories.replay import (
     DAY_NS,
     ReplayedAdvisory,

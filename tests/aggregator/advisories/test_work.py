@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from gangline.aggregator.advisories.advisory import Action, Advisory, AdvisoryLimits, Basis
+from gangline.aggregator.advisories.advisory import Action, Advisory, Basis
+from gangline.aggregator.advisories.advisory_limits import AdvisoryLimits
 from gangline.aggregator.advisories.engine import AdvisoryEngine
 from gangline.aggregator.advisories.observer import Observer
 from gangline.aggregator.advisories.workloads import ScheduledGangs, WorkloadLookup

@@ -14,30 +14,30 @@ import time
 from dataclasses import replace
 
 from gangline.aggregator.advisories.advisory import (
-    SECOND_NS,
     SILENCE_REASON,
-    Acked,
     Action,
-    AdvisoryLimits,
     AdvisoryState,
-    Available,
     Basis,
     Case,
+    Price,
+    Scope,
+)
+from gangline.aggregator.advisories.advisory_limits import SECOND_NS, AdvisoryLimits, seconds_ns
+from gangline.aggregator.advisories.failure_domains import FailureDomains
+from gangline.aggregator.advisories.messages import (
+    Acked,
+    Available,
     CaseGone,
     CaseSeen,
     Event,
-    FailureDomains,
     FleetSize,
     Frozen,
     Member,
-    Price,
     PutBack,
-    Scope,
     TakenOut,
     Tick,
     Unavailable,
     Well,
-    seconds_ns,
 )
 from gangline.aggregator.advisories.rows import parse_event, to_json
 from gangline.aggregator.advisories.state import MachineState

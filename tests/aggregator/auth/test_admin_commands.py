@@ -19,7 +19,7 @@ from gangline.aggregator.auth.access import tokens_file
 from gangline.aggregator.auth.ca import CertificatePaths
 from gangline.aggregator.auth.tokens import read_tokens
 from gangline.aggregator.commands import admin_access, admin_store
-from gangline.aggregator.store.duckdb_file import lock_folder
+from gangline.aggregator.store.store_folder import lock_folder
 from gangline.contract.wire import permit_pb2
 from tests.aggregator.auth.secured import Secured, permits, telemetry
 

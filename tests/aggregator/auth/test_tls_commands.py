@@ -22,7 +22,7 @@ from gangline.aggregator.commands.connection import (
     read_connection_options,
 )
 from gangline.aggregator.server import Aggregator
-from gangline.aggregator.store.duckdb_file import OPS_FILE
+from gangline.aggregator.store.store_folder import OPS_FILE
 from tests.aggregator.auth.secured import Secured
 from tests.processes import GUARD_SECONDS, until
 

@@ -20,7 +20,7 @@ from gangline.aggregator.model import HealthState
 from gangline.aggregator.scoring.evaluate import Judgement
 from gangline.aggregator.scoring.node_facts import DOMAIN_FIELDS, NodeCosts, NodeDomains, NodeFacts
 from gangline.aggregator.scoring.reported_factors import ReportedFactor, ReportedFactors
-from gangline.aggregator.scoring.results import Columns
+from gangline.aggregator.scoring.score_columns import Columns
 
 #: Factors of a cluster whose leaves are slow to cross and whose restarts are quick.
 REPORTS = ReportedFactors(

@@ -14,7 +14,8 @@ from gangline.aggregator.decisions.planner import poisson_quantile
 from gangline.aggregator.decisions.price import LostTime, Members, crossing_shares, lost_time, price
 from gangline.aggregator.decisions.quantity import Quantity, QuantitySource
 from gangline.aggregator.decisions.requirements import GangRequirements, Tier
-from gangline.aggregator.declared.model import NOTHING, HostPlacement
+from gangline.aggregator.declared.host_placement import HostPlacement
+from gangline.aggregator.declared.model import NOTHING
 from gangline.aggregator.scoring.node_facts import DOMAIN_FIELDS, node_domains
 from tests.worlds import World
 

@@ -10,8 +10,8 @@ import pytest
 
 from gangline import cli
 from gangline.aggregator.declared import rows
+from gangline.aggregator.declared.host_placement import HostPlacement, PlaceSource
 from gangline.aggregator.declared.loader import DeclaredFile, parse_files
-from gangline.aggregator.declared.model import HostPlacement, PlaceSource
 from gangline.aggregator.store.duckdb_file import migrations
 
 NOW_NS = 1_795_168_800 * 10**9  # 2026-11-20 10:00 UTC

@@ -16,7 +16,7 @@ from gangline.aggregator.declared.diff import (
     lines,
     stored_rows,
 )
-from gangline.aggregator.declared.fields import ENTRIES_MAX
+from gangline.aggregator.declared.limits import ENTRIES_MAX
 from gangline.aggregator.declared.model import NOTHING, ExchangeRates
 from gangline.aggregator.declared.rows import put_version
 from gangline.aggregator.scoring.node_facts import node_costs

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gangline.aggregator.declared import loader
-from gangline.aggregator.declared.fields import DeclaredError
 from gangline.aggregator.declared.loader import read_files
+from gangline.aggregator.declared.problems import DeclaredError
 from tests.aggregator.declared.test_reading import GOOD
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.declared import model
-from gangline.aggregator.declared.fields import HostPattern, Selection, parse_host_pattern
-from gangline.aggregator.declared.model import HostPlacement
+from gangline.aggregator.declared.host_placement import HostPlacement
+from gangline.aggregator.declared.patterns import HostPattern, parse_host_pattern
+from gangline.aggregator.declared.selection import Selection, SelectionIndex
 
 WORDS = st.text(string.ascii_lowercase + "-", max_size=6)
 
@@ -57,7 +57,7 @@ def test_an_index_says_what_each_selection_says(
     ]
     chosen += [None, Selection(tuple(map(parse_host_pattern, others)))]
     chosen += [Selection((), {"rack": frozenset("rs"), "leaf": frozenset("r")})]
-    looked_up = model.SelectionIndex(chosen)
+    looked_up = SelectionIndex(chosen)
     for host in (*hosts, *named, *others):
         for place in (
             HostPlacement(),

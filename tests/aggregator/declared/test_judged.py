@@ -6,14 +6,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gangline.aggregator.declared.fields import HostPattern
+from gangline.aggregator.declared.host_placement import HostPlacement, PlaceSource
 from gangline.aggregator.declared.loader import DeclaredFile, parse_files
-from gangline.aggregator.declared.model import (
-    HostPlacement,
-    Override,
-    PlaceSource,
-    SelectionIndex,
-)
+from gangline.aggregator.declared.overrides import Override
+from gangline.aggregator.declared.patterns import HostPattern
+from gangline.aggregator.declared.selection import SelectionIndex
 from gangline.aggregator.fleet.tables import TRACKED_SIGNALS
 from gangline.aggregator.model import HealthState, Reason
 from gangline.aggregator.rule_catalogue import FAMILIES, NEVER_NOISE, OVERRIDABLE_RULES

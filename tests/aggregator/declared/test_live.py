@@ -14,9 +14,9 @@ import pytest
 
 from gangline.aggregator import declared_reload as live
 from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.declared.host_placement import HostPlacement
 from gangline.aggregator.declared.loader import DeclaredFile
 from gangline.aggregator.declared.loader import read_files as files_read
-from gangline.aggregator.declared.model import HostPlacement
 from gangline.aggregator.declared_reload import FINDING, DeclaredReloader
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.model import AGGREGATOR_HOST

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.declared.fields import format_time, moment_ns
+from gangline.aggregator.declared.moments import format_time, moment_ns
 
 BERLIN = ZoneInfo("Europe/Berlin")
 TIMES = st.datetimes(datetime(2001, 1, 1), datetime(2199, 1, 1)).map(

@@ -6,8 +6,9 @@ import re
 from datetime import UTC, datetime
 from pathlib import Path
 
+from gangline.aggregator.declared.expectations import ITEMS
+from gangline.aggregator.declared.host_placement import PLACE_FIELDS
 from gangline.aggregator.declared.loader import DeclaredFile, parse_files
-from gangline.aggregator.declared.model import ITEMS, PLACE_FIELDS
 from gangline.aggregator.rule_catalogue import OVERRIDABLE_RULES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "declared.md").read_text()

@@ -12,17 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.declared import csv_topograph, loader, model, toml_file
-from gangline.aggregator.declared import fields as problems_of
-from gangline.aggregator.declared.fields import DeclaredError, matches_pattern
+from gangline.aggregator.declared import csv_topograph, fields, limits, loader, overrides, toml_file
+from gangline.aggregator.declared import problems as problems_of
+from gangline.aggregator.declared.host_placement import HostPlacement, PlaceSource
 from gangline.aggregator.declared.loader import DeclaredFile, hash_of, parse_files
-from gangline.aggregator.declared.model import (
-    NOTHING,
-    THRESHOLDS,
-    Declared,
-    HostPlacement,
-    PlaceSource,
-)
+from gangline.aggregator.declared.model import NOTHING, Declared
+from gangline.aggregator.declared.patterns import matches_pattern
+from gangline.aggregator.declared.problems import DeclaredError
+from gangline.aggregator.declared.thresholds import THRESHOLDS
 
 NOW_NS = round(datetime(2026, 11, 21, 6, tzinfo=UTC).timestamp()) * 10**9
 DAY_NS = 86_400 * 10**9
@@ -318,7 +315,7 @@ def test_what_is_over_is_no_mistake() -> None:
 @pytest.mark.slow
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that a program wrote without end must cost error lines, not memory."""
-    many = "".join(f'[[override]]\nhosts = ["h{n}"]\n' for n in range(problems_of.ENTRIES_MAX + 1))
+    many = "".join(f'[[override]]\nhosts = ["h{n}"]\n' for n in range(limits.ENTRIES_MAX + 1))
     assert any("2001 of them, at most 2000" in problem for problem in problems(a_toml=many))
     wide = (
         '[[place]]\nhosts = ["h[0-49999]"]\nrack = "r"\n[[place]]\nhosts = ["i[0-1]"]\nrack = "r"\n'
@@ -338,11 +335,10 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("more than 3 places of hosts" in problem for problem in problems(a_json=graph))
     assert any(
         "longer than 2097152 bytes" in problem
-        for problem in problems(a_toml="#" * (problems_of.TOML_BYTES_MAX + 1))
+        for problem in problems(a_toml="#" * (limits.TOML_BYTES_MAX + 1))
     )
     repeated = "".join(
-        '[[place]]\nhosts = ["h"]\nrack = "r"\n'
-        for _ in range(problems_of.SOURCES_PER_HOST_MAX + 1)
+        '[[place]]\nhosts = ["h"]\nrack = "r"\n' for _ in range(limits.SOURCES_PER_HOST_MAX + 1)
     )
     assert any("named more than 16 times" in problem for problem in problems(a_toml=repeated))
     with pytest.raises(DeclaredError, match="not UTF-8"):
@@ -351,7 +347,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_patterns_that_hosts_are_matched_by_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """A million patterns and 10,000 hosts pass all other limits: judging stops for hours."""
-    limit = problems_of.MATCH_COST_MAX
+    limit = limits.MATCH_COST_MAX
 
     def window(hosts: list[str]) -> str:
         return (
@@ -369,7 +365,7 @@ def test_patterns_that_hosts_are_matched_by_are_limited(monkeypatch: pytest.Monk
     )
     names = [f"gpu-{n}" for n in range(limit + 1)]
     assert not declared(a_toml=window(names)).match_cost, "names are looked up"
-    monkeypatch.setattr(problems_of, "NAMED_HOSTS_MAX", 3_000)
+    monkeypatch.setattr(fields, "NAMED_HOSTS_MAX", 3_000)
     assert not declared(a_toml=window(["x-[1-3000]"])).match_cost, "so is a set of them"
     (problem,) = problems(a_toml=window(["x-[1-2000]", "y-[1-1001]"]))
     assert "more than 3,000 hosts one by one: select them by place" in problem
@@ -404,7 +400,7 @@ def test_thousands_of_mistakes_cost_no_more_than_the_first(monkeypatch: pytest.M
         guessed_keys.append(key)
         return real(key, known)
 
-    for where in (problems_of, model, toml_file):
+    for where in (fields, overrides, toml_file):
         monkeypatch.setattr(where, "suggest_key", guessed)
     names = range(2_000)
     errors = problems(
@@ -413,7 +409,7 @@ def test_thousands_of_mistakes_cost_no_more_than_the_first(monkeypatch: pytest.M
         c_toml="".join(f'[[override]]\nrule = "none{n}"\n' for n in names),
     )
     assert errors[0] == "a.toml:3: rac0: unknown here; did you mean rack?"
-    assert errors[-1].startswith("and ") and 0 < len(guessed_keys) <= problems_of.PROBLEMS_MAX
+    assert errors[-1].startswith("and ") and 0 < len(guessed_keys) <= limits.PROBLEMS_MAX
 
 
 def test_a_table_that_is_none_of_hosts_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
@@ -422,7 +418,7 @@ def test_a_table_that_is_none_of_hosts_is_not_read_to_its_end(monkeypatch: pytes
     errors = problems(a_csv="host,rack\n" + "a b,r1\n" * 5_000)
     assert errors[-1] == "and 50 more, where reading stopped"
     assert problems(a_csv="host,rack\n" + "a b,r1\n" * 60)[-1] == "and 40 more"
-    wide = "host,rack," + ",".join(f"day{n}" for n in range(problems_of.COLUMNS_MAX)) + "\n"
+    wide = "host,rack," + ",".join(f"day{n}" for n in range(limits.COLUMNS_MAX)) + "\n"
     assert problems(a_csv=wide) == ["a.csv:1: 258 columns, at most 256"]
 
 

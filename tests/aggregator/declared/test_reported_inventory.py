@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.aggregator.declared.model import HostPlacement
+from gangline.aggregator.declared.host_placement import HostPlacement
 from gangline.aggregator.declared_reload import DeclaredReloader
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.scoring.checkpoint import restore

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gangline.aggregator import declared_reload as live
-from gangline.aggregator.declared.model import HostPlacement
+from gangline.aggregator.declared.host_placement import HostPlacement
 from gangline.aggregator.declared_reload import UNSTABLE_POLLS
 from tests.aggregator.declared.test_live import RACK, Running, Tables, write
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gangline.aggregator.declared import rows as record
-from gangline.aggregator.declared.fields import DeclaredError
 from gangline.aggregator.declared.loader import DeclaredFile, parse_files
-from gangline.aggregator.declared.model import is_rolled_out, rollout_rank
+from gangline.aggregator.declared.problems import DeclaredError
+from gangline.aggregator.declared.thresholds import is_rolled_out, rollout_rank
 from tests.aggregator.declared.test_judged import declare
 from tests.worlds import START_NS, World
 

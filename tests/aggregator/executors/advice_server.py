@@ -12,24 +12,19 @@ from typing import Any
 
 import grpc
 
-from gangline.aggregator.advisories.advisory import (
-    NOWHERE,
-    Action,
-    Advisory,
-    AdvisoryLimits,
-    Basis,
-    Case,
+from gangline.aggregator.advisories.advisory import Action, Advisory, Basis, Case, Price, Scope
+from gangline.aggregator.advisories.advisory_limits import AdvisoryLimits
+from gangline.aggregator.advisories.engine import AdvisoryEngine
+from gangline.aggregator.advisories.failure_domains import NOWHERE
+from gangline.aggregator.advisories.messages import (
     CaseGone,
     CaseSeen,
     Event,
     FleetSize,
     Member,
-    Price,
-    Scope,
     Tick,
     Well,
 )
-from gangline.aggregator.advisories.engine import AdvisoryEngine
 from gangline.aggregator.advisories.observer import Observer
 from gangline.aggregator.executors.client import CHANNEL_OPTIONS, AggregatorClient
 from gangline.aggregator.executors.settings import NodeNames

@@ -12,7 +12,8 @@ from typing import ClassVar
 
 import pytest
 
-from gangline.aggregator.advisories.advisory import Action, AdvisoryLimits, AdvisoryState
+from gangline.aggregator.advisories.advisory import Action, AdvisoryState
+from gangline.aggregator.advisories.advisory_limits import AdvisoryLimits
 from gangline.aggregator.executors import core, evictions
 from gangline.aggregator.executors.client import AggregatorClient, NodeDictionary
 from gangline.aggregator.executors.executor import Executor, undo_all

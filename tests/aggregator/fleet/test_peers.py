@@ -11,11 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.aggregator.fleet.peers import (
-    HOSTS_MIN,
-    PEERS_MIN,
-    PeerLevel,
-    PowerLimited,
+from gangline.aggregator.fleet.peers import HOSTS_MIN, PEERS_MIN, PeerLevel
+from gangline.aggregator.fleet.power_limits import PowerLimited
+from gangline.aggregator.fleet.relative_speeds import (
     Speeds,
     relative_speeds,
     slowest,

@@ -31,8 +31,9 @@ from gangline.aggregator.hazard.store_history import (
 )
 from gangline.aggregator.ingest.findings import ActiveFindings
 from gangline.aggregator.model import Finding
-from gangline.aggregator.scoring.evaluate import evaluate, open_faults
+from gangline.aggregator.scoring.evaluate import evaluate
 from gangline.aggregator.scoring.features import FaultHistory
+from gangline.aggregator.scoring.findings import open_faults
 from gangline.aggregator.store import rows
 from gangline.aggregator.store.duckdb_file import migrations
 from tests.aggregator.scoring.test_recompute import TRAINED

@@ -17,7 +17,7 @@ from gangline.aggregator.ingest.sessions import (
     FORM_CHARACTERS_MAX,
     FORMS_MAX,
 )
-from gangline.aggregator.store import duckdb_file
+from gangline.aggregator.store import duckdb_file, store_folder
 from gangline.aggregator.store.journal import StoredEvent, encode_record
 from gangline.aggregator.store.store import Store
 from gangline.contract.wire import telemetry_pb2 as wire
@@ -189,7 +189,7 @@ def old_store(folder: Path) -> None:
     """Write a file of the version without growing events."""
     folder.mkdir()
     [(version, text), *_] = duckdb_file.migrations()
-    with duckdb.connect(str(folder / duckdb_file.STORE_FILE)) as connection:
+    with duckdb.connect(str(folder / store_folder.STORE_FILE)) as connection:
         connection.execute(text)
         connection.execute("CREATE TABLE gangline_store (schema_version INTEGER)")
         connection.execute("INSERT INTO gangline_store VALUES (?)", [version])
@@ -231,7 +231,7 @@ def test_an_old_event_reads_as_one_line(tmp_path: Path) -> None:
     old_store(folder)
     store = Store.open(folder)
     store.close()
-    with duckdb.connect(str(folder / duckdb_file.STORE_FILE), read_only=True) as connection:
+    with duckdb.connect(str(folder / store_folder.STORE_FILE), read_only=True) as connection:
         row = connection.execute(
             "SELECT revision, count, forms, forms_count, last_boottime_ns, cardinality(attributes) "
             "FROM events"

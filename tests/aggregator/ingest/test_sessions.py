@@ -9,7 +9,7 @@ import pytest
 from gangline.aggregator.errors import InvalidArgument
 from gangline.aggregator.ingest import sessions
 from gangline.aggregator.ingest.sessions import CACHED_DICTIONARIES_MAX, check_request
-from gangline.aggregator.store.rows import ForeignSignal
+from gangline.aggregator.store.frame_rows import ForeignSignal
 from gangline.contract.wire import telemetry_pb2 as wire
 
 NEW = wire.SignalDefinition(signal_id=60_000, name="gpu.news_watts", kind="gauge", table="gpu_1s")

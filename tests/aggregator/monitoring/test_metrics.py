@@ -25,8 +25,8 @@ from gangline.aggregator.monitoring import monitor, probes
 from gangline.aggregator.monitoring.metrics import FIGURES, PREFIX
 from gangline.aggregator.monitoring.probes import SPAN_SECONDS, LoopLag
 from gangline.aggregator.server import Aggregator, StartError
-from gangline.aggregator.store.duckdb_file import StoreError
 from gangline.aggregator.store.store import Store
+from gangline.aggregator.store.store_folder import StoreError
 from gangline.contract.exposition import ExpositionFormat
 from tests.aggregator.conftest import Agent, Lab, with_operators_file
 from tests.processes import GUARD_SECONDS

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.store.parquet.parquet_worker import HostRange, ranges
+from gangline.aggregator.store.parquet.host_ranges import HostRange, ranges
 from tests.processes import GUARD_SECONDS
 
 

@@ -10,7 +10,8 @@ import duckdb
 import pytest
 
 from gangline.aggregator.store.maintenance import compact, verify
-from gangline.aggregator.store.maintenance.backup import Backup, open_stopped_store
+from gangline.aggregator.store.maintenance.backup import Backup
+from gangline.aggregator.store.maintenance.consistent_view import open_stopped_store
 from gangline.aggregator.store.maintenance.restore import restore
 
 QUESTIONS = (

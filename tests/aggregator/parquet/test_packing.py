@@ -16,7 +16,7 @@ import pytest
 
 from gangline.aggregator import workers
 from gangline.aggregator.store.parquet import worker_client
-from gangline.aggregator.store.parquet.parquet_worker import HostRange
+from gangline.aggregator.store.parquet.host_ranges import HostRange
 from gangline.aggregator.store.parquet.worker_client import PackerError, PackerProcess
 from tests.processes import GUARD_SECONDS
 

@@ -31,7 +31,7 @@ from gangline.aggregator.scoring.checkpoint import (
     restore,
 )
 from gangline.aggregator.scoring.evaluate import Judgement, evaluate
-from gangline.aggregator.scoring.symptom import TrackedSymptom
+from gangline.aggregator.scoring.hysteresis import TrackedSymptom
 from gangline.aggregator.store.rows import HostMemory
 from gangline.aggregator.store.store import Store
 from gangline.contract.wire import score_pb2

@@ -16,10 +16,10 @@ from gangline.aggregator.ingest.frame_reader import read_frame
 from gangline.aggregator.judge_loop import ClockJumpDetector
 from gangline.aggregator.model import HealthState, Reason
 from gangline.aggregator.rule_catalogue import RULES
-from gangline.aggregator.scoring import evaluate as judging
+from gangline.aggregator.scoring import findings as findings_module
 from gangline.aggregator.scoring import rules
+from gangline.aggregator.scoring.base_hazard import base_hazard_per_hour
 from gangline.aggregator.scoring.evaluate import evaluate
-from gangline.aggregator.scoring.score import base_hazard_per_hour
 from gangline.aggregator.scoring.view import FleetView
 from gangline.contract import frame
 from gangline.contract.block import Block
@@ -103,7 +103,7 @@ def test_more_findings_than_are_kept_stand_as_they_were_found(
     which hazards are computed.
     """
     monkeypatch.setattr(fleets, "FINDINGS_MAX", 6)
-    monkeypatch.setattr(judging, "NON_FAULT_FINDINGS_MAX", 3)
+    monkeypatch.setattr(findings_module, "NON_FAULT_FINDINGS_MAX", 3)
     world = World()
     findings = ActiveFindings(world.fleet)
     for host in world.hosts:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gangline.aggregator import judge_loop
-from gangline.aggregator.fleet.fleet import FAILURE_REPORT_SECONDS, FaultIsolation
+from gangline.aggregator.fleet.fault_isolation import FAILURE_REPORT_SECONDS, FaultIsolation
 from gangline.aggregator.model import AGGREGATOR_HOST, HealthState
 from gangline.aggregator.scoring import evaluate, rules
 from gangline.aggregator.scoring.rules import events

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from gangline.aggregator.model import HealthState, Reason
 from gangline.aggregator.rule_declaration import Rule
-from gangline.aggregator.scoring import symptom as hysteresis
-from gangline.aggregator.scoring.symptom import RuleAndDevice, Symptom, TrackedSymptom
+from gangline.aggregator.scoring import hysteresis
+from gangline.aggregator.scoring.hysteresis import RuleAndDevice, TrackedSymptom
+from gangline.aggregator.scoring.symptom import Symptom
 
 SECOND_NS = 1_000_000_000
 RULE = Rule("r", HealthState.DEGRADED, Reason.STRAGGLER, "", enter_seconds=4.0, leave_seconds=10.0)

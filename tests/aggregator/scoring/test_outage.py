@@ -7,7 +7,8 @@ from math import isfinite
 
 import pytest
 
-from gangline.aggregator.declared.model import NOTHING, HostPlacement
+from gangline.aggregator.declared.host_placement import HostPlacement
+from gangline.aggregator.declared.model import NOTHING
 from gangline.aggregator.hazard.features import FEATURE_NAMES as LEARNED
 from gangline.aggregator.hazard.features import SCORE_FEATURE_COLUMN
 from gangline.aggregator.hazard.model import HazardModel

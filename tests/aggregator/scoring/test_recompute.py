@@ -17,7 +17,8 @@ from gangline.aggregator.hazard.model import HazardModel, prior
 from gangline.aggregator.model import HostScore
 from gangline.aggregator.scoring.calibration import Calibration
 from gangline.aggregator.scoring.evaluate import evaluate
-from gangline.aggregator.scoring.score import Numbers, OutcomeFeedback, over_horizon, recompute
+from gangline.aggregator.scoring.recompute import over_horizon, recompute
+from gangline.aggregator.scoring.score import Numbers, OutcomeFeedback
 from gangline.aggregator.store import rows
 from gangline.aggregator.store.duckdb_file import migrations
 from tests.worlds import World, gpu_of, throttle

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from gangline.aggregator.declared.model import NOTHING, HostPlacement
+from gangline.aggregator.declared.host_placement import HostPlacement
+from gangline.aggregator.declared.model import NOTHING
 from gangline.aggregator.model import HealthState, Reason
 from tests.worlds import (
     CLOCK_HERTZ,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gangline.aggregator.model import HealthState, Reason
-from gangline.aggregator.scoring.score import base_hazard_per_hour
+from gangline.aggregator.scoring.base_hazard import base_hazard_per_hour
 from tests.worlds import World, all_well, gpu_of
 
 PORTS = ("mlx5_0/1", "mlx5_1/1")

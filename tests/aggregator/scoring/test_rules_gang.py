@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.aggregator.advisories.advisory import Action, Basis
-from gangline.aggregator.advisories.policy import Workload, requested_action
+from gangline.aggregator.advisories.costs import Workload
+from gangline.aggregator.advisories.policy import requested_action
 from gangline.aggregator.declared.loader import DeclaredFile, parse_files
 from gangline.aggregator.fleet.jobs import ScheduledGang
 from gangline.aggregator.model import HealthState, HostScore, Reason

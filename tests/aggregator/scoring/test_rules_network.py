@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gangline.aggregator.declared.model import NOTHING, HostPlacement
-from gangline.aggregator.fleet import gangs
+from gangline.aggregator.declared.host_placement import HostPlacement
+from gangline.aggregator.declared.model import NOTHING
+from gangline.aggregator.fleet import host_baseline
 from gangline.aggregator.model import HealthState, Reason
 from gangline.aggregator.query import sandbox
 from tests.aggregator.query.asking import rows_of
@@ -191,7 +192,7 @@ def test_notifications_of_roce_tell_the_same() -> None:
 
 def test_what_lasts_for_an_hour_becomes_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     """The report of a lasting congestion ends, because its baseline is lost."""
-    monkeypatch.setattr(gangs, "UNUSUAL_MAX", 30)  # five minutes
+    monkeypatch.setattr(host_baseline, "UNUSUAL_MAX", 30)  # five minutes
     world = with_past(3)
     for host in world.hosts:
         move(host, share=0.88, waits=2.5)

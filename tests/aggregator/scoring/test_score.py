@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from gangline.aggregator.model import SEVERITY, HealthState, Reason
 from gangline.aggregator.rule_declaration import Rule
+from gangline.aggregator.scoring.base_hazard import base_hazard_per_hour
 from gangline.aggregator.scoring.score import (
     EVIDENCE_MAX,
     HAZARD_PER_HOUR_MAX,
     HORIZON_HOURS,
     HostInput,
     ObservedSymptom,
-    base_hazard_per_hour,
     score_host,
 )
 from gangline.aggregator.scoring.symptom import Symptom

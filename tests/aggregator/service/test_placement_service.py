@@ -18,7 +18,8 @@ import pytest
 
 from gangline import cli
 from gangline.aggregator.commands.plan import fold_names
-from gangline.aggregator.declared.model import NOTHING, HostPlacement
+from gangline.aggregator.declared.host_placement import HostPlacement
+from gangline.aggregator.declared.model import NOTHING
 from gangline.aggregator.errors import (
     FailedPrecondition,
     InvalidArgument,

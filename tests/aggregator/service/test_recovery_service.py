@@ -13,7 +13,8 @@ import grpc
 import pytest
 
 from gangline import cli
-from gangline.aggregator.declared.model import NOTHING, HostPlacement
+from gangline.aggregator.declared.host_placement import HostPlacement
+from gangline.aggregator.declared.model import NOTHING
 from gangline.aggregator.errors import FailedPrecondition, InvalidArgument
 from gangline.aggregator.model import HealthState
 from gangline.aggregator.scoring.evaluate import Judgement

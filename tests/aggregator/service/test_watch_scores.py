@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gangline.aggregator.model import Evidence, HealthState, HostScore, Reason
 from gangline.aggregator.rule_catalogue.agent import HOST_RETURNED as RETURNED
 from gangline.aggregator.scoring.evaluate import Judgement
-from gangline.aggregator.scoring.results import pack
+from gangline.aggregator.scoring.score_columns import pack
 from gangline.aggregator.service import score
 from gangline.aggregator.service.score import ScoreChanges, ScoreService
 from gangline.aggregator.service.status import ErrorInterceptor

@@ -10,8 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.store.maintenance import verify
-from gangline.aggregator.store.maintenance.verify import Duplicates, ReadingSource, spans
+from gangline.aggregator.store.maintenance import duplicate_readings
+from gangline.aggregator.store.maintenance.duplicate_readings import (
+    Duplicates,
+    ReadingSource,
+    spans,
+)
 
 HOUR_US = 3_600_000_000
 SOURCES = st.lists(
@@ -51,13 +55,15 @@ def test_a_year_is_looked_at_in_pieces_of_a_size() -> None:
     ]
     late = ReadingSource("late", True, 0, 8760 * HOUR_US - 1, 100_000)
     found_spans = list(spans([*hours, late]))
-    assert max(len(span.sources) for span in found_spans) <= 1 + verify.SPAN_ROWS // 40_000
+    assert (
+        max(len(span.sources) for span in found_spans) <= 1 + duplicate_readings.SPAN_ROWS // 40_000
+    )
     assert len(found_spans) < 8760 / 20
 
 
 def test_a_double_in_a_late_file_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A frame received again days later is in another file than its first copy."""
-    monkeypatch.setattr(verify, "SPAN_ROWS", 10)
+    monkeypatch.setattr(duplicate_readings, "SPAN_ROWS", 10)
     sources = []
     with duckdb.connect() as base:
         for number, begin in enumerate(
@@ -71,7 +77,7 @@ def test_a_double_in_a_late_file_is_found(monkeypatch: pytest.MonkeyPatch, tmp_p
             sources.append(
                 ReadingSource(str(path), True, begin * 1_000_000, (begin + 9) * 1_000_000, 10)
             )
-        results = list(verify.find_duplicates(base, "gpu_1s", sources, lambda *_: None))
+        results = list(duplicate_readings.find_duplicates(base, "gpu_1s", sources, lambda *_: None))
     assert len(results) > 2
     assert sum(result.rows for result in results if isinstance(result, Duplicates)) == 10
     assert {h for result in results if isinstance(result, Duplicates) for h in result.hosts} == {
@@ -83,7 +89,7 @@ def test_one_large_file_is_looked_at_by_its_hosts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """An hour of a fleet, one file of 288 million readings, spilled 20 GB to the store's disk."""
-    monkeypatch.setattr(verify, "SPAN_ROWS", 10)
+    monkeypatch.setattr(duplicate_readings, "SPAN_ROWS", 10)
     path = tmp_path / "hour.parquet"
     with duckdb.connect() as base:
         base.execute(
@@ -91,7 +97,9 @@ def test_one_large_file_is_looked_at_by_its_hosts(
             f"FROM range(30) AS r(n) ORDER BY ALL) TO '{path}'"
         )
         source = ReadingSource(str(path), True, 0, 2, 30)
-        results = list(verify.find_duplicates(base, "gpu_1s", [source], lambda *_: None))
+        results = list(
+            duplicate_readings.find_duplicates(base, "gpu_1s", [source], lambda *_: None)
+        )
     duplicates = [result for result in results if isinstance(result, Duplicates)]
     assert len(duplicates) == len(results) > 2
     assert sum(result.rows for result in duplicates) == 15

@@ -16,9 +16,10 @@ import pytest
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.hazard.features import OBSERVED_NAMES, SCORE_FEATURE_NAMES
 from gangline.aggregator.model import Finding
-from gangline.aggregator.store.duckdb_file import STORE_FILE, migrations
+from gangline.aggregator.store.duckdb_file import migrations
+from gangline.aggregator.store.host_days import DAY_US, HOUR_US, fill_host_days
 from gangline.aggregator.store.store import Store
-from gangline.aggregator.store.writer import DAY_US, HOUR_US, fill_host_days
+from gangline.aggregator.store.store_folder import STORE_FILE
 from tests.aggregator.run_time import set_run_time
 from tests.processes import GUARD_SECONDS
 

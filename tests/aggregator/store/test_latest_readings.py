@@ -13,8 +13,8 @@ import pytest
 
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.ingest.frame_reader import read_frame
-from gangline.aggregator.store import snapshot_file as latest_module
-from gangline.aggregator.store.duckdb_file import NewFile
+from gangline.aggregator.store import latest_tables
+from gangline.aggregator.store.new_duckdb_file import NewFile
 from gangline.aggregator.store.store import Store
 from gangline.contract import frame as frames
 from gangline.contract.block import Block
@@ -83,7 +83,7 @@ def test_a_device_that_fell_silent_keeps_its_last_reading(fleet: Fleet) -> None:
     fleet.tell("a", {"G1": 3.0})
     fleet.tell("b", {"G0": 4.0})
     assert fleet.latest() == {("a", "G0"): 1.0, ("a", "G1"): 3.0, ("b", "G0"): 4.0}
-    fleet.now_ns += (latest_module.LATEST_SECONDS_MAX - 60) * SECOND_NS
+    fleet.now_ns += (latest_tables.LATEST_SECONDS_MAX - 60) * SECOND_NS
     assert fleet.latest() == {("a", "G1"): 3.0, ("b", "G0"): 4.0}
 
 
@@ -155,7 +155,7 @@ def test_a_restart_finds_what_waited_for_a_commit(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_host_that_invents_devices_is_cut(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a thousand processes on GPUs the file showed only old ones."""
-    monkeypatch.setattr(latest_module, "DEVICES_PER_HOST_MAX", 4)
+    monkeypatch.setattr(latest_tables, "DEVICES_PER_HOST_MAX", 4)
     fleet.tell("b", {"G0": 0.5})
     for second in (1, 4, 7):
         fleet.now_ns += SECOND_NS

@@ -34,20 +34,12 @@ from gangline.aggregator.store.answer_journal import (
     AnswerRecord,
     parse_answers,
 )
-from gangline.aggregator.store.duckdb_file import (
-    BACKUP_HOLDS_FOLDER,
-    COMPACTED_FILE,
-    STORE_FILE,
-    StoreError,
-    folder_identity,
-    migrations,
-)
+from gangline.aggregator.store.duckdb_file import migrations
 from gangline.aggregator.store.live_tables import HOUR_NS
 from gangline.aggregator.store.maintenance import backup as backups
 from gangline.aggregator.store.maintenance import backup_files, compact, verify
-from gangline.aggregator.store.maintenance.backup import (
-    Backup,
-    BackupResult,
+from gangline.aggregator.store.maintenance.backup import Backup, BackupResult
+from gangline.aggregator.store.maintenance.consistent_view import (
     FileChangedError,
     change_check,
     hold_checkpoints,
@@ -56,6 +48,13 @@ from gangline.aggregator.store.maintenance.backup import (
 from gangline.aggregator.store.maintenance.restore import restore
 from gangline.aggregator.store.parquet.segment_files import RAW, ParquetSegment, record
 from gangline.aggregator.store.store import Store
+from gangline.aggregator.store.store_folder import (
+    BACKUP_HOLDS_FOLDER,
+    COMPACTED_FILE,
+    STORE_FILE,
+    StoreError,
+    folder_identity,
+)
 from gangline.contract.wire import admin_pb2
 from tests.aggregator.store.test_store_opening import event, put
 from tests.processes import GUARD_SECONDS

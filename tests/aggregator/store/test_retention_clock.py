@@ -14,7 +14,8 @@ from gangline.aggregator.store.retention_clock import (
     DEVIATION_NS_MAX,
     RetentionClock,
 )
-from gangline.aggregator.store.writer import _RETENTION_RULES, RUN_TIME_STORED_NS
+from gangline.aggregator.store.retention_rules import _RETENTION_RULES
+from gangline.aggregator.store.writer import RUN_TIME_STORED_NS
 from tests.aggregator.parquet.conftest import SECOND_NS, Past
 
 START_NS = 1_795_168_800 * SECOND_NS

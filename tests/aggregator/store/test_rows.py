@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.aggregator.ingest.frame_reader import read_frame
-from gangline.aggregator.store.rows import ForeignSignal, HostFrame, batch
+from gangline.aggregator.store.frame_rows import ForeignSignal, HostFrame, batch
 from gangline.contract import frame as frames
 from gangline.contract.block import Block
 from gangline.contract.signals import BY_ID, TABLES

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.ingest.frame_reader import read_frame
-from gangline.aggregator.store import writer
+from gangline.aggregator.store import received_ledger, writer
+from gangline.aggregator.store.received_ledger import Ledger, RangeSet, ranges_of
 from gangline.aggregator.store.store import Store
-from gangline.aggregator.store.writer import Ledger, RangeSet, ranges_of
 from gangline.contract import frame as frames
 from gangline.contract.block import Block
 from tests.processes import GUARD_SECONDS
@@ -43,7 +43,7 @@ def test_a_host_that_skips_on_purpose_costs_bounded_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With every second sequence the narrowest gap is closed beyond the limit."""
-    monkeypatch.setattr(writer, "RANGES_MAX", 3)
+    monkeypatch.setattr(received_ledger, "RANGES_MAX", 3)
     ranges = RangeSet()
     for number in (10, 20, 22, 30, 40):
         ranges.add(number, number)
@@ -100,7 +100,7 @@ def test_a_run_that_was_long_gone_comes_back(tmp_path: Path) -> None:
         for run in range(5):
             for sequence in (1, 2):
                 send(store, "a", run, sequence)
-        assert len(store._writer._ledger.runs()) <= writer.RUNS_IN_MEMORY
+        assert len(store._writer._ledger.runs()) <= received_ledger.RUNS_IN_MEMORY
         send(store, "a", 0, 2)
         assert store.close() == ""
         assert rows_of(tmp_path)[0] == 10

@@ -12,12 +12,13 @@ import duckdb
 import pytest
 
 from gangline.aggregator.scoring.evidence_sql import query_of
-from gangline.aggregator.store import duckdb_file, snapshot_file
+from gangline.aggregator.store import duckdb_file, latest_tables, new_duckdb_file, snapshot_file
 from gangline.aggregator.store.layout import LAYOUTS
 from gangline.aggregator.store.queue import Pending
 from gangline.aggregator.store.rows import HostRecord
-from gangline.aggregator.store.snapshot_file import COPIES, OpsFile, TableCopy
+from gangline.aggregator.store.snapshot_file import OpsFile
 from gangline.aggregator.store.snapshot_refresh import pause_seconds
+from gangline.aggregator.store.table_copies import COPIES, TableCopy
 from gangline.aggregator.store.writer import Writer
 
 pytestmark = pytest.mark.usefixtures("operators_files")
@@ -206,7 +207,7 @@ def test_a_large_fleet_keeps_its_devices_for_a_minute(
 
 def test_what_there_is_no_room_for_is_said(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """A count over a silently cut table would be wrong: the file lists its omissions."""
-    monkeypatch.setattr(snapshot_file, "CELLS_MAX", 100)
+    monkeypatch.setattr(latest_tables, "CELLS_MAX", 100)
     live.register("a", gpus=100)
     monkeypatch.setattr(
         snapshot_file, "COPIES", [c if c.table != "findings" else TableCopy("findings", 2, "since") for c in COPIES]
@@ -224,7 +225,7 @@ def test_what_there_is_no_room_for_is_said(live: Live, monkeypatch: pytest.Monke
         )
     live.write(after_seconds=0)
     assert live.left_out() == [
-        *(f"latest.{t}: all 100 rows" for t in LAYOUTS if snapshot_file._kind(t) == "gpu"),
+        *(f"latest.{t}: all 100 rows" for t in LAYOUTS if latest_tables._kind(t) == "gpu"),
         "findings: the newest 2 of 5 rows",
         "readings.gpu_1s: all but the last 100 s of 300 s",
         "readings.host_1s: all, 1,000 rows are 1.0 s",
@@ -238,23 +239,26 @@ def test_what_there_is_no_room_for_is_said(live: Live, monkeypatch: pytest.Monke
 def test_no_table_is_in_memory_whole(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """For 10,000 hosts with their links, writing the file doubled the aggregator's memory."""
     hosts, gpus, width = [f"h'{n:02}" for n in range(20)], 4, len(LAYOUTS["gpu_1s"].columns)
-    monkeypatch.setattr(snapshot_file, "CELLS_AT_ONCE", 10 * width)
-    monkeypatch.setattr(duckdb_file, "CELLS_WAITING_MAX", 10 * width)
+    monkeypatch.setattr(latest_tables, "CELLS_AT_ONCE", 10 * width)
+    monkeypatch.setattr(new_duckdb_file, "CELLS_WAITING_MAX", 10 * width)
     pieces, put_down = list[int](), 0
-    rows_since, checkpoint = snapshot_file.LatestTables._rows_since, duckdb_file.NewFile.checkpoint
+    rows_since, checkpoint = (
+        latest_tables.LatestTables._rows_since,
+        new_duckdb_file.NewFile.checkpoint,
+    )
 
-    def spied(self: snapshot_file.LatestTables, table: str, some: str) -> Any:
+    def spied(self: latest_tables.LatestTables, table: str, some: str) -> Any:
         rows = rows_since(self, table, some)
         pieces.append(rows.num_rows)
         return rows
 
-    def counted(self: duckdb_file.NewFile) -> None:
+    def counted(self: new_duckdb_file.NewFile) -> None:
         nonlocal put_down
         put_down += 1
         checkpoint(self)
 
-    monkeypatch.setattr(snapshot_file.LatestTables, "_rows_since", spied)
-    monkeypatch.setattr(duckdb_file.NewFile, "checkpoint", counted)
+    monkeypatch.setattr(latest_tables.LatestTables, "_rows_since", spied)
+    monkeypatch.setattr(new_duckdb_file.NewFile, "checkpoint", counted)
     for host in hosts:
         live.register(host, gpus)
     expected = dict[str, float]()
@@ -320,11 +324,11 @@ def test_what_has_no_room_in_memory_stays_in_the_data_folder(
 ) -> None:
     """The service ran in `/`, DuckDB tried to spill into `/.tmp`, and no file was written."""
     monkeypatch.setattr(
-        duckdb_file, "_NEW_FILE_CONFIG", duckdb_file._NEW_FILE_CONFIG | {"memory_limit": "10MB"}
+        duckdb_file, "_NEW_FILE_CONFIG", new_duckdb_file._NEW_FILE_CONFIG | {"memory_limit": "10MB"}
     )
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    with duckdb_file.new_file(tmp_path / "new.duckdb") as file:
+    with new_duckdb_file.new_file(tmp_path / "new.duckdb") as file:
         file.connection.execute("CREATE TEMP TABLE much AS FROM range(3_000_000)")
         file.begin()
         assert list((tmp_path / "spill-operators").iterdir())

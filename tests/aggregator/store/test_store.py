@@ -14,13 +14,13 @@ import pytest
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.ingest.frame_reader import read_frame
 from gangline.aggregator.model import Finding
-from gangline.aggregator.store import rows
-from gangline.aggregator.store.duckdb_file import StoreError
+from gangline.aggregator.store import frame_rows, rows
 from gangline.aggregator.store.journal import StoredEvent
 from gangline.aggregator.store.live_tables import HOUR_NS, LiveTables
 from gangline.aggregator.store.queue import Pending
 from gangline.aggregator.store.rows import HostRecord
 from gangline.aggregator.store.store import Store
+from gangline.aggregator.store.store_folder import StoreError
 from gangline.aggregator.store.writer import Writer
 from gangline.contract import frame as frames
 from gangline.contract.block import Block
@@ -302,7 +302,7 @@ def test_what_cannot_be_stored_costs_no_other_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A frame that triggers a bug is set aside for its host only, and the writer continues."""
-    honest = rows.batch
+    honest = frame_rows.batch
 
     def stumbles(of: Any) -> Any:
         if any(host_frame.host == "poison" for host_frame in of):

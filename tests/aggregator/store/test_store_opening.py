@@ -17,9 +17,9 @@ import pytest
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.ingest.frame_reader import read_frame
 from gangline.aggregator.store import duckdb_file
-from gangline.aggregator.store.duckdb_file import StoreError
 from gangline.aggregator.store.journal import EventJournal, StoredEvent, encode_record
 from gangline.aggregator.store.store import Store
+from gangline.aggregator.store.store_folder import StoreError
 from gangline.cli import main
 from gangline.contract import frame
 from gangline.contract.block import Block

@@ -11,8 +11,10 @@ import duckdb
 import pytest
 
 from gangline.aggregator.sql import quoted
-from gangline.aggregator.store import duckdb_file, writer
-from gangline.aggregator.store.duckdb_file import CONNECTION_CONFIG, STORE_FILE, run_scripts, wal_of
+from gangline.aggregator.store import duckdb_file, view_scripts, writer
+from gangline.aggregator.store.duckdb_file import CONNECTION_CONFIG
+from gangline.aggregator.store.store_folder import STORE_FILE, wal_of
+from gangline.aggregator.store.view_scripts import run_scripts
 from gangline.aggregator.store.writer import Writer
 
 HOUR = "hours.gpu_1s__202611201000"
@@ -99,7 +101,7 @@ def standing(path: Path) -> set[str]:
     with duckdb.connect(str(path), config=CONNECTION_CONFIG, read_only=True) as connection:
         rows = [row for query in STANDING for row in connection.execute(query).fetchall()]
     return {
-        f"{name} {comment} {sorted(duckdb_file._WORD.findall(sql))}" for name, comment, sql in rows
+        f"{name} {comment} {sorted(view_scripts._WORD.findall(sql))}" for name, comment, sql in rows
     }
 
 
