@@ -16,6 +16,9 @@ PORT_MAX = 65535
 
 _ADDRESS_PORT = "address:port, such as"
 
+#: Shorter periods cost more than a newer operators' file is worth.
+OPS_SECONDS_MIN = 0.5
+
 
 def parse_listen(
     text: str, *, beyond_loopback: bool, name: str = "listen", otherwise: str = ""
@@ -60,10 +63,6 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address.strip("[]")).is_loopback
     except ValueError:
         return False
-
-
-#: Shorter periods cost more than a newer operators' file is worth.
-OPS_SECONDS_MIN = 0.5
 
 
 def check_ops_seconds(seconds: float) -> None:

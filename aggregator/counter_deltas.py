@@ -45,6 +45,21 @@ MAPPED_BYTES_MIN = 1 << 20
 #: Cells per block that is copied, or skipped if all are zero: a few pages.
 _BLOCK_CELLS = 4096
 
+#: Physical limits of counters per second: a GPU's clock is throttled, or a disk busy, for at most a
+#: second. Sixteen lanes of PCIe 6 carry 128 GB/s: a 32-bit byte counter wraps thirty times per
+#: second, so that its differences are meaningless.
+RATES_MAX = {
+    "disk.busy_milliseconds": 1e3,
+    "gpu.pcie_transmitted_bytes": 1.28e11,
+    "gpu.pcie_received_bytes": 1.28e11,
+}
+THROTTLE_COUNTER_AFFIXES = ("gpu.violation_", "_nanoseconds")
+#: Limits of counts: more spare memory rows (all ones, from an absent register) are impossible.
+VALUES_MAX = {
+    "gpu.remapped_correctable_rows": 0xFFFE,
+    "gpu.remapped_uncorrectable_rows": 0xFFFE,
+}
+
 
 def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """Return an array of zeros.
@@ -88,22 +103,6 @@ def capacity_for(needed: int, capacity: int) -> int:
     while capacity < needed:
         capacity *= 2
     return capacity
-
-
-#: Physical limits of counters per second: a GPU's clock is throttled, or a disk busy, for at most a
-#: second. Sixteen lanes of PCIe 6 carry 128 GB/s: a 32-bit byte counter wraps thirty times per
-#: second, so that its differences are meaningless.
-RATES_MAX = {
-    "disk.busy_milliseconds": 1e3,
-    "gpu.pcie_transmitted_bytes": 1.28e11,
-    "gpu.pcie_received_bytes": 1.28e11,
-}
-THROTTLE_COUNTER_AFFIXES = ("gpu.violation_", "_nanoseconds")
-#: Limits of counts: more spare memory rows (all ones, from an absent register) are impossible.
-VALUES_MAX = {
-    "gpu.remapped_correctable_rows": 0xFFFE,
-    "gpu.remapped_uncorrectable_rows": 0xFFFE,
-}
 
 
 def nature_of(signal: Signal) -> CounterSpec:

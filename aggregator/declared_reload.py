@@ -23,6 +23,19 @@ from .model import AGGREGATOR_HOST, Finding, TransactionalStore
 #: After this many polls with changes in a row (a minute), the last two contents are compared.
 UNSTABLE_POLLS = 12
 
+log = logging.getLogger(__name__)
+#: Interval of checks for changed files and for places that hosts reported.
+POLL_SECONDS = 5
+#: Minimum interval between writes of places: hosts register by the thousand.
+PLACES_SECONDS = 30
+#: Finding of the aggregator about invalid declarations.
+FINDING = "aggregator.declared"
+#: Maximum problems in the finding; `gangline declared check` prints all.
+PROBLEMS_SHOWN_MAX = 3
+#: Maximum versions waiting for the disk; the oldest are dropped.
+UNWRITTEN_MAX = 8
+_NS = 1_000_000_000
+
 
 class FileStability:
     """Whether files are stable, so that a half-written copy is not used.
@@ -67,22 +80,8 @@ class FileStability:
         return f"{min(changed)}: changed continuously for a minute, so it may be incomplete. Write it only when its content changes"
 
 
-log = logging.getLogger(__name__)
-
-#: Interval of checks for changed files and for places that hosts reported.
-POLL_SECONDS = 5
-#: Minimum interval between writes of places: hosts register by the thousand.
-PLACES_SECONDS = 30
-#: Finding of the aggregator about invalid declarations.
-FINDING = "aggregator.declared"
-#: Maximum problems in the finding; `gangline declared check` prints all.
-PROBLEMS_SHOWN_MAX = 3
-#: Maximum versions waiting for the disk; the oldest are dropped.
-UNWRITTEN_MAX = 8
-
 #: Per file: name, and the attributes that change with it.
 Stamps = tuple[tuple[str, int, int, int, int], ...]
-_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)

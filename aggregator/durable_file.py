@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+CHUNK_BYTES = 4 << 20
+
 
 def sync_folder(folder: Path) -> None:
     """Make renames in *folder* durable. Raises OSError."""
@@ -28,8 +30,6 @@ def replace_file(path: Path, data: bytes) -> None:
     new.replace(path)
     sync_folder(path.parent)
 
-
-CHUNK_BYTES = 4 << 20
 
 #: Called with the size of each chunk that was read.
 OnBytesRead = Callable[[int], None]

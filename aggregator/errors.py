@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+#: Retry delay while capacity must be freed by others: watchers, hosts, running work.
+CAPACITY_RETRY_SECONDS = 60.0
+#: Retry delay while the disk is behind.
+DISK_RETRY_SECONDS = 5.0
+
 
 class ServiceError(Exception):
     """Base of all errors with a message for the caller; none is an internal fault."""
@@ -51,12 +56,6 @@ class InsufficientData(ServiceError):
 
 class EtagMismatch(ServiceError):
     """The object has changed since the request's etag: read it again."""
-
-
-#: Retry delay while capacity must be freed by others: watchers, hosts, running work.
-CAPACITY_RETRY_SECONDS = 60.0
-#: Retry delay while the disk is behind.
-DISK_RETRY_SECONDS = 5.0
 
 
 class ResourceExhausted(ServiceError):

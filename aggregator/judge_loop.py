@@ -54,17 +54,28 @@ JUDGING_FINDING = "judging.failed"
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
+#: Upper bound of the rest. A longer turn means that the process was stopped, not that judging is
+#: slow.
+REST_SECONDS_MAX = 5.0
+#: Delay of an early turn after its event, so that simultaneous reports are judged together.
+EARLY_DELAY_SECONDS = 0.05
+#: Token bucket of early turns: share of loop time, and burst. Over budget, events wait for the
+#: regular turn.
+EARLY_SHARE_MAX = 0.1
+EARLY_BURST_SECONDS = 1.0
+#: Smaller differences silence no host, and may pass between reads of two clocks on a busy machine.
+JUMP_NS_MIN = 5_000_000_000
+#: If reading the clocks takes longer, the process was stopped in between, and they are read again.
+READ_SPREAD_NS_MAX = 1_000_000_000
+#: Maximum attempts to read the clocks.
+READS_MAX = 3
+
 
 class SnapshotHolder:
     """Holds the API's snapshot, which is replaced as a whole, never changed."""
 
     def __init__(self) -> None:
         self.snapshot: Judgement | None = None
-
-
-#: Upper bound of the rest. A longer turn means that the process was stopped, not that judging is
-#: slow.
-REST_SECONDS_MAX = 5.0
 
 
 def rest_seconds(turn_seconds: float, period_seconds: float) -> float:
@@ -74,14 +85,6 @@ def rest_seconds(turn_seconds: float, period_seconds: float) -> float:
     half.
     """
     return max(min(turn_seconds, REST_SECONDS_MAX), period_seconds - turn_seconds)
-
-
-#: Delay of an early turn after its event, so that simultaneous reports are judged together.
-EARLY_DELAY_SECONDS = 0.05
-#: Token bucket of early turns: share of loop time, and burst. Over budget, events wait for the
-#: regular turn.
-EARLY_SHARE_MAX = 0.1
-EARLY_BURST_SECONDS = 1.0
 
 
 class EarlyTurns:
@@ -355,14 +358,6 @@ def _faults(store: Store, now_ns: int) -> FaultHistory:
     except EventsError as error:
         log.error("hazards assume that no host has failed before: %s", error)
         return FaultHistory()
-
-
-#: Smaller differences silence no host, and may pass between reads of two clocks on a busy machine.
-JUMP_NS_MIN = 5_000_000_000
-#: If reading the clocks takes longer, the process was stopped in between, and they are read again.
-READ_SPREAD_NS_MAX = 1_000_000_000
-#: Maximum attempts to read the clocks.
-READS_MAX = 3
 
 
 class ClockJump(NamedTuple):

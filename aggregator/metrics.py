@@ -7,6 +7,9 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
+#: Descriptors besides a connection per host: store, spill files, journal, the API's callers.
+RESERVED_DESCRIPTORS = 512
+
 
 class Histogram:
     """A histogram in Prometheus' form, written by a single thread.
@@ -59,10 +62,6 @@ class CallCounters:
         self.started: Counter[str] = Counter()
         #: (method, `RESOURCE_EXHAUSTED`) -> failed calls.
         self.failed: Counter[tuple[str, str]] = Counter()
-
-
-#: Descriptors besides a connection per host: store, spill files, journal, the API's callers.
-RESERVED_DESCRIPTORS = 512
 
 
 def raise_open_files_limit() -> tuple[int, int]:

@@ -49,6 +49,15 @@ _RECORD = re.compile(
     r"(\S+) +([0-3]) ([01]) ([ 0-9.]{8}) (\S{11}) ( *[0-9.]+| *nan) (\S*) *(\S*) *"
 )
 
+#: Fields of `scontrol -o show node` that decide whether a job can ever run on a node.
+KIND_FIELDS = (
+    "Arch", "CoresPerSocket", "CPUEfctv", "CPUTot", "Gres", "Boards", "SocketsPerBoard", "Sockets", "ThreadsPerCore", "RealMemory",
+    "TmpDisk", "MemSpecLimit", "CoreSpecCount", "Owner", "MCS_label", "Partitions",
+)  # fmt: skip
+FEATURE_FIELDS = ("AvailableFeatures", "ActiveFeatures")
+#: Topology plugins under which equal nodes are interchangeable.
+FLAT_TOPOLOGIES = ("topology/none", "topology/default", "topology/flat")
+
 
 class MirrorError(ValueError):
     """The bytes are not a complete mirror; the message says why."""
@@ -98,16 +107,6 @@ def checksum_of(content: bytes) -> str:
 def is_node_name(name: str) -> bool:
     """Return whether *name* is valid in a mirror: letters, digits, '.', '_', '-', at most 64."""
     return _NAME.fullmatch(name) is not None
-
-
-#: Fields of `scontrol -o show node` that decide whether a job can ever run on a node.
-KIND_FIELDS = (
-    "Arch", "CoresPerSocket", "CPUEfctv", "CPUTot", "Gres", "Boards", "SocketsPerBoard", "Sockets", "ThreadsPerCore", "RealMemory",
-    "TmpDisk", "MemSpecLimit", "CoreSpecCount", "Owner", "MCS_label", "Partitions",
-)  # fmt: skip
-FEATURE_FIELDS = ("AvailableFeatures", "ActiveFeatures")
-#: Topology plugins under which equal nodes are interchangeable.
-FLAT_TOPOLOGIES = ("topology/none", "topology/default", "topology/flat")
 
 
 def parse_slurm_nodes(node_text: str, config_text: str) -> SlurmNodes:

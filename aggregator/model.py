@@ -13,6 +13,23 @@ from functools import cache
 from math import exp, nan
 from typing import Any, Protocol, TypeVar
 
+#: Host of findings about the aggregator itself: no host of the fleet, even with an agent on this
+#: machine.
+AGGREGATOR_HOST = "(aggregator)"
+#: Finding that two active hosts have the same GPU; its subject is the later host.
+DUPLICATE_GPU = "identity.duplicate_gpu"
+#: `clears_when` of a finding that ended because the later host keeps the GPU: history follows the
+#: GPU.
+GPU_RELEASED = "the other was silent, or registered without it"
+#: An unchanged score is stored again after this time; hosts are spread over it by index.
+UNCHANGED_SCORE_SECONDS = 300
+#: Device kind in the store of a GPU that the host had before but did not register.
+EXPECTED_KIND = "gpu_expected"
+T = TypeVar("T")
+#: If all simulated hosts are silent for longer, `gangline simulate` has ended, and they are not
+#: listed. A single silent host stays listed, like a real host.
+SIMULATED_SILENT_SECONDS_MAX = 60.0
+
 
 @cache
 def gangline_version() -> str:
@@ -23,24 +40,6 @@ def gangline_version() -> str:
         return version("gangline")
     except PackageNotFoundError:
         return "unknown"
-
-
-#: Host of findings about the aggregator itself: no host of the fleet, even with an agent on this
-#: machine.
-AGGREGATOR_HOST = "(aggregator)"
-#: Finding that two active hosts have the same GPU; its subject is the later host.
-DUPLICATE_GPU = "identity.duplicate_gpu"
-#: `clears_when` of a finding that ended because the later host keeps the GPU: history follows the
-#: GPU.
-GPU_RELEASED = "the other was silent, or registered without it"
-
-
-#: An unchanged score is stored again after this time; hosts are spread over it by index.
-UNCHANGED_SCORE_SECONDS = 300
-#: Device kind in the store of a GPU that the host had before but did not register.
-EXPECTED_KIND = "gpu_expected"
-
-T = TypeVar("T")
 
 
 class TransactionalStore(Protocol):
@@ -122,11 +121,6 @@ class SharedCause:
 
 #: Host, name of the reason, and device of a fault with a shared cause.
 SharedCauseKey = tuple[str, str, str]
-
-
-#: If all simulated hosts are silent for longer, `gangline simulate` has ended, and they are not
-#: listed. A single silent host stays listed, like a real host.
-SIMULATED_SILENT_SECONDS_MAX = 60.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,23 @@ from typing import Any, NamedTuple
 
 from .errors import PermissionDenied
 
+#: Maximum of a SPIFFE ID (SPIFFE-ID standard, 2.3), and more than any DNS name.
+IDENTITY_CHARACTERS_MAX = 2048
+#: Maximum of a DNS name.
+NAME_CHARACTERS_MAX = 253
+#: Maximum names of a certificate that are examined.
+NAMES_MAX = 64
+PATTERNS_MAX = 64
+NAME_PLACEHOLDER = "{name}"
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_SPIFFE = re.compile(
+    r"spiffe://(?P<trust>[a-z0-9._-]{1,255})/gangline/(?P<role>[a-z]+)/(?P<name>[^/]+)"
+)
+_TRUST = re.compile(r"[a-z0-9._-]{1,255}")
+_LITERAL = re.compile(r"[A-Za-z0-9._-]*")
+#: Description of the names that `is_name` accepts.
+NAME_FORM = f"letters, digits, '.', '_' and '-', the first and the last a letter or a digit, at most {NAME_CHARACTERS_MAX}"
+
 
 class Role(StrEnum):
     """A caller's role, which decides its permissions (`PERMISSIONS`)."""
@@ -178,23 +195,6 @@ def roles_of(method: str) -> frozenset[Role]:
     return methods.get(name, methods.get("*", frozenset()))
 
 
-#: Maximum of a SPIFFE ID (SPIFFE-ID standard, 2.3), and more than any DNS name.
-IDENTITY_CHARACTERS_MAX = 2048
-#: Maximum of a DNS name.
-NAME_CHARACTERS_MAX = 253
-#: Maximum names of a certificate that are examined.
-NAMES_MAX = 64
-PATTERNS_MAX = 64
-NAME_PLACEHOLDER = "{name}"
-
-_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-_SPIFFE = re.compile(
-    r"spiffe://(?P<trust>[a-z0-9._-]{1,255})/gangline/(?P<role>[a-z]+)/(?P<name>[^/]+)"
-)
-_TRUST = re.compile(r"[a-z0-9._-]{1,255}")
-_LITERAL = re.compile(r"[A-Za-z0-9._-]*")
-
-
 class CertificateSubject(NamedTuple):
     """The holder of a certificate."""
 
@@ -217,10 +217,6 @@ class NamePattern(NamedTuple):
             return None
         name = text[len(self.before) : len(self.before) + size]
         return CertificateSubject(self.role, name) if is_name(name) else None
-
-
-#: Description of the names that `is_name` accepts.
-NAME_FORM = f"letters, digits, '.', '_' and '-', the first and the last a letter or a digit, at most {NAME_CHARACTERS_MAX}"
 
 
 def is_name(text: str) -> bool:

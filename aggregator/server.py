@@ -106,6 +106,13 @@ SCORES_REMEDY = (
     "To choose the port, set listen_scores to ADDRESS:PORT; to do without, set it to off"
 )
 
+#: Calls that still run this long after a stop request are cancelled.
+GRACE_SECONDS = 3.0
+#: Approximate duration of `close`, and the minimum share of the store.
+CLOSE_SECONDS, STORE_CLOSE_SECONDS_MIN = 5.0, 1.0
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
 
 class StartError(Exception):
     """The service cannot start; the message says why, and the remedy."""
@@ -214,14 +221,6 @@ def _probe(address: str, port: int) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(socket_address)
         probe.listen(1)
-
-
-#: Calls that still run this long after a stop request are cancelled.
-GRACE_SECONDS = 3.0
-#: Approximate duration of `close`, and the minimum share of the store.
-CLOSE_SECONDS, STORE_CLOSE_SECONDS_MIN = 5.0, 1.0
-_SERVING = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 def _boottime_ns() -> int:

@@ -138,8 +138,6 @@ cdef class Parts:
     cdef object _error(self, str what, int code):
         return self.nvml._error(what, code)
 
-    # ---- links ------------------------------------------------------------------------------------
-
     def nvlink_count(self, str address):
         count = self._field(address, NVML_FI_DEV_NVLINK_LINK_COUNT)
         if count is not None and count <= LINKS_MAX:
@@ -178,8 +176,6 @@ cdef class Parts:
         if not self._answered(code) or value.nvmlReturn != NVML_SUCCESS:
             return None
         return integer if integer_of(&value, &integer) and not blank(integer) else None
-
-    # ---- MIG --------------------------------------------------------------------------------------
 
     def mig_mode(self, str address):
         cdef nvmlDevice_t device = self._device(address)
@@ -311,8 +307,6 @@ cdef class Parts:
                 &count,
             )
         return known(count, ~<uint64_t>0) if self._answered(code) else None
-
-    # ---- fabric -------------------------------------------------------------------------------------
 
     def fabric(self, str address):
         cdef nvmlDevice_t device = self._device(address)

@@ -15,6 +15,11 @@ from .state import SILENT, StateEditor
 #: Prefix of the reason of a deferral that ends with the other actor's report.
 OUT_ALREADY = "the host is out already: "
 
+#: Maximum of devices named in an advisory.
+NAMES_SHOWN_MAX = 16
+#: Smaller changes of a price are ignored.
+PRICE_STEP_RATIO = 1.25
+
 
 def suppression_reason(editor: StateEditor, subject: str, first: Case) -> str:
     """Return why nothing may be requested of *subject* for its worst case; "" if allowed."""
@@ -68,12 +73,6 @@ def change_reason(before: Action, now: Action, reason: str) -> str:
     if gravity(now) < gravity(before):
         return f"a lesser action is needed than before: {reason}"
     return f"it has changed: {reason}"
-
-
-#: Maximum of devices named in an advisory.
-NAMES_SHOWN_MAX = 16
-#: Smaller changes of a price are ignored.
-PRICE_STEP_RATIO = 1.25
 
 
 def is_material_change(before: Case, now: Case) -> bool:

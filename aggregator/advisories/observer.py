@@ -30,6 +30,9 @@ from .state import SILENT, MachineState
 #: After a longer silence it is known, or the host is out of use for good.
 SILENCE_NEWS_SECONDS_MAX = 86_400.0
 
+MAINTENANCE = "maintenance"
+CASE_MESSAGE_CHARACTERS_MAX = 500
+
 
 def silence_key(host: str) -> str:
     """Return the key of the case of silence of *host*."""
@@ -101,14 +104,12 @@ def _time_text(at_ns: int) -> str:
 
 
 State = model.HealthState
-MAINTENANCE = "maintenance"
 #: States of hosts that are not judged; their cases stay.
 UNMONITORED_STATES = (State.STALE, State.UNKNOWN, State.MAINTENANCE)
 #: States without new cases, except the silence of STALE hosts.
 NO_ACTION_STATES = (State.HEALTHY, *UNMONITORED_STATES)
 #: Returns the workload of a host; None: not known now.
 WorkloadOf = Callable[[HostScore, Judgement], Workload | None]
-CASE_MESSAGE_CHARACTERS_MAX = 500
 
 
 def no_workload(host: HostScore, judgement: Judgement) -> Workload | None:

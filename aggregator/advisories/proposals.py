@@ -34,6 +34,8 @@ from .state import Hold, OpenCase, StateEditor
 #: Subject of a possible shared cause -> begin and host of its cases, sorted.
 BeginTimes = dict[str, list[tuple[int, str]]]
 
+RELAPSES_COUNTED_MAX = 4
+
 
 def gathering_keys(editor: StateEditor, waiting: Sequence[OpenCase]) -> set[str]:
     """Return the keys of cases that wait for others of their cause; silence waits longer.
@@ -81,9 +83,6 @@ def _has_company(case: Case, begin_times: BeginTimes, span_ns: int) -> bool:
             if host != case.host:
                 return True
     return False
-
-
-RELAPSES_COUNTED_MAX = 4
 
 
 def propose(editor: StateEditor) -> None:

@@ -32,6 +32,24 @@ ROWS_MAX, ROWS_AT_ONCE = 500_000, 5000
 FAULT_WITHIN_DAYS = 7
 DAY_NS = 86_400 * SECOND_NS
 
+#: The newest rows, oldest first.
+_QUERY = """
+FROM (
+    SELECT e.*, s.state AS host_state, s.hazard_per_hour AS host_hazard,
+           s.relative_speed AS host_speed, s.score_upper AS host_upper
+    FROM evidence AS e JOIN scores AS s USING (host, time, version)
+    WHERE e.time > make_timestamp($since) AND (e.log_hazard_delta > 0 OR e.relative_speed_factor < 1)
+        AND (list_contains($signals, e.signal) OR list_contains($reasons, e.reason))
+    ORDER BY e.time DESC LIMIT $rows
+) ORDER BY time, host, device
+"""
+#: Times when hosts were UNHEALTHY: the first and the last of each hour.
+_FAULTY = """
+SELECT host, epoch_us(min(time)), epoch_us(max(time)) FROM scores
+WHERE state = 'UNHEALTHY' AND time > make_timestamp($since) AND list_contains($hosts, host)
+GROUP BY host, time_bucket(INTERVAL 1 HOUR, time)
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class RuleEpisode:
@@ -106,25 +124,6 @@ def _end_ns(one: RuleEpisode) -> int:
 def _is_within(at_ns: Sequence[int], one: RuleEpisode) -> bool:
     first = bisect_left(at_ns, one.first_ns)
     return first < len(at_ns) and at_ns[first] <= _end_ns(one)
-
-
-#: The newest rows, oldest first.
-_QUERY = """
-FROM (
-    SELECT e.*, s.state AS host_state, s.hazard_per_hour AS host_hazard,
-           s.relative_speed AS host_speed, s.score_upper AS host_upper
-    FROM evidence AS e JOIN scores AS s USING (host, time, version)
-    WHERE e.time > make_timestamp($since) AND (e.log_hazard_delta > 0 OR e.relative_speed_factor < 1)
-        AND (list_contains($signals, e.signal) OR list_contains($reasons, e.reason))
-    ORDER BY e.time DESC LIMIT $rows
-) ORDER BY time, host, device
-"""
-#: Times when hosts were UNHEALTHY: the first and the last of each hour.
-_FAULTY = """
-SELECT host, epoch_us(min(time)), epoch_us(max(time)) FROM scores
-WHERE state = 'UNHEALTHY' AND time > make_timestamp($since) AND list_contains($hosts, host)
-GROUP BY host, time_bucket(INTERVAL 1 HOUR, time)
-"""
 
 
 class EvidenceCase(NamedTuple):

@@ -26,6 +26,8 @@ GANGS_MAX, GANG_HOSTS_MAX = 50_000, 200_000
 _NO_LOGIN = "no login"
 _QUALIFIED = re.compile(rf"(.+) \(({_NO_LOGIN}|(?:{'|'.join(GRANTABLE_ROLES)}) [^()]*)\)")
 
+JOB_CHARACTERS_MAX = 256
+
 
 def qualified_name(workload: str, login: str) -> str:
     """Return the name of a second gang *workload*, which *login* reported."""
@@ -158,9 +160,6 @@ class ScheduledGangs:
         return max(
             host_gangs.values(), key=lambda gang: (len(gang.hosts), gang.gpus, gang.workload)
         )
-
-
-JOB_CHARACTERS_MAX = 256
 
 
 class WorkloadLookup:

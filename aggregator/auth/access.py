@@ -51,6 +51,17 @@ KINDS = {
     (True, True): "stream_stream",
 }
 
+log = logging.getLogger(__name__)
+FOLDER = "access"
+#: A caller refused more often (burst: 20 s of this rate) gets each further refusal after
+#: THROTTLE_SECONDS.
+REFUSALS_PER_SECOND_MAX = 5.0
+THROTTLE_SECONDS = 5.0
+#: Cost of an event in rows: it is evaluated, synced to the journal, and searched for in the store.
+EVENT_COST_ROWS = 10
+#: If a check ended more connections than this, the next check follows after BUSY_SECONDS.
+BUSY_CONNECTIONS, BUSY_SECONDS = 100, 0.5
+
 
 def wrap_handler(
     handler: Any,
@@ -218,19 +229,6 @@ class RunningCalls:
                 self._ended.add(task)
                 task.cancel()
         return len(over)
-
-
-log = logging.getLogger(__name__)
-
-FOLDER = "access"
-#: A caller refused more often (burst: 20 s of this rate) gets each further refusal after
-#: THROTTLE_SECONDS.
-REFUSALS_PER_SECOND_MAX = 5.0
-THROTTLE_SECONDS = 5.0
-#: Cost of an event in rows: it is evaluated, synced to the journal, and searched for in the store.
-EVENT_COST_ROWS = 10
-#: If a check ended more connections than this, the next check follows after BUSY_SECONDS.
-BUSY_CONNECTIONS, BUSY_SECONDS = 100, 0.5
 
 
 def tokens_file(data: Path) -> Path:

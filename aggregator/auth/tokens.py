@@ -23,6 +23,18 @@ from typing import Any
 from ..durable_file import os_error_message, sync_folder
 from ..principal import GRANTABLE_ROLES, Role, is_name
 
+FILE_NAME = "tokens.json"
+#: Enough for TOKENS_MAX tokens.
+FILE_BYTES_MAX = 32 << 20
+TOKENS_MAX = 100_000
+SECRET_BYTES = 32
+TOKEN_CHARACTERS_MAX = 128
+#: A token without an end would be forgotten.
+DAYS_MAX = 3660
+_FORM = re.compile(r"gangline_(?P<id>[0-9a-f]{12})_(?P<secret>[A-Za-z0-9_-]{43})")
+_ID = re.compile(r"[0-9a-f]{12}")
+_HASH = re.compile(r"[0-9a-f]{64}")
+
 
 def write_private(path: Path, data: bytes, mode: int) -> None:
     """Write a file of *mode* atomically and durably: a revoked token must not return after a power
@@ -68,19 +80,6 @@ def give_to_owner(descriptor: int, folder: Path) -> None:
     if os.geteuid() == 0:
         owner = folder.stat()
         os.fchown(descriptor, owner.st_uid, owner.st_gid)
-
-
-FILE_NAME = "tokens.json"
-#: Enough for TOKENS_MAX tokens.
-FILE_BYTES_MAX = 32 << 20
-TOKENS_MAX = 100_000
-SECRET_BYTES = 32
-TOKEN_CHARACTERS_MAX = 128
-#: A token without an end would be forgotten.
-DAYS_MAX = 3660
-_FORM = re.compile(r"gangline_(?P<id>[0-9a-f]{12})_(?P<secret>[A-Za-z0-9_-]{43})")
-_ID = re.compile(r"[0-9a-f]{12}")
-_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class TokensError(Exception):

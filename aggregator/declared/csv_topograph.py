@@ -22,6 +22,11 @@ from .toml_file import Content
 #: another tool.
 _SIMILARITY_MIN = 0.75
 
+LABELS_MAX, LAYERS_MAX = 256, 16
+_EXAMPLE = (
+    '{"instances": [{"id": "node-1", "network_layers": ["leaf-a", "spine-a"], "labels": {}}]}'
+)
+
 
 def parse_csv(text: str, file: str, content: Content, problems: Problems) -> None:
     """Add the locations of *text* to *content*, and its errors to *problems*. Never raises."""
@@ -157,12 +162,6 @@ def _parse_row(
         problems.add(where, f"host: {quote_value(host)}: {error}")
         return
     content.places.append((host, HostPlacement(**values), where))
-
-
-LABELS_MAX, LAYERS_MAX = 256, 16
-_EXAMPLE = (
-    '{"instances": [{"id": "node-1", "network_layers": ["leaf-a", "spine-a"], "labels": {}}]}'
-)
 
 
 def parse_topograph(text: str, file: str, content: Content, problems: Problems) -> None:

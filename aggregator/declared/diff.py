@@ -21,6 +21,9 @@ LINES_MAX = 40
 
 Row = tuple[Any, ...]
 
+#: Kinds without a table in stores before version 20.
+LATER_KINDS = frozenset({"cost", "tenant"})
+
 
 class RowKind(NamedTuple):
     """Comparison and output of the rows of a kind."""
@@ -70,8 +73,6 @@ KINDS = (
         2,
     ),
 )
-#: Kinds without a table in stores before version 20.
-LATER_KINDS = frozenset({"cost", "tenant"})
 Rows = Mapping[str, set[Row]]
 
 

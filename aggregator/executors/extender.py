@@ -1,6 +1,6 @@
 """Responses of the scheduler extender, from the mirror file: bytes in, bytes out. No I/O.
 
-The responses are those of kube-scheduler's extender API v1 (`ExtenderArgs`, `ExtenderFilterResult`, `HostPriorityList`) and of
+The responses are those of kube-scheduler's extender API v1 (ExtenderArgs, ExtenderFilterResult, HostPriorityList) and of
 Volcano's plugin `extender`. A response contains only names from the request. Without a valid health table all nodes pass.
 """
 

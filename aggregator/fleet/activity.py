@@ -35,6 +35,9 @@ BASELINE_SECONDS = 600.0
 #: After this long without computing the mean restarts: another job has other clocks.
 RESET_SECONDS = 60.0
 
+#: Volatile counters in `gpu_1s_changes`, which a reset sets to zero.
+VOLATILE = ("ecc_corrected_volatile_errors", "ecc_uncorrected_volatile_errors")
+
 
 class Activity:
     """The mean SM clock of every GPU while it computes, and the number of its resets."""
@@ -169,10 +172,6 @@ def loaded_watts_min(ten: DeviceTable, minute: DeviceTable) -> Floats:
     """Return the minimum power of each GPU while it computes; NaN if no limit is known."""
     limit, default = ten.gauge("power_limit_watts"), minute.gauge("power_limit_default_watts")
     return np.asarray(np.fmax(POWER_SHARE_MIN * limit, POWER_DEFAULT_SHARE_MIN * default))
-
-
-#: Volatile counters in `gpu_1s_changes`, which a reset sets to zero.
-VOLATILE = ("ecc_corrected_volatile_errors", "ecc_uncorrected_volatile_errors")
 
 
 class GpuResets:

@@ -47,6 +47,18 @@ FINE_STEP_SECONDS_MAX = 5.0
 #: If fewer of a gang's GPUs count SM cycles, power is used.
 READ_SHARE_MIN = 0.8
 
+#: Windows before the past is valid, of which the first are ignored. A window covers no whole number
+#: of steps, so the pace is smoothed over several.
+PACE_WINDOWS_MIN, WARMUP_WINDOWS, SMOOTHED_WINDOWS = 6, 2, 3
+#: Windows in the past; slow windows before a fall is reported; slow windows (an hour) after which
+#: the past restarts.
+PAST_WINDOWS, SLOW_WINDOWS, SLOW_WINDOWS_MAX = 60, 3, 360
+#: Minimum fall, absolute and relative to the scatter of the pace.
+FALL_MIN, SCATTER_FACTOR = 0.015, 4.0
+#: Windows below this share of the usual pace are a checkpoint or an evaluation, unless more than
+#: this many are consecutive.
+PAUSE_RATIO_MAX, PAUSE_WINDOWS_MAX = 0.7, 3
+
 
 class GpuReadings(NamedTuple):
     """Means of each GPU in a window, by GPU row; NaN: unknown."""
@@ -248,18 +260,6 @@ def unexplained_excess(busy: Floats, clock: Floats, group: Indexes, count: int) 
 # Pace of each gang compared with its own past, from the work of its median host. In a synchronous
 # gang all hosts slow down together, so a fall does not show the culprit; it shows when to search,
 # and the cost.
-
-#: Windows before the past is valid, of which the first are ignored. A window covers no whole number
-#: of steps, so the pace is smoothed over several.
-PACE_WINDOWS_MIN, WARMUP_WINDOWS, SMOOTHED_WINDOWS = 6, 2, 3
-#: Windows in the past; slow windows before a fall is reported; slow windows (an hour) after which
-#: the past restarts.
-PAST_WINDOWS, SLOW_WINDOWS, SLOW_WINDOWS_MAX = 60, 3, 360
-#: Minimum fall, absolute and relative to the scatter of the pace.
-FALL_MIN, SCATTER_FACTOR = 0.015, 4.0
-#: Windows below this share of the usual pace are a checkpoint or an evaluation, unless more than
-#: this many are consecutive.
-PAUSE_RATIO_MAX, PAUSE_WINDOWS_MAX = 0.7, 3
 
 
 @dataclass(slots=True)

@@ -29,6 +29,16 @@ WINDOW_SECONDS = 600
 _MAX_NS = int(OFFSET_SECONDS_MAX * 1e9)
 _WINDOW_NS = WINDOW_SECONDS * 1_000_000_000
 
+log = logging.getLogger(__name__)
+#: Period of the check of all clocks.
+CHECK_SECONDS = 30
+#: A smaller change is not stored early.
+CHANGE_SECONDS = 0.1
+#: A clock is stored at least this often while its host sends messages.
+REPEAT_SECONDS = 300
+#: Drift of a crystal of 50 ppm.
+DRIFT_SECONDS = 50e-6 * WINDOW_SECONDS
+
 
 @dataclass(slots=True)
 class HostClock:
@@ -108,18 +118,6 @@ def _span(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds:.1f} seconds"
-
-
-log = logging.getLogger(__name__)
-
-#: Period of the check of all clocks.
-CHECK_SECONDS = 30
-#: A smaller change is not stored early.
-CHANGE_SECONDS = 0.1
-#: A clock is stored at least this often while its host sends messages.
-REPEAT_SECONDS = 300
-#: Drift of a crystal of 50 ppm.
-DRIFT_SECONDS = 50e-6 * WINDOW_SECONDS
 
 
 class ClockSample(NamedTuple):

@@ -17,6 +17,9 @@ _EXPIRES_NS = EXPIRES_SECONDS * 1_000_000_000
 
 Key = tuple[str, str, str]  # host, name, subject
 
+#: Globally unique key of a GPU, from NVML.
+_UUID = re.compile(r"GPU-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
 
 class ActiveFindings:
     """Open findings. Owned by the event loop's thread."""
@@ -94,9 +97,6 @@ class ActiveFindings:
 # old host gives it up first: it was switched off, or registered without it. Requests do not show
 # which of two hosts is right, so neither loses score: a finding names both, and history
 # (`parquet/views.py`) moves the GPU only after one of them gave it up.
-
-#: Globally unique key of a GPU, from NVML.
-_UUID = re.compile(r"GPU-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 class GpuOwners:

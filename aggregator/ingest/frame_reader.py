@@ -14,14 +14,6 @@ from ..fleet.fleet import Fleet
 from ..fleet.tables import TRACKED_SIGNALS
 from ..store.frame_rows import plan
 
-
-def _plan(name: str, signal_ids: tuple[int, ...]) -> tuple[Any, ...]:
-    name = FORMER_TABLES.get(name, name)
-    known_columns = _COLUMNS.get(name, {})
-    columns = [known_columns.get(signal_id, -1) for signal_id in signal_ids]
-    return plan(name, signal_ids, _TABLE_NUMBERS.get(name, -1), columns)
-
-
 #: Table -> its index in the fleet, if the fleet keeps any of it.
 _TABLE_NUMBERS = {
     name: number for number, (name, table) in enumerate(Fleet().tables.items()) if table.is_tracked
@@ -34,6 +26,15 @@ _COLUMNS = {
     }
     for name, signals in TABLES.items()
 }
+
+
+def _plan(name: str, signal_ids: tuple[int, ...]) -> tuple[Any, ...]:
+    name = FORMER_TABLES.get(name, name)
+    known_columns = _COLUMNS.get(name, {})
+    columns = [known_columns.get(signal_id, -1) for signal_id in signal_ids]
+    return plan(name, signal_ids, _TABLE_NUMBERS.get(name, -1), columns)
+
+
 #: Columns of agents' tables, shared by all streams.
 CATALOGUE = Catalogue(_plan)
 

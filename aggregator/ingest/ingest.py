@@ -34,6 +34,13 @@ from .sessions import Session, Sessions, check_events, check_name, check_request
 #: Limit of the wait for pending events at shutdown; they have no receipt yet.
 CLOSE_SECONDS = 2.0
 
+#: Limit of remembered events, of which at least the most recent half stays; the store checks all.
+EVENTS_MAX = 100_000
+#: Limit of a frame's size in a commit: a frame of a whole host has less than a hundredth. A
+#: megabyte on the wire can expand to 400 MB here if it has few cells of very many devices; no real
+#: host sends that.
+COMMIT_BYTES_MAX = 64 << 20
+
 
 class EventWriter:
     """Writes the events of many calls with one fsync; events that arrive meanwhile wait for the
@@ -78,10 +85,6 @@ class EventWriter:
         writing = [self._writing] if self._writing else []
         hangs = bool(wait(writing, CLOSE_SECONDS).not_done)
         self._thread.shutdown(wait=not hangs)
-
-
-#: Limit of remembered events, of which at least the most recent half stays; the store checks all.
-EVENTS_MAX = 100_000
 
 
 class KnownRevisions(NamedTuple):
@@ -134,12 +137,6 @@ class EventDeduplicator:
         self._newer[key] = known
         if len(self._newer) >= self._half:
             self._newer, self._older = {}, self._newer
-
-
-#: Limit of a frame's size in a commit: a frame of a whole host has less than a hundredth. A
-#: megabyte on the wire can expand to 400 MB here if it has few cells of very many devices; no real
-#: host sends that.
-COMMIT_BYTES_MAX = 64 << 20
 
 
 class BootStamped(Protocol):

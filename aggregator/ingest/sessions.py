@@ -45,6 +45,37 @@ DELIVERY_SECONDS = 2
 #: Characters shown of a refused name, which may have a megabyte.
 NAME_CHARACTERS_SHOWN = 253
 
+#: Supported protocol versions: two before to one after this version.
+PROTOCOL_VERSION_MIN, PROTOCOL_VERSION_MAX = 1, 2
+SIGNALS_MAX = 8192
+SIGNAL_NAME_CHARACTERS_MAX = 128
+DEVICES_MAX = 4096
+ATTRIBUTES_MAX = 64
+LABELS_MAX = 64
+KEY_CHARACTERS_MAX = 128
+VALUE_CHARACTERS_MAX = 1024
+VERSION_CHARACTERS_MAX = 64
+KIND_CHARACTERS_MAX = 32
+EVENTS_MAX = 1000
+#: Size of an event on disk, without unknown fields.
+EVENT_BYTES_MAX = 64 << 10
+EVENT_ID_CHARACTERS_MAX = 128
+MESSAGE_CHARACTERS_MAX = 4096
+#: Contents of an event besides its message: a storm is summarized by a count and its distinct
+#: forms.
+FORMS_MAX = 32
+FORM_CHARACTERS_MAX = 256
+EVENT_ATTRIBUTES_MAX = 32
+PROCESS_NAME_CHARACTERS_MAX = 64
+#: No kernel writes more lines in one boot: 10^15 is a million per second for thirty years.
+EVENT_COUNT_MAX = 10**15
+ID_BYTES = 16
+#: Cache of valid dictionaries of signals: a fleet has few versions of the agent, and checking 800
+#: signals takes a third of a registration. Longer dictionaries are not cached.
+CACHED_DICTIONARIES_MAX, CACHED_DICTIONARY_BYTES_MAX = 32, 1 << 17
+_SIGNAL = re.compile(r"[a-z][a-z0-9_]*\.[a-z0-9_]+")
+_KINDS = frozenset(Kind)
+
 
 @dataclass(slots=True)
 class Session:
@@ -303,39 +334,6 @@ def _has_same_login(incumbent: Session, new: Session) -> bool:
     """Return whether both sessions proved the same login of a single host."""
     login = new.principal.login
     return new.principal.role is Role.AGENT and bool(login) and login == incumbent.principal.login
-
-
-#: Supported protocol versions: two before to one after this version.
-PROTOCOL_VERSION_MIN, PROTOCOL_VERSION_MAX = 1, 2
-SIGNALS_MAX = 8192
-SIGNAL_NAME_CHARACTERS_MAX = 128
-DEVICES_MAX = 4096
-ATTRIBUTES_MAX = 64
-LABELS_MAX = 64
-KEY_CHARACTERS_MAX = 128
-VALUE_CHARACTERS_MAX = 1024
-VERSION_CHARACTERS_MAX = 64
-KIND_CHARACTERS_MAX = 32
-EVENTS_MAX = 1000
-#: Size of an event on disk, without unknown fields.
-EVENT_BYTES_MAX = 64 << 10
-EVENT_ID_CHARACTERS_MAX = 128
-MESSAGE_CHARACTERS_MAX = 4096
-#: Contents of an event besides its message: a storm is summarized by a count and its distinct
-#: forms.
-FORMS_MAX = 32
-FORM_CHARACTERS_MAX = 256
-EVENT_ATTRIBUTES_MAX = 32
-PROCESS_NAME_CHARACTERS_MAX = 64
-#: No kernel writes more lines in one boot: 10^15 is a million per second for thirty years.
-EVENT_COUNT_MAX = 10**15
-ID_BYTES = 16
-#: Cache of valid dictionaries of signals: a fleet has few versions of the agent, and checking 800
-#: signals takes a third of a registration. Longer dictionaries are not cached.
-CACHED_DICTIONARIES_MAX, CACHED_DICTIONARY_BYTES_MAX = 32, 1 << 17
-
-_SIGNAL = re.compile(r"[a-z][a-z0-9_]*\.[a-z0-9_]+")
-_KINDS = frozenset(Kind)
 
 
 def check_request(request: RegisterNodeRequest) -> Mapping[int, ForeignSignal]:

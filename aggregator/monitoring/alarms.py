@@ -17,6 +17,12 @@ from .metrics import Values
 
 _NS = 1_000_000_000
 
+#: Prefix of their names.
+ALARMS = "aggregator."
+#: The live file should contain about five minutes of closed readings; three times as much is too
+#: much.
+HISTORY_LATE_SECONDS = 900.0
+
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
@@ -106,12 +112,6 @@ class Alarms:
 
 
 # The alarms: figure, bounds, and remedy. To add an alarm, add a row.
-
-#: Prefix of their names.
-ALARMS = "aggregator."
-#: The live file should contain about five minutes of closed readings; three times as much is too
-#: much.
-HISTORY_LATE_SECONDS = 900.0
 
 
 def _of(name: str) -> Callable[[Values], float | None]:

@@ -18,6 +18,8 @@ PROBE_SECONDS = 0.5
 #: The maximum of the last one to two spans of this length is reported.
 SPAN_SECONDS = 15.0
 
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
 
 class LoopLag:
     """Lateness of an event loop: a block delays every agent. Any thread may read `seconds`."""
@@ -62,9 +64,6 @@ class LoopLag:
         if self._task is not None:
             self._task.cancel()
             self._task = None
-
-
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,15 @@ REFUSED, MEMORY, TIME, NO_SNAPSHOT, FAILED = "refused", "memory", "time", "no sn
 #: Exit status of a process without memory for an error message.
 NO_MEMORY_STATUS = 77
 
+#: A quoted date with time, as in TIMESTAMP '2026-11-23 00:39:41.361623'.
+_LITERAL = re.compile(r"'(\d{4}-\d\d-\d\d[ T]\d\d:\d\d[\d:.]{0,13})'")
+#: Limit of the examined literals; SQL in evidence has a few.
+LITERALS_MAX = 1000
+#: Later times are ignored: no snapshot will cover them soon.
+AHEAD_US = 60_000_000
+US = 1_000_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
 
 @dataclass(frozen=True, slots=True)
 class QuerySettings:
@@ -166,16 +175,6 @@ def exit_error(
     return QueryFailed(
         f"the query's process ended with status {status}; the aggregator's log says why"
     )
-
-
-#: A quoted date with time, as in TIMESTAMP '2026-11-23 00:39:41.361623'.
-_LITERAL = re.compile(r"'(\d{4}-\d\d-\d\d[ T]\d\d:\d\d[\d:.]{0,13})'")
-#: Limit of the examined literals; SQL in evidence has a few.
-LITERALS_MAX = 1000
-#: Later times are ignored: no snapshot will cover them soon.
-AHEAD_US = 60_000_000
-US = 1_000_000
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def newest_moment_us(sql: str, now_us: int) -> int:

@@ -166,6 +166,29 @@ MESSAGE_LINES_MAX, SHOWN_CHARACTERS_MAX = 4, 100
 #: Command that lists everything to query; all query interfaces accept it.
 HINT = "`gangline sql '\\d'` lists tables and views"
 
+#: Schemas of the history, created empty: binding a year of files takes longer than most queries.
+SCHEMAS = ("past",)
+#: Folders with Parquet files.
+FOLDERS = ("segments", "rollups")
+#: Message about the allowed statements.
+ALLOWED_STATEMENTS = (
+    "only one SELECT, FROM, WITH, VALUES, EXPLAIN, DESCRIBE, SHOW or SUMMARIZE is taken"
+)
+#: Without values DuckDB would create an enum type first.
+PIVOT = "a PIVOT needs its values named: PIVOT t ON column IN ('a', 'b')"
+#: DuckDB cuts cited text after a number of bytes, possibly within a character.
+UNREADABLE = "the statement is invalid, and DuckDB's error message cannot be decoded: look for unusual characters"
+#: The schema of the SQL standard's views.
+INFORMATION = "information_schema"
+#: DuckDB's share of the process's memory limit.
+DUCKDB_MEMORY_SHARE = 0.6
+_BLANK = r"(?:\s|;|--[^\n]*(?:\n|$)|/\*.*?\*/)"
+_FIRST_WORD = re.compile(rf"{_BLANK}*(\w{{1,40}})", re.DOTALL)
+_EXPLAIN = re.compile(
+    rf"{_BLANK}*EXPLAIN\b(?:{_BLANK}*ANALYZE\b)?(?:{_BLANK}*\([\w\s,]*\))?",
+    re.DOTALL | re.IGNORECASE,
+)
+
 
 class StatementRefused(Exception):
     """The statement is not allowed; the message says what is, and where the error is."""
@@ -274,11 +297,6 @@ def first_lines(text: str) -> str:
 # History: views over the Parquet files, in schemas of the query's own empty database, which are in
 # its search path: `FROM past.gpu_1s`.
 
-#: Schemas of the history, created empty: binding a year of files takes longer than most queries.
-SCHEMAS = ("past",)
-#: Folders with Parquet files.
-FOLDERS = ("segments", "rollups")
-
 
 def make_views(connection: duckdb.DuckDBPyConnection, folder: Path) -> str:
     """Create the views of the history in *folder*; return a message if one failed, else ""."""
@@ -303,27 +321,6 @@ def _view_statements(folder: Path) -> list[str]:
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0][:300]
-
-
-#: Message about the allowed statements.
-ALLOWED_STATEMENTS = (
-    "only one SELECT, FROM, WITH, VALUES, EXPLAIN, DESCRIBE, SHOW or SUMMARIZE is taken"
-)
-#: Without values DuckDB would create an enum type first.
-PIVOT = "a PIVOT needs its values named: PIVOT t ON column IN ('a', 'b')"
-#: DuckDB cuts cited text after a number of bytes, possibly within a character.
-UNREADABLE = "the statement is invalid, and DuckDB's error message cannot be decoded: look for unusual characters"
-#: The schema of the SQL standard's views.
-INFORMATION = "information_schema"
-#: DuckDB's share of the process's memory limit.
-DUCKDB_MEMORY_SHARE = 0.6
-
-_BLANK = r"(?:\s|;|--[^\n]*(?:\n|$)|/\*.*?\*/)"
-_FIRST_WORD = re.compile(rf"{_BLANK}*(\w{{1,40}})", re.DOTALL)
-_EXPLAIN = re.compile(
-    rf"{_BLANK}*EXPLAIN\b(?:{_BLANK}*ANALYZE\b)?(?:{_BLANK}*\([\w\s,]*\))?",
-    re.DOTALL | re.IGNORECASE,
-)
 
 
 def open_snapshot(

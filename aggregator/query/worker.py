@@ -35,6 +35,14 @@ BATCH_ROWS = 2048
 
 _REPORTS_POSITIONS = duckdb.__version__.startswith("1.")
 
+#: Views first: for `hosts` the suggestion should be `ops.hosts`, which is made for operators.
+_NAMES = """
+SELECT schema_name || '.' || view_name FROM duckdb_views() WHERE schema_name IN ('ops', 'history')
+UNION ALL SELECT DISTINCT schema_name || '.' || function_name || '(' || array_to_string(parameters, ', ') || ')'
+FROM duckdb_functions() WHERE schema_name IN ('ops', 'history')
+UNION ALL SELECT if(schema_name = 'main', '', schema_name || '.') || table_name FROM duckdb_tables()
+"""
+
 
 def serve(connected: socket.socket, settings: QuerySettings) -> None:
     """Read the question from *connected*; write the answer or an error."""
@@ -226,12 +234,3 @@ def available_names(connection: duckdb.DuckDBPyConnection) -> list[str]:
     # A cursor has its own transaction: after an error DuckDB 2.0 refuses the other one.
     rows = connection.cursor().execute(_NAMES).fetchall()
     return [row[0] for row in rows]
-
-
-#: Views first: for `hosts` the suggestion should be `ops.hosts`, which is made for operators.
-_NAMES = """
-SELECT schema_name || '.' || view_name FROM duckdb_views() WHERE schema_name IN ('ops', 'history')
-UNION ALL SELECT DISTINCT schema_name || '.' || function_name || '(' || array_to_string(parameters, ', ') || ')'
-FROM duckdb_functions() WHERE schema_name IN ('ops', 'history')
-UNION ALL SELECT if(schema_name = 'main', '', schema_name || '.') || table_name FROM duckdb_tables()
-"""

@@ -26,6 +26,16 @@ FAULT_CLASSES = {
     Reason.BLIND: HazardClass.OTHER,
 }
 
+#: Codes of NVIDIA's GPUs and NVSwitches; their policies define the meaning (`contract/xid/`).
+XID = Rule(
+    "gpu.xid", H, Reason.NONE, "", leave_seconds=0.0, fault_class=HazardClass.DRIVER, is_family=True,
+    reads=("gpu.recovery_action_state", "nvlink.link_state"),
+)
+SXID = Rule(
+    "nvswitch.sxid", H, Reason.NONE, "", leave_seconds=0.0, fault_class=HazardClass.LINK, is_family=True,
+)
+
+
 
 def _kind(
     name: str, state: HealthState, reason: Reason, factor: float, message: str, count_min: int = 1,
@@ -46,14 +56,6 @@ def _report(name: str, state: HealthState, factor: float, message: str, finding:
     )
 
 
-#: Codes of NVIDIA's GPUs and NVSwitches; their policies define the meaning (`contract/xid/`).
-XID = Rule(
-    "gpu.xid", H, Reason.NONE, "", leave_seconds=0.0, fault_class=HazardClass.DRIVER, is_family=True,
-    reads=("gpu.recovery_action_state", "nvlink.link_state"),
-)
-SXID = Rule(
-    "nvswitch.sxid", H, Reason.NONE, "", leave_seconds=0.0, fault_class=HazardClass.LINK, is_family=True,
-)
 #: Events of one name that were too many to be distinguished (`agent/kernel_log/incidents.py`).
 FOLDED = _kind(
     "folded", H, Reason.BLIND, 1.0, "too many at once to list each; read the kernel log (journalctl -k)",

@@ -28,6 +28,21 @@ BIT_ERROR_RATIO = 1e-12
 REGISTRATION_SECONDS = 120.0
 QUIET = "no further one within 10 minutes"
 
+#: Compared with the host's other GPUs, since the link was never up in this boot.
+NEVER_UP = Rule(
+    "nvlink.never_up", HealthState.SUSPECT, REASON, "the link is up for 60 s", enter_seconds=DOWN_SECONDS, hazard_factor=30.0,
+    reads=("nvlink.link_state", "gpu.mig_mode_state"),
+)
+BIT_ERRORS = (
+    ThresholdRule(
+        watch_rule("nvlink.bit_errors", REASON, "its bit error ratio is below 1e-12 for 5 minutes", 3.0,
+              enter_seconds=15.0, leave_seconds=300.0),
+        CHANGES, "effective_bit_error_ratio", above(BIT_ERROR_RATIO),
+        "NVLink has a bit error ratio of {value:.1e} after correction", "below 1e-12",
+    ),
+)
+
+
 
 def _down(name: str) -> Rule:
     return Rule(
@@ -47,11 +62,6 @@ DOWN = (
      "nvlinks"),
     (ThresholdRule(_down("c2c.down"), C2C, "link_state", equals(0), "link to its CPU is down", "1"),
      "c2c_links"),
-)
-#: Compared with the host's other GPUs, since the link was never up in this boot.
-NEVER_UP = Rule(
-    "nvlink.never_up", HealthState.SUSPECT, REASON, "the link is up for 60 s", enter_seconds=DOWN_SECONDS, hazard_factor=30.0,
-    reads=("nvlink.link_state", "gpu.mig_mode_state"),
 )
 COUNTERS = (
     RateRule(
@@ -77,14 +87,6 @@ COUNTERS = (
     RateRule(
         _noisy("c2c.replays"), C2C, "replay_errors", "transmissions to its CPU repeated",
         ERRORS_PER_SECOND, True, PEERS_RATIO,
-    ),
-)
-BIT_ERRORS = (
-    ThresholdRule(
-        watch_rule("nvlink.bit_errors", REASON, "its bit error ratio is below 1e-12 for 5 minutes", 3.0,
-              enter_seconds=15.0, leave_seconds=300.0),
-        CHANGES, "effective_bit_error_ratio", above(BIT_ERROR_RATIO),
-        "NVLink has a bit error ratio of {value:.1e} after correction", "below 1e-12",
     ),
 )
 

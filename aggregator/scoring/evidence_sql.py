@@ -34,6 +34,23 @@ KEYFRAME_SECONDS_MAX = 150.0
 #: Queries over the whole fleet search this far back for the previous reading.
 WHOLE_SECONDS = 65.0
 
+#: Counters of features that take the maximum: table, column.
+CORRECTED = (("gpu_1s_changes", "ecc_corrected_volatile_errors"),)
+LINK_ERRORS = (("rdma_1s_changes", "symbol_errors"), ("nvlink_10s_changes", "crc_errors"))
+LINK_DOWNS = (("rdma_1s_changes", "link_downed_events"),)
+#: States of a GPU that waits for a row remap, or has no rows left for one.
+REMAPS = tuple(row.column for row in gpu.REMAPS)
+#: A reading of a 1 s table is current for this long.
+FRESH_SECONDS = 15.0
+#: Times of a host's frames: a table that every agent sends each second, and another that it always
+#: sends.
+RECEIVED_SOURCES = (
+    "SELECT host, time, 'host' AS source FROM readings.host_1s "
+    "UNION ALL SELECT host, time, device FROM readings.collector_10s"
+)
+#: Faults of other hosts count as one cause within this time.
+NEAR_SECONDS = 600
+
 
 def timestamp_sql(at_ns: int) -> str:
     """Return a time as SQL, with its microseconds if it has any."""
@@ -151,23 +168,6 @@ def peers(host: str, at_ns: int, gpu: str = "", gang: Sequence[str] = ()) -> str
 def _is(device: tuple[str, str]) -> str:
     return f"host = {quoted(device[0])} AND device = {quoted(device[1])}"
 
-
-#: Counters of features that take the maximum: table, column.
-CORRECTED = (("gpu_1s_changes", "ecc_corrected_volatile_errors"),)
-LINK_ERRORS = (("rdma_1s_changes", "symbol_errors"), ("nvlink_10s_changes", "crc_errors"))
-LINK_DOWNS = (("rdma_1s_changes", "link_downed_events"),)
-#: States of a GPU that waits for a row remap, or has no rows left for one.
-REMAPS = tuple(row.column for row in gpu.REMAPS)
-#: A reading of a 1 s table is current for this long.
-FRESH_SECONDS = 15.0
-#: Times of a host's frames: a table that every agent sends each second, and another that it always
-#: sends.
-RECEIVED_SOURCES = (
-    "SELECT host, time, 'host' AS source FROM readings.host_1s "
-    "UNION ALL SELECT host, time, device FROM readings.collector_10s"
-)
-#: Faults of other hosts count as one cause within this time.
-NEAR_SECONDS = 600
 
 Query = Callable[[str, int], str]  # host name, time
 

@@ -47,6 +47,13 @@ _BY_REASON: Mapping[Reason, int | slice] = {
 }
 _CLOCK_SIGNAL = "gpu.sm_clock_hertz"
 
+#: Signal and unit of the evidence; its value is the number of hosts that hold the job up.
+WAITS_FOR, HOSTS = "gang.waits_for", "hosts"
+#: Rules by which a gang reports that it waits for a host.
+_GANG_RULES = frozenset(
+    rule.name for rule in (gang.SLOW, gang.SLOW_GPU, gang.CONTENDED, gang.STALLED, gang.SLOW_LINK)
+)
+
 
 def component_of(symptom: Symptom) -> int | slice:
     """Return the component that a symptom slows; all components if that is unknown."""
@@ -77,14 +84,6 @@ def component_speeds(
                 speeds[host, which] = np.minimum(speeds[host, which], max(left, SPEED_MIN))
     speeds[~is_known] = np.nan
     return speeds
-
-
-#: Signal and unit of the evidence; its value is the number of hosts that hold the job up.
-WAITS_FOR, HOSTS = "gang.waits_for", "hosts"
-#: Rules by which a gang reports that it waits for a host.
-_GANG_RULES = frozenset(
-    rule.name for rule in (gang.SLOW, gang.SLOW_GPU, gang.CONTENDED, gang.STALLED, gang.SLOW_LINK)
-)
 
 
 def _no_hosts() -> Codes:

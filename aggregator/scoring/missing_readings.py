@@ -29,6 +29,23 @@ TRANSIENT_KINDS = ("net", "bond", "filesystem", "disk", "gpu_job", "probe", "col
 #: Inventories list bonds among the interfaces.
 LISTED_AS = {"bond": "net"}
 
+#: Time that hosts have to report again before their silence counts, and time that a host must
+#: report before it gets a better state: on-change signals are reported again within a minute.
+SETTLING_SECONDS = 60
+_SETTLING_NS = SETTLING_SECONDS * 1_000_000_000
+#: States that the first frame disproves, or does not concern.
+_DISPROVED_AT_ONCE = (HealthState.HEALTHY, HealthState.STALE, HealthState.UNKNOWN)
+#: If at least this many hosts, and this share of those that report or did within 15 minutes, fall
+#: silent in one minute, it is more likely our own outage: their states are frozen, for at most
+#: these 15 minutes. All assumed.
+HOSTS_MIN, SHARE_MIN = 3, 0.05
+WINDOW_SECONDS, OUTAGE_SECONDS_MAX = 60.0, 900.0
+#: Places that silent hosts may share, in the order of search -> name in messages.
+SHARED_PLACES = {
+    "rack": "rack", "nvlink_subdomain": "NVLink subdomain", "nvlink_domain": "NVLink domain", "leaf": "leaf",
+    "power_domain": "power domain", "cooling_domain": "cooling domain", "spine": "spine", "core": "core",
+}  # fmt: skip
+
 
 def unread_symptoms(
     view: FleetView, host: int, tracked: TrackedSymptoms, shown: Container[RuleAndDevice]
@@ -82,14 +99,6 @@ def _is_read_of(fleet: Fleet, host: int, device: str, name: str, reason: Reason)
     if any(listed_kind == listed_as for listed_kind, _ in listed):
         return (listed_as, device) in listed
     return kind not in TRANSIENT_KINDS
-
-
-#: Time that hosts have to report again before their silence counts, and time that a host must
-#: report before it gets a better state: on-change signals are reported again within a minute.
-SETTLING_SECONDS = 60
-_SETTLING_NS = SETTLING_SECONDS * 1_000_000_000
-#: States that the first frame disproves, or does not concern.
-_DISPROVED_AT_ONCE = (HealthState.HEALTHY, HealthState.STALE, HealthState.UNKNOWN)
 
 
 class SettlingHost(NamedTuple):
@@ -166,18 +175,6 @@ def restart_message(
         else "all of them have reported again"
     )
     return f"restarted at {restarted_at:%H:%M:%S} UTC: {as_before} of {len(fleet)} hosts are shown as they were before, {left}"
-
-
-#: If at least this many hosts, and this share of those that report or did within 15 minutes, fall
-#: silent in one minute, it is more likely our own outage: their states are frozen, for at most
-#: these 15 minutes. All assumed.
-HOSTS_MIN, SHARE_MIN = 3, 0.05
-WINDOW_SECONDS, OUTAGE_SECONDS_MAX = 60.0, 900.0
-#: Places that silent hosts may share, in the order of search -> name in messages.
-SHARED_PLACES = {
-    "rack": "rack", "nvlink_subdomain": "NVLink subdomain", "nvlink_domain": "NVLink domain", "leaf": "leaf",
-    "power_domain": "power domain", "cooling_domain": "cooling domain", "spine": "spine", "core": "core",
-}  # fmt: skip
 
 
 def silent_together(view: FleetView, silent: Floats) -> frozenset[int]:

@@ -16,6 +16,11 @@ from .evaluate import Judgement
 from .results import Gpus
 from .score_columns import Columns, columns_of
 
+#: Steps that count as a change.
+SCORE_STEP = 0.005
+SPEED_STEP = 0.02
+HAZARD_STEP_RATIO = 0.10
+
 
 def with_gpu_states(snapshot: Snapshot, hosts: Iterable[HostScore]) -> list[HostScore]:
     """Return *hosts* with the GPU's state in each evidence of a GPU or its part.
@@ -74,12 +79,6 @@ def _with_gpu_state(gpus: Gpus, rows_by_name: Mapping[str, int], evidence: Evide
     return replace(
         evidence, gpu_state=HealthState(int(gpus.state[row])) if is_reason else HealthState.HEALTHY
     )
-
-
-#: Steps that count as a change.
-SCORE_STEP = 0.005
-SPEED_STEP = 0.02
-HAZARD_STEP_RATIO = 0.10
 
 
 class ScoreLog:

@@ -28,16 +28,6 @@ ROOM_RATIO = 0.95
 #: Limit of the choices read for a decision.
 CHOICES_MAX = 100
 
-
-@dataclass(frozen=True, slots=True)
-class DecisionRow:
-    """A stored decision. *inputs*: None if a part was deleted."""
-
-    record: DecisionRecord
-    inputs: Mapping[str, bytes] | None
-    choices: tuple[ChoiceRecord, ...]
-
-
 _DECISION_COLUMNS = (
     "decision:str time:time kind:str caller:str workload:str score_version:int dictionary_version:int gangline_version:str "
     "solve_seconds:float degraded:bool hosts:texts blockers:texts bytes:int replayable:bool"
@@ -48,6 +38,15 @@ _OPTIONS = pa.list_(
         + [(name, pa.float64()) for name in OptionSummary._fields[2:]]
     )
 )
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRow:
+    """A stored decision. *inputs*: None if a part was deleted."""
+
+    record: DecisionRecord
+    inputs: Mapping[str, bytes] | None
+    choices: tuple[ChoiceRecord, ...]
 
 
 def put_decisions(

@@ -1,6 +1,6 @@
 """Parser of a DuckDB file's header: the checkpoint's iteration and the least size of a complete file.
 
-The header (DuckDB's `main_header.hpp` and `database_header`) is little endian: a block of 4096
+The header (DuckDB, main_header.hpp) is little endian: a block of 4096
 bytes with "DUCK" at 8, then two blocks of 4096 bytes; the higher iteration is valid.
 """
 

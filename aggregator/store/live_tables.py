@@ -40,6 +40,9 @@ PART_MINUTES = 5
 #: Column name -> DuckDB type, in order.
 Types = dict[str, str]
 
+_COLUMNS = "name, signal, code, action, scope, severity, clears, source"
+_COMMENT = "what the policy says to do about a code or a reading, from contract/xid/xid.toml, sxid.toml, policy.toml; code is NULL if any code matches: FROM ops.actions WHERE signal = ''gpu.xid'' AND code = 95"
+
 
 def hour_name(now_ns: int) -> str:
     """Return the UTC hour as it is in names: 2026112010."""
@@ -189,9 +192,6 @@ def _latest(table: str) -> str:
 
 #: name, signal, code (None: any), action, scope, severity, clears, source
 Action = tuple[str, str, int | None, str, str, str, str, str]
-
-_COLUMNS = "name, signal, code, action, scope, severity, clears, source"
-_COMMENT = "what the policy says to do about a code or a reading, from contract/xid/xid.toml, sxid.toml, policy.toml; code is NULL if any code matches: FROM ops.actions WHERE signal = ''gpu.xid'' AND code = 95"
 
 
 def actions() -> Iterator[Action]:

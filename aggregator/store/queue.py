@@ -20,6 +20,21 @@ from .store_folder import StoreError
 
 OnDurable = Callable[[int], None]
 
+#: Limit of pending scores while the disk is full; the oldest are dropped and counted.
+SCORES_WAITING_MAX = 100_000
+#: Limit of pending findings, open and cleared; the oldest are dropped and counted.
+FINDINGS_WAITING_MAX = 20_000
+#: Limit of pending events while the disk is full; at the limit ReportEvents is refused.
+EVENTS_WAITING_MAX = 100_000
+#: A commit costs almost the same with few rows: below FEW_ROWS the writer waits for
+#: FEW_PERIODS times `commit_seconds`.
+FEW_ROWS, FEW_PERIODS = 32_768, 2.5
+#: Limit of pending readings of the aggregator's own health; the oldest are dropped.
+OWN_HEALTH_WAITING_MAX = 10_000
+#: Limit of pending decisions in bytes; further ones are dropped and counted.
+DECISION_BYTES_WAITING_MAX = 64 << 20
+MISSING_INPUTS_MAX = 100_000
+
 
 @dataclass(slots=True)
 class Pending:
@@ -124,22 +139,6 @@ class Pending:
         return [
             batch for batch in (half(slice(middle)), half(slice(middle, None))) if not batch.empty
         ]
-
-
-#: Limit of pending scores while the disk is full; the oldest are dropped and counted.
-SCORES_WAITING_MAX = 100_000
-#: Limit of pending findings, open and cleared; the oldest are dropped and counted.
-FINDINGS_WAITING_MAX = 20_000
-#: Limit of pending events while the disk is full; at the limit ReportEvents is refused.
-EVENTS_WAITING_MAX = 100_000
-#: A commit costs almost the same with few rows: below FEW_ROWS the writer waits for
-#: FEW_PERIODS times `commit_seconds`.
-FEW_ROWS, FEW_PERIODS = 32_768, 2.5
-#: Limit of pending readings of the aggregator's own health; the oldest are dropped.
-OWN_HEALTH_WAITING_MAX = 10_000
-#: Limit of pending decisions in bytes; further ones are dropped and counted.
-DECISION_BYTES_WAITING_MAX = 64 << 20
-MISSING_INPUTS_MAX = 100_000
 
 
 class Queue:

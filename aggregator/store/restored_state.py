@@ -33,6 +33,66 @@ RECEIVED_SECONDS_MAX = 86_400
 
 Connection = duckdb.DuckDBPyConnection
 
+#: DuckDB's TIMESTAMP has no zone; stored times are UTC.
+_EPOCH = datetime(1970, 1, 1)
+_GPU_SETS = f"""
+SELECT host, device, coalesce(attributes['pci_address'], attributes['last_pci_address'], '')
+FROM devices JOIN hosts USING (host) WHERE NOT simulated AND starts_with(device, 'GPU-') AND (kind = '{EXPECTED_KIND}'
+    OR kind = 'gpu' AND attributes['problem'] IS NULL AND attributes['hidden'] IS NULL)
+"""
+#: Last score of each host, with its GPUs, its evidence, strongest first, and the time of its last
+#: reading (the score may be minutes older). Only the store's last hour and minutes are read, so
+#: that a year of history does not slow a start. Parameters, microseconds since 1970: `readings`,
+#: `scores`, `hosts` are lower limits of time; `heard` (readings) and `last` (scores) are upper
+#: limits, as later times were stored before the clock was set back.
+_LAST_SCORES = """
+WITH heard AS (
+    SELECT host, max(time) AS heard
+    FROM (
+        SELECT host, time FROM readings.host_1s UNION ALL SELECT host, time FROM readings.collector_10s
+    )
+    WHERE time > make_timestamp($readings) AND time <= make_timestamp($heard) GROUP BY host
+),
+last AS (
+    FROM main.scores WHERE time > make_timestamp($scores) AND time <= make_timestamp($last)
+    QUALIFY row_number() OVER (PARTITION BY host ORDER BY time DESC, version DESC) = 1
+),
+gpus AS (SELECT host, count(*) AS gpus FROM devices WHERE kind = 'gpu' GROUP BY host),
+because AS (
+    SELECT host, time, version, list(e ORDER BY e.score_delta, e.log_hazard_delta DESC) AS evidence
+    FROM evidence AS e WHERE time > make_timestamp($scores) GROUP BY ALL
+)
+SELECT
+    s.* EXCLUDE (heard, time), greatest(s.heard, h.heard) AS heard, coalesce(gpus, 0) AS gpus,
+    coalesce(evidence, []) AS evidence, body AS memory, coalesce(m.time < s.time, false) AS is_outdated
+FROM last AS s
+LEFT JOIN heard AS h USING (host) LEFT JOIN gpus USING (host)
+LEFT JOIN because AS b USING (host, time, version) LEFT JOIN judge_memory AS m ON m.host = s.host
+WHERE greatest(s.heard, h.heard) > make_timestamp($hosts)
+ORDER BY node_index, host
+"""
+#: Columns of `events` that are fields of a HealthEvent.
+_EVENT_FIELDS = (
+    "event_id", "device_kind", "device", "name", "code", "message", "boottime_ns", "revision",
+    "count", "last_boottime_ns", "forms", "forms_count", "process_id", "process_name", "attributes",
+)  # fmt: skip
+#: Newest events of three groups: repeated reports, all others, and events of open findings. Each
+#: has its own limit, so that none displaces another. Parameters: microseconds since 1970, and the
+#: limit.
+_RECENT_EVENTS = f"""
+WITH chosen AS (
+    (SELECT rowid FROM events WHERE received > make_timestamp($since) AND {REPEATED_EVENTS}
+        ORDER BY received DESC LIMIT $most)
+    UNION
+    (SELECT rowid FROM events WHERE received > make_timestamp($since) AND NOT {REPEATED_EVENTS}
+        ORDER BY received DESC LIMIT $most)
+    UNION
+    (SELECT rowid FROM events WHERE rowid IN ({OPEN_FINDING_EVENTS}) ORDER BY received DESC LIMIT $most)
+)
+SELECT host, epoch_us(received), epoch_us(time), {", ".join(_EVENT_FIELDS)}
+FROM events SEMI JOIN chosen USING (rowid) ORDER BY received, rowid
+"""
+
 
 class LastScore(NamedTuple):
     """The last score of a host, its number of GPUs, and the state that scoring kept, as JSON."""
@@ -42,10 +102,6 @@ class LastScore(NamedTuple):
     memory: str | None = None
     #: Whether *memory* is older than *score*.
     is_outdated: bool = False
-
-
-#: DuckDB's TIMESTAMP has no zone; stored times are UTC.
-_EPOCH = datetime(1970, 1, 1)
 
 
 def hosts(connection: Connection) -> list[tuple[str, bytes, bytes, str]]:
@@ -70,13 +126,6 @@ def gpu_sets(connection: Connection) -> dict[str, dict[str, str]]:
     for host, gpu, address in connection.execute(_GPU_SETS).fetchall():
         result.setdefault(host, {})[gpu] = address
     return result
-
-
-_GPU_SETS = f"""
-SELECT host, device, coalesce(attributes['pci_address'], attributes['last_pci_address'], '')
-FROM devices JOIN hosts USING (host) WHERE NOT simulated AND starts_with(device, 'GPU-') AND (kind = '{EXPECTED_KIND}'
-    OR kind = 'gpu' AND attributes['problem'] IS NULL AND attributes['hidden'] IS NULL)
-"""
 
 
 def recent_events(connection: Connection, now_ns: int) -> list[StoredEvent]:
@@ -134,39 +183,6 @@ def cleared_findings(connection: Connection) -> dict[str, list[tuple[str, int]]]
         if cleared_us is not None and clears_when != NOT_REEVALUATED:
             result.setdefault(host, []).append((subject, cleared_us * 1000))
     return result
-
-
-#: Last score of each host, with its GPUs, its evidence, strongest first, and the time of its last
-#: reading (the score may be minutes older). Only the store's last hour and minutes are read, so
-#: that a year of history does not slow a start. Parameters, microseconds since 1970: `readings`,
-#: `scores`, `hosts` are lower limits of time; `heard` (readings) and `last` (scores) are upper
-#: limits, as later times were stored before the clock was set back.
-_LAST_SCORES = """
-WITH heard AS (
-    SELECT host, max(time) AS heard
-    FROM (
-        SELECT host, time FROM readings.host_1s UNION ALL SELECT host, time FROM readings.collector_10s
-    )
-    WHERE time > make_timestamp($readings) AND time <= make_timestamp($heard) GROUP BY host
-),
-last AS (
-    FROM main.scores WHERE time > make_timestamp($scores) AND time <= make_timestamp($last)
-    QUALIFY row_number() OVER (PARTITION BY host ORDER BY time DESC, version DESC) = 1
-),
-gpus AS (SELECT host, count(*) AS gpus FROM devices WHERE kind = 'gpu' GROUP BY host),
-because AS (
-    SELECT host, time, version, list(e ORDER BY e.score_delta, e.log_hazard_delta DESC) AS evidence
-    FROM evidence AS e WHERE time > make_timestamp($scores) GROUP BY ALL
-)
-SELECT
-    s.* EXCLUDE (heard, time), greatest(s.heard, h.heard) AS heard, coalesce(gpus, 0) AS gpus,
-    coalesce(evidence, []) AS evidence, body AS memory, coalesce(m.time < s.time, false) AS is_outdated
-FROM last AS s
-LEFT JOIN heard AS h USING (host) LEFT JOIN gpus USING (host)
-LEFT JOIN because AS b USING (host, time, version) LEFT JOIN judge_memory AS m ON m.host = s.host
-WHERE greatest(s.heard, h.heard) > make_timestamp($hosts)
-ORDER BY node_index, host
-"""
 
 
 def _last_score(row: dict[str, Any]) -> LastScore:
@@ -237,30 +253,6 @@ def _reason(name: str) -> Reason:
 def time_ns(time: datetime | None) -> int:
     """Return a TIMESTAMP in ns since 1970; 0 for NULL."""
     return 0 if time is None else (time - _EPOCH) // timedelta(microseconds=1) * 1000
-
-
-#: Columns of `events` that are fields of a HealthEvent.
-_EVENT_FIELDS = (
-    "event_id", "device_kind", "device", "name", "code", "message", "boottime_ns", "revision",
-    "count", "last_boottime_ns", "forms", "forms_count", "process_id", "process_name", "attributes",
-)  # fmt: skip
-
-#: Newest events of three groups: repeated reports, all others, and events of open findings. Each
-#: has its own limit, so that none displaces another. Parameters: microseconds since 1970, and the
-#: limit.
-_RECENT_EVENTS = f"""
-WITH chosen AS (
-    (SELECT rowid FROM events WHERE received > make_timestamp($since) AND {REPEATED_EVENTS}
-        ORDER BY received DESC LIMIT $most)
-    UNION
-    (SELECT rowid FROM events WHERE received > make_timestamp($since) AND NOT {REPEATED_EVENTS}
-        ORDER BY received DESC LIMIT $most)
-    UNION
-    (SELECT rowid FROM events WHERE rowid IN ({OPEN_FINDING_EVENTS}) ORDER BY received DESC LIMIT $most)
-)
-SELECT host, epoch_us(received), epoch_us(time), {", ".join(_EVENT_FIELDS)}
-FROM events SEMI JOIN chosen USING (rowid) ORDER BY received, rowid
-"""
 
 
 def _event(host: str, received_us: int, time_us: int | None, *columns: Any) -> StoredEvent:

@@ -44,6 +44,14 @@ ACTIONS = {
 
 Row = tuple[int, str]  # node index, and the row's name: `gpu 0000:9b:00.0`, `gpu`, `host mlx5_0/1`
 
+#: A host stays UNKNOWN until it has reported for this long.
+RECEIVED_SECONDS_MIN = 5.0
+#: Findings that count against a host: beginning of the name -> reason, clear condition.
+FINDINGS = {
+    "identity": (Reason.IDENTITY, "one host alone reports under this name"),
+    "clock": (Reason.CLOCK, "the host's clock is within 2 s of the aggregator's"),
+}
+
 
 @detects(rules.DEVICE_HANGS, rules.DRIVER_HANGS)
 def hung_devices(view: FleetView) -> Iterator[Symptom]:
@@ -182,16 +190,6 @@ def gpu_at(view: FleetView, host: int, address: str) -> str:
     return address
 
 
-#: A host stays UNKNOWN until it has reported for this long.
-RECEIVED_SECONDS_MIN = 5.0
-
-#: Findings that count against a host: beginning of the name -> reason, clear condition.
-FINDINGS = {
-    "identity": (Reason.IDENTITY, "one host alone reports under this name"),
-    "clock": (Reason.CLOCK, "the host's clock is within 2 s of the aggregator's"),
-}
-
-
 @detects(rules.NEW)
 def new_hosts(view: FleetView) -> Iterator[Symptom]:
     """Name each host that is too new to judge: missing data is neither zero nor healthy."""
@@ -323,7 +321,7 @@ def clear_command(port: str, link_layer: str = "") -> str:
     counters of PortCounters, including data and packets, and PortXmitWait if the port has it
     (rdma-core, infiniband-diags/perfquery.c). Ethernet has no performance management agent: mlxlink
     of NVIDIA's firmware tools clears all groups of the port's counters (mstflint, mlxlink: PPCNT
-    with `clr`).
+    with the bit clr).
     """
     device, _, number = port.partition("/")
     if link_layer == "Ethernet":

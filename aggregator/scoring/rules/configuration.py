@@ -25,6 +25,16 @@ from ..view import FleetView
 SPEED_SHARE = 0.99
 ACTIVE = 4
 
+#: Part of an item's name -> unit of its value; other items are counts.
+_UNITS = {"gigabytes": "GB", "gigabits_per_second": "Gb/s", "lanes": "lanes"}
+SECOND_NS = 1_000_000_000
+DAY_NS = 86_400 * SECOND_NS
+#: Days since the return -> fault rate relative to a host that never failed: 276, 27, 17, 12 and 7
+#: against 2.5 in 1,000 node-days (400 nodes over 348 days, stepfun-ai/InfiniteHBD-Trace).
+FACTORS = ((1.0, 110.4), (3.0, 10.8), (7.0, 6.8), (14.0, 4.8), (30.0, 2.8))
+#: Factor after the last of FACTORS.
+LATER_FACTOR = 1.5
+
 
 @detects(rules.UNEXPECTED, *rules.UNEXPECTED_ITEMS.values())
 def differences(view: FleetView) -> Iterator[Symptom]:
@@ -57,8 +67,6 @@ def _symptom(host: int, one: Difference, expected: Expectation) -> Symptom:
     )
 
 
-#: Part of an item's name -> unit of its value; other items are counts.
-_UNITS = {"gigabytes": "GB", "gigabits_per_second": "Gb/s", "lanes": "lanes"}
 FoundDifferences = Iterator[tuple[int, Difference]]
 
 
@@ -139,15 +147,6 @@ def _least(view: FleetView, table: str, values: Floats) -> Floats:
     known = np.isfinite(values)
     np.minimum.at(minimum, view.fleet.tables[table].devices.host[known], values[known])
     return np.where(np.isfinite(minimum), minimum, np.nan)
-
-
-SECOND_NS = 1_000_000_000
-DAY_NS = 86_400 * SECOND_NS
-#: Days since the return -> fault rate relative to a host that never failed: 276, 27, 17, 12 and 7
-#: against 2.5 in 1,000 node-days (400 nodes over 348 days, stepfun-ai/InfiniteHBD-Trace).
-FACTORS = ((1.0, 110.4), (3.0, 10.8), (7.0, 6.8), (14.0, 4.8), (30.0, 2.8))
-#: Factor after the last of FACTORS.
-LATER_FACTOR = 1.5
 
 
 def factor_after(days: float) -> float:

@@ -35,6 +35,32 @@ BEFORE_BOOT_PREFIX = "before this boot: "
 #: The folded codes may include any XID.
 FOLDED_CODES = replace(rules.FOLDED.rule, state=HealthState.WATCH, hazard_factor=3.0)
 
+#: NVLINK_ERROR.
+LINK_ERROR = 74
+TABLE = "nvlink_10s_changes"
+COUNTERS = (
+    "crc_errors", "replay_errors", "recovery_errors", "link_recovery_events",
+    "link_recovery_failed_events",
+)  # fmt: skip
+#: A counter's sum of ten minutes is below this after QUIET_SECONDS without events.
+ONE_EVENT = 0.35
+#: After its last XID 74 the link's counters must not rise for QUIET_SECONDS; it is then watched
+#: until WATCH_SECONDS (assumed).
+QUIET_SECONDS, WATCH_SECONDS = 600.0, 86_400.0
+#: Hazard factor meanwhile, as for a link that had to be retrained.
+WATCH_FACTOR = 5.0
+#: An on-change signal is reported again within this time after an agent's first frame.
+REPORT_SECONDS = 120.0
+CLEARS = "its link stays up and counts no error for 24 hours, the GPU is reset, or the host boots"
+#: A host with a fatal code has practically no chance of eight hours without an interruption.
+FATAL_HAZARD_FACTOR = 20_000.0
+#: Hazards from this factor on are SUSPECT, below it WATCH.
+SUSPECT_FACTOR = 20.0
+#: XID 154 reports a change of `gpu.recovery_action_state`; that reading is later, and so has more
+#: weight.
+RECOVERY_COLUMN = "recovery_action_state"
+RECHECK_SECONDS = 10.0
+
 
 @detects(
     *(kind.rule for kind in (*rules.EVENT_KINDS.values(), *rules.ANY_CODE.values(), rules.FOLDED))
@@ -114,25 +140,6 @@ def _was_in_use(view: FleetView, record: EventRecord) -> bool:
     return had_carrier or (record.host, record.device) in ever_up.removed
 
 
-#: NVLINK_ERROR.
-LINK_ERROR = 74
-TABLE = "nvlink_10s_changes"
-COUNTERS = (
-    "crc_errors", "replay_errors", "recovery_errors", "link_recovery_events",
-    "link_recovery_failed_events",
-)  # fmt: skip
-#: A counter's sum of ten minutes is below this after QUIET_SECONDS without events.
-ONE_EVENT = 0.35
-#: After its last XID 74 the link's counters must not rise for QUIET_SECONDS; it is then watched
-#: until WATCH_SECONDS (assumed).
-QUIET_SECONDS, WATCH_SECONDS = 600.0, 86_400.0
-#: Hazard factor meanwhile, as for a link that had to be retrained.
-WATCH_FACTOR = 5.0
-#: An on-change signal is reported again within this time after an agent's first frame.
-REPORT_SECONDS = 120.0
-CLEARS = "its link stays up and counts no error for 24 hours, the GPU is reset, or the host boots"
-
-
 def without_recovered_link(view: FleetView, record: EventRecord, policy: Xid) -> Xid:
     """Return *policy* of *record* with less weight if its link is up again and counts nothing.
 
@@ -170,16 +177,6 @@ def _links(view: FleetView, record: EventRecord) -> Indexes:
     of_gpu = f"{record.device}/link"
     rows = [row for row in devices.rows_of(record.host) if devices.names[row].startswith(of_gpu)]
     return np.array(rows, dtype=np.intp)
-
-
-#: A host with a fatal code has practically no chance of eight hours without an interruption.
-FATAL_HAZARD_FACTOR = 20_000.0
-#: Hazards from this factor on are SUSPECT, below it WATCH.
-SUSPECT_FACTOR = 20.0
-#: XID 154 reports a change of `gpu.recovery_action_state`; that reading is later, and so has more
-#: weight.
-RECOVERY_COLUMN = "recovery_action_state"
-RECHECK_SECONDS = 10.0
 
 
 @detects(rules.XID)

@@ -46,6 +46,10 @@ PER_TEN_MINUTES = "events in 10 min"
 #: boot remains so.
 PORT_TRAINS = replace(rules.PORT_DOWN, enter_seconds=TRAINING_SECONDS)
 
+#: Parts of the names of boards whose NVLinks lead to a bridge that a host may lack. Other boards
+#: have their links on the baseboard.
+BRIDGED_BOARDS = ("PCI", "NVL", "RTX", "Quadro", "A40", "A30", "L40")
+
 
 @detects(rules.RETRANSMITS)
 def retransmitting_ports(view: FleetView) -> Iterator[Symptom]:
@@ -320,11 +324,6 @@ def _links(view: FleetView) -> Iterator[Symptom]:
                 yield replace(symptom, capacity_ratio=left)
     yield from threshold_symptoms(view, nvlink.BIT_ERRORS)
     yield from rate_symptoms(view, nvlink.COUNTERS)
-
-
-#: Parts of the names of boards whose NVLinks lead to a bridge that a host may lack. Other boards
-#: have their links on the baseboard.
-BRIDGED_BOARDS = ("PCI", "NVL", "RTX", "Quadro", "A40", "A30", "L40")
 
 
 @detects(nvlink.NEVER_UP)

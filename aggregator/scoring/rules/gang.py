@@ -56,6 +56,9 @@ CLOCK_USUAL_MIN = 0.985
 #: Maximum hosts of a gang in an evidence query.
 HOSTS_SHOWN_MAX = 32
 
+#: This many windows in a row are beyond chance in any gang, even in a gang of two hosts.
+_RUN_MIN = math.ceil(-math.log2(CHANCE_MAX))
+
 
 def _beyond_chance(windows: int, hosts: int) -> int:
     """Return how often of *windows* the same of *hosts* must be slow to be beyond chance.
@@ -76,9 +79,6 @@ _BEYOND_CHANCE = np.array(
         for n in range(WINDOWS + 1)
     ]
 )
-
-#: This many windows in a row are beyond chance in any gang, even in a gang of two hosts.
-_RUN_MIN = math.ceil(-math.log2(CHANCE_MAX))
 
 
 @detects(rules.SLOW, rules.UNKNOWN, rules.WORKLOAD)

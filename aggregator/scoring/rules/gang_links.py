@@ -38,6 +38,20 @@ LINK_REASONS = (Reason.NVLINK_ERRORS, Reason.FABRIC, Reason.RAIL_DOWN, Reason.PC
 #: The errors must begin at most this long before, or after, the fall of the pace.
 BEFORE_SECONDS, AFTER_SECONDS = 120.0, 60.0
 
+#: A smaller share of a job's hosts means that the network between them is not the cause.
+HOSTS_SHARE_MIN = 0.7
+#: If the ports of one name have at least this share of all the waiting, the cause is that rail.
+RAIL_SHARE_MIN = 0.7
+#: Hosts of a job that are checked for a congested rail, which affects all of them alike.
+HOSTS_SAMPLED = 4
+#: Maximum leaf names in a message.
+NAMES_SHOWN_MAX = 3
+#: Rules that name a faulty link, port or host.
+LINK_RULES = (
+    retransmitting_ports, ports_down, flapping_ports, *map(row_detector, NETWORK_COUNTS), bonds, pauses, gpu_links,
+    links_above,
+)  # fmt: skip
+
 
 @detects(rules.SLOW_LINK)
 def slow_links(view: FleetView) -> Iterator[Symptom]:
@@ -112,21 +126,6 @@ def _pace_sql(view: FleetView, hosts: list[int]) -> str:
         f"WHERE host IN ({names}) AND time BETWEEN {view.timestamp_sql(-300)} AND {view.timestamp_sql(5)} "
         "GROUP BY ALL ORDER BY time"
     )
-
-
-#: A smaller share of a job's hosts means that the network between them is not the cause.
-HOSTS_SHARE_MIN = 0.7
-#: If the ports of one name have at least this share of all the waiting, the cause is that rail.
-RAIL_SHARE_MIN = 0.7
-#: Hosts of a job that are checked for a congested rail, which affects all of them alike.
-HOSTS_SAMPLED = 4
-#: Maximum leaf names in a message.
-NAMES_SHOWN_MAX = 3
-#: Rules that name a faulty link, port or host.
-LINK_RULES = (
-    retransmitting_ports, ports_down, flapping_ports, *map(row_detector, NETWORK_COUNTS), bonds, pauses, gpu_links,
-    links_above,
-)  # fmt: skip
 
 
 @detects(network_rules.CONGESTED)

@@ -56,6 +56,17 @@ NVML_ERRORS = {
 RESET_REQUIRED = 16
 UNUSABLE = frozenset((8, 10, 11, RESET_REQUIRED, 999))
 
+#: Corrected errors within about 10 s: WATCH and SUSPECT. The median GPU has none in its life; the
+#: tail is heavy, so only a change of the rate counts.
+BURST_ERRORS, STORM_ERRORS = 10.0, 60.0
+#: Ratio of the rate over 10 s to that over 10 minutes. A continuing burst becomes normal within
+#: minutes, so a storm needs no change.
+CHANGE_RATIO = 5.0
+PER_TEN_SECONDS = "errors in 10 s"
+STORM_HAZARD_FACTOR = 50.0
+#: Data lost within this time has this larger factor.
+LOST_DATA_NOW_HAZARD_FACTOR, LOST_DATA_NOW_SECONDS = 100.0, 600.0
+
 
 @detects(rules.RECOVERY)
 def recovery_actions(view: FleetView) -> Iterator[Symptom]:
@@ -237,19 +248,6 @@ def _readings_of_each(view: FleetView, host: int) -> str:
         f"AND r.device = d.device AND r.time BETWEEN {booted} AND {view.timestamp_sql(1)}) AS readings "
         f"FROM devices AS d WHERE host = {quoted(view.fleet.names[host])} AND kind = 'gpu' ORDER BY readings"
     )
-
-
-#: Corrected errors within about 10 s: WATCH and SUSPECT. The median GPU has none in its life; the
-#: tail is heavy, so only a change of the rate counts.
-BURST_ERRORS, STORM_ERRORS = 10.0, 60.0
-#: Ratio of the rate over 10 s to that over 10 minutes. A continuing burst becomes normal within
-#: minutes, so a storm needs no change.
-CHANGE_RATIO = 5.0
-PER_TEN_SECONDS = "errors in 10 s"
-
-STORM_HAZARD_FACTOR = 50.0
-#: Data lost within this time has this larger factor.
-LOST_DATA_NOW_HAZARD_FACTOR, LOST_DATA_NOW_SECONDS = 100.0, 600.0
 
 
 @detects(rules.ECC)

@@ -20,6 +20,10 @@ from ..view import FleetView
 #: Smaller file systems (boot, EFI, container mounts) are not judged.
 SIZE_BYTES_MIN = 4e9
 
+#: Ratio to the peers' rate of pauses (and a threshold).
+PEERS_RATIO = 10.0
+TABLE = "gpu_job_1s_changes"
+
 
 @detects(rules.CPU, rules.CPU_STEAL, rules.MEMORY)
 def contention(view: FleetView) -> Iterator[Symptom]:
@@ -83,10 +87,6 @@ def _file_system(
     )
 
 
-#: Ratio to the peers' rate of pauses (and a threshold).
-PEERS_RATIO = 10.0
-
-
 @detects(rules.BOND, rules.BOND_DOWN)
 def bonds(view: FleetView) -> Iterator[Symptom]:
     """Name each bond with fewer links up than before, or none."""
@@ -123,9 +123,6 @@ def pauses(view: FleetView) -> Iterator[Symptom]:
             f"(its peers {outlier.peer_median:,.0f})",
             sql=view.sql_with_peers(rules.NIC, outlier.row, outlier.column, unit),
         )
-
-
-TABLE = "gpu_job_1s_changes"
 
 
 @detects(rules.DEAD)

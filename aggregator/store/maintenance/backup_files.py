@@ -23,6 +23,9 @@ FORMAT = 1
 MANIFEST_BYTES_MAX = 1 << 30
 _NAME = re.compile(r"\d{8}T\d{6}Z(-\d+)?$")
 
+#: Folders whose files are written under a temporary name, renamed, and never changed.
+FOLDERS = ("segments", "rollups")
+
 
 class NoManifestError(ValueError):
     """The bytes are not a manifest; the message says why."""
@@ -185,10 +188,6 @@ def _no_backup_message(folder: Path) -> str:
     if not folder.exists():
         return f"{folder} is not there: name the folder that `gangline admin backup --to` was given"
     return f"{folder} is not a backup and contains none: there is no {MANIFEST_FILE} (it is written last; without it a backup is incomplete). Name the folder that `gangline admin backup --to` was given"
-
-
-#: Folders whose files are written under a temporary name, renamed, and never changed.
-FOLDERS = ("segments", "rollups")
 
 
 def files(folder: Path) -> list[str]:

@@ -22,6 +22,10 @@ from .segment_files import HOUR, MINUTE, RAW, TAIL, ParquetSegment, damage, faul
 from .segment_store import SegmentStore
 from .views import span_us
 
+#: A bucket is closed this long after its end: its rows have left the live file by then.
+CLOSED_SECONDS = 60
+_PART, _HOUR, _DAY = 12, 10, 8  # digits of a bucket
+
 
 class TableChangedError(Exception):
     """Rows were added to a table during its export, as the clock was set back. The export is
@@ -68,11 +72,6 @@ def export(segment_store: SegmentStore, table: str, part: str) -> Iterator[str]:
     segment_store.record(table, new, old_tails, drop)
     segment_store.exported_rows += rows
     yield f"exported {table} {part}: {rows} rows"
-
-
-#: A bucket is closed this long after its end: its rows have left the live file by then.
-CLOSED_SECONDS = 60
-_PART, _HOUR, _DAY = 12, 10, 8  # digits of a bucket
 
 
 class DamagedSegmentError(Exception):

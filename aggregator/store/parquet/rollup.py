@@ -38,6 +38,16 @@ Flags = npt.NDArray[np.bool_]
 UInts = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float64]
 
+_KEYS: tuple[Column, ...] = (
+    ("host", "VARCHAR"),
+    ("device", "VARCHAR"),
+    ("time", "TIMESTAMP"),
+    ("first_time", "TIMESTAMP"),
+    ("last_time", "TIMESTAMP"),
+    ("readings_count", "UINTEGER"),
+)
+_UINT64_MAX = 2**64 - 1
+
 
 class RollupTables(NamedTuple):
     """Two `pyarrow.Table`s: a row per device and minute; each device's last readings (mostly one row)."""
@@ -290,17 +300,6 @@ def _floats(column: Any) -> tuple[Floats, Flags]:
         array = array.fill_null(float("nan"))
     values: Floats = array.to_numpy(zero_copy_only=False)
     return values, np.isfinite(values)
-
-
-_KEYS: tuple[Column, ...] = (
-    ("host", "VARCHAR"),
-    ("device", "VARCHAR"),
-    ("time", "TIMESTAMP"),
-    ("first_time", "TIMESTAMP"),
-    ("last_time", "TIMESTAMP"),
-    ("readings_count", "UINTEGER"),
-)
-_UINT64_MAX = 2**64 - 1
 
 
 def rollup_columns(table: str) -> tuple[Column, ...]:

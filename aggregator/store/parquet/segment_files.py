@@ -33,6 +33,20 @@ SEGMENT_PATH = re.compile(
     re.ASCII,
 )
 
+_SELECT = (
+    "SELECT grain, table_name, bucket, path, epoch_us(first_time), epoch_us(last_time), rows, bytes, "
+    "crc32, columns, epoch_us(recorded), epoch_us(gone) FROM main.segments"
+)
+MANIFEST_FOLDER = "manifests"
+#: Time from reading a manifest to opening its files.
+GRACE_SECONDS = 60
+_MANIFEST_BYTES_MAX = 64 << 20
+_KINDS: dict[str, type] = {
+    **dict.fromkeys(("grain", "table", "bucket", "path", "columns"), str),
+    **dict.fromkeys(("first_us", "last_us", "rows", "bytes", "crc32"), int),
+}
+_COLUMNS = re.compile(r"\w+ [A-Z]+(,\w+ [A-Z]+)*", re.ASCII)
+
 
 @dataclass(frozen=True, slots=True)
 class ParquetSegment:
@@ -170,12 +184,6 @@ def damage(folder: Path, segment: ParquetSegment) -> str:
     return reason
 
 
-_SELECT = (
-    "SELECT grain, table_name, bucket, path, epoch_us(first_time), epoch_us(last_time), rows, bytes, "
-    "crc32, columns, epoch_us(recorded), epoch_us(gone) FROM main.segments"
-)
-
-
 def table_hashes(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
     """Return table -> a number that changes with its readings in Parquet."""
     rows: list[tuple[str, int]] = connection.execute(
@@ -239,16 +247,7 @@ def forget(connection: duckdb.DuckDBPyConnection, paths: Sequence[str]) -> None:
 # `manifests/TABLE.json` is replaced by rename after each change. A file that it no longer lists is
 # unlinked after GRACE_SECONDS, so that a reader of the previous manifest can open it.
 
-MANIFEST_FOLDER = "manifests"
-#: Time from reading a manifest to opening its files.
-GRACE_SECONDS = 60
-_MANIFEST_BYTES_MAX = 64 << 20
 _FIELDS = frozenset(ParquetSegment.__slots__)
-_KINDS: dict[str, type] = {
-    **dict.fromkeys(("grain", "table", "bucket", "path", "columns"), str),
-    **dict.fromkeys(("first_us", "last_us", "rows", "bytes", "crc32"), int),
-}
-_COLUMNS = re.compile(r"\w+ [A-Z]+(,\w+ [A-Z]+)*", re.ASCII)
 
 
 def write_manifest(folder: Path, table: str, found: Iterable[ParquetSegment]) -> None:

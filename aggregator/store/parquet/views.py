@@ -29,6 +29,49 @@ _EPOCH = datetime(1970, 1, 1)
 BOUND_AT_START = ("gpu_1s",)
 _PARQUET = re.compile(r"'((?:[^']|'')+\.parquet)'")
 
+#: Rows kept per host; the oldest are deleted, as a host may report any number of keys.
+STINTS_PER_HOST_MAX = 4096
+#: Slot of a part: the first of these attributes that it has.
+_SLOT = "coalesce(d.attributes['pci_address'], d.attributes['index'])"
+#: Hosts with a GPU that another host reports, too: its owner is undecided (`ingest/findings.py`),
+#: and its row stays.
+_OPEN = f"SELECT subject FROM main.findings WHERE name = '{DUPLICATE_GPU}' AND cleared IS NULL"
+#: Time of each host's last registration, or of the end of a duplicate in its favor.
+_HOSTS = f"""
+SELECT h.host, greatest(h.registered, max(f.cleared)) AS registered FROM main.hosts AS h LEFT JOIN main.findings AS f
+ON f.subject = h.host AND f.name = '{DUPLICATE_GPU}' AND f.clears_when = '{GPU_RELEASED}'
+WHERE h.registered IS NOT NULL GROUP BY h.host, h.registered
+"""
+#: A part of two hosts belongs to the one that registered last: after a restart all hosts are
+#: examined, including those that lost the part before they were switched off.
+_NOW = f"""
+SELECT DISTINCT ON (d.kind, d.device) d.kind, d.device, d.host, {_SLOT} AS slot, h.registered
+FROM main.devices AS d JOIN ({_HOSTS}) AS h USING (host)
+WHERE d.host IN (SELECT unnest($hosts)) AND {_SLOT} IS NOT NULL AND {_SLOT} <> d.device
+    AND NOT (d.host IN ({_OPEN}) AND EXISTS (FROM main.parts AS p
+        WHERE p.present AND p.kind = d.kind AND p.device = d.device AND p.host <> d.host))
+    AND NOT EXISTS (FROM main.parts AS p WHERE p.present AND p.kind = d.kind AND p.device = d.device
+        AND p.host <> d.host AND p.last_seen > h.registered)
+ORDER BY h.registered DESC
+"""
+_SAME = "p.kind = n.kind AND p.device = n.device AND p.host = n.host AND p.slot = n.slot"
+_NOT_THERE_NOW = f"""
+UPDATE main.parts AS p SET present = false
+WHERE present AND p.host IN (SELECT unnest($hosts)) AND NOT EXISTS (FROM parts_now AS n WHERE {_SAME})
+"""
+_ELSEWHERE_NOW = """
+UPDATE main.parts AS p SET present = false WHERE present AND EXISTS (
+    FROM parts_now AS n WHERE p.kind = n.kind AND p.device = n.device AND p.host <> n.host)
+"""
+_STILL_THERE = f"""
+UPDATE main.parts AS p SET last_seen = n.registered FROM parts_now AS n WHERE p.present AND {_SAME}
+"""
+_NEW = f"""
+INSERT INTO main.parts
+SELECT n.kind, n.device, n.host, n.slot, n.registered, n.registered, true FROM parts_now AS n
+WHERE NOT EXISTS (FROM main.parts AS p WHERE p.present AND {_SAME})
+"""
+
 
 def past_sources(folder: Path, found: Sequence[ParquetSegment]) -> dict[str, dict[str, str]]:
     """Return SQL after FROM -> its columns, for each group of files."""
@@ -189,51 +232,6 @@ def union(columns: Mapping[str, str], sources: Mapping[str, Mapping[str, str]]) 
 # Locations of parts: a row per part, host and slot, from the first registration there to the last.
 # A part is a device with a permanent key (a GPU's UUID) and a slot (its PCI address). Rows show
 # where a GPU has been, which parts a slot had, and that a host was renamed.
-
-#: Rows kept per host; the oldest are deleted, as a host may report any number of keys.
-STINTS_PER_HOST_MAX = 4096
-
-#: Slot of a part: the first of these attributes that it has.
-_SLOT = "coalesce(d.attributes['pci_address'], d.attributes['index'])"
-
-#: Hosts with a GPU that another host reports, too: its owner is undecided (`ingest/findings.py`),
-#: and its row stays.
-_OPEN = f"SELECT subject FROM main.findings WHERE name = '{DUPLICATE_GPU}' AND cleared IS NULL"
-#: Time of each host's last registration, or of the end of a duplicate in its favor.
-_HOSTS = f"""
-SELECT h.host, greatest(h.registered, max(f.cleared)) AS registered FROM main.hosts AS h LEFT JOIN main.findings AS f
-ON f.subject = h.host AND f.name = '{DUPLICATE_GPU}' AND f.clears_when = '{GPU_RELEASED}'
-WHERE h.registered IS NOT NULL GROUP BY h.host, h.registered
-"""
-#: A part of two hosts belongs to the one that registered last: after a restart all hosts are
-#: examined, including those that lost the part before they were switched off.
-_NOW = f"""
-SELECT DISTINCT ON (d.kind, d.device) d.kind, d.device, d.host, {_SLOT} AS slot, h.registered
-FROM main.devices AS d JOIN ({_HOSTS}) AS h USING (host)
-WHERE d.host IN (SELECT unnest($hosts)) AND {_SLOT} IS NOT NULL AND {_SLOT} <> d.device
-    AND NOT (d.host IN ({_OPEN}) AND EXISTS (FROM main.parts AS p
-        WHERE p.present AND p.kind = d.kind AND p.device = d.device AND p.host <> d.host))
-    AND NOT EXISTS (FROM main.parts AS p WHERE p.present AND p.kind = d.kind AND p.device = d.device
-        AND p.host <> d.host AND p.last_seen > h.registered)
-ORDER BY h.registered DESC
-"""
-_SAME = "p.kind = n.kind AND p.device = n.device AND p.host = n.host AND p.slot = n.slot"
-_NOT_THERE_NOW = f"""
-UPDATE main.parts AS p SET present = false
-WHERE present AND p.host IN (SELECT unnest($hosts)) AND NOT EXISTS (FROM parts_now AS n WHERE {_SAME})
-"""
-_ELSEWHERE_NOW = """
-UPDATE main.parts AS p SET present = false WHERE present AND EXISTS (
-    FROM parts_now AS n WHERE p.kind = n.kind AND p.device = n.device AND p.host <> n.host)
-"""
-_STILL_THERE = f"""
-UPDATE main.parts AS p SET last_seen = n.registered FROM parts_now AS n WHERE p.present AND {_SAME}
-"""
-_NEW = f"""
-INSERT INTO main.parts
-SELECT n.kind, n.device, n.host, n.slot, n.registered, n.registered, true FROM parts_now AS n
-WHERE NOT EXISTS (FROM main.parts AS p WHERE p.present AND {_SAME})
-"""
 
 
 def registrations(cursor: duckdb.DuckDBPyConnection) -> dict[str, int]:

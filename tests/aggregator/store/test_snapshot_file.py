@@ -324,7 +324,9 @@ def test_what_has_no_room_in_memory_stays_in_the_data_folder(
 ) -> None:
     """The service ran in `/`, DuckDB tried to spill into `/.tmp`, and no file was written."""
     monkeypatch.setattr(
-        duckdb_file, "_NEW_FILE_CONFIG", new_duckdb_file._NEW_FILE_CONFIG | {"memory_limit": "10MB"}
+        new_duckdb_file,
+        "_NEW_FILE_CONFIG",
+        new_duckdb_file._NEW_FILE_CONFIG | {"memory_limit": "10MB"},
     )
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
