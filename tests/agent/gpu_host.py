@@ -1,6 +1,4 @@
-"""A host with GPUs that a test plays: the stand-in library, the kernel's list, a clock, and
-recorded events.
-"""
+"""A host with GPUs that a test plays: stand-in library, kernel list, clock, recorded events."""
 
 from __future__ import annotations
 

@@ -56,10 +56,7 @@ def read(blocks: Iterable[Block]) -> dict[str, dict[str, float | int | None]]:
 
 
 class JobsHost:
-    """The host.
-
-    `turn` lists the processes on the GPUs and runs the collector that finds their jobs.
-    """
+    """The host. `turn` lists the processes on the GPUs and runs the collector of their jobs."""
 
     def __init__(
         self, folder: Path, *, reads_ranks: bool = False, nvml_library: str | None = None

@@ -66,9 +66,7 @@ def shown(world: World, tmp_path: Path) -> tuple[Host, Any, Callable[[], dict[st
 
 
 def test_a_connection_is_shown_as_soon_as_it_changes(tmp_path: Path) -> None:
-    """An operator looks whether the agent is back, and must not wait for the next renewal of the
-    file.
-    """
+    """An operator must not wait for the next renewal of the file to see that the agent is back."""
     world = World(last_error="10.0.0.1:7600: Connection refused")
     host, created, read = shown(world, tmp_path)
     second(host, created, 15)
@@ -218,9 +216,7 @@ def test_no_run_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
 
 
 def test_what_the_aggregator_finds_is_known_on_the_host(tmp_path: Path) -> None:
-    """`gangline hosts` reported WATCH, "host clock is kept by nobody", and `gangline check` on the
-    host "nothing is wrong".
-    """
+    """`gangline hosts` reported WATCH, and `gangline check` on the host "nothing is wrong"."""
     host, created, read = shown(World(connected=True), tmp_path)
     second(host, created)
     writes = created.file.writes
@@ -276,9 +272,7 @@ def test_check_tells_a_person_what_it_cannot_see(
     agent: dict[str, Any] | None,
     lines: list[str],
 ) -> None:
-    """Only on a terminal: the line for a prolog, script or cron job is unchanged, and so is each
-    exit code.
-    """
+    """Only on a terminal: the line for a prolog or cron job, and the exit code, are unchanged."""
     first = "gangline: gpu-017: nothing is wrong, as of 0 s ago"
     for arguments in ((), ("--for", "prolog"), ("--for", "epilog")):
         assert run(agent, *arguments, command=("check",)) == (0, f"{first}\n")

@@ -48,9 +48,7 @@ def test_a_host_without_amd_gpus_is_no_data(name: str, tmp_path: Path) -> None:
 
 
 def test_collectors_that_are_dropped_take_their_gpus_with_them(tmp_path: Path) -> None:
-    """Collector and tables referred to each other: the next collectors of the same host took the
-    GPUs of an outdated listing, in which one was missing, for current.
-    """
+    """A reference cycle kept a dropped collector: its outdated list of GPUs was used again."""
     host = AmdHost(tmp_path, "mi300x-cpx")
     for name in NAMES:
         assert host.turn(name).outcome is CollectOutcome.OK
@@ -65,9 +63,7 @@ def test_collectors_that_are_dropped_take_their_gpus_with_them(tmp_path: Path) -
 
 
 def test_what_holds_a_gpu_down_is_time(tmp_path: Path) -> None:
-    """Residencies count firmware cycles of no fixed length: as nanoseconds they were a thousand
-    times off.
-    """
+    """Residencies count firmware cycles: as nanoseconds they were a thousand times off."""
     host = AmdHost(tmp_path)
     host.turn("amdgpu_1s")
     held(host, 0, ppt_residency_acc=0, prochot_residency_acc=7, socket_thm_residency_acc=0,
@@ -154,9 +150,7 @@ def known(row: dict[str, float | int | None]) -> dict[str, float | int]:
 
 
 def test_the_second_die_of_a_package_has_no_power_of_its_own(tmp_path: Path) -> None:
-    """The firmware reports 0 W for it: taken for a reading, half of the fleet drew nothing at full
-    load.
-    """
+    """The firmware reports 0 W for it: half of the fleet drew nothing at full load."""
     host = AmdHost(tmp_path, "mi250x")
     rows = list(host.rows("amdgpu_1s", "gpu_1s").values())
     assert [row["power_watts"] for row in rows[:4]] == [470.0, None, 472.0, None]
@@ -283,9 +277,7 @@ def test_a_reset_is_another_epoch(tmp_path: Path) -> None:
 
 
 def test_a_gpu_that_goes_and_one_that_comes(tmp_path: Path) -> None:
-    """A card disappeared from the list: its row disappears at the next listing, and an inventory is
-    requested.
-    """
+    """Its row disappears at the next listing, and an inventory is requested."""
     host = AmdHost(tmp_path)
     assert len(host.rows("amdgpu_1s", "gpu_1s")) == 8
     card = host.host.roots.sys / "class/drm/card8/device"
@@ -404,9 +396,7 @@ def test_lists_of_bad_pages(text: bytes, found: BadPages) -> None:
 
 
 def test_the_link_to_the_host(tmp_path: Path) -> None:
-    """The GPU's own link ends in a switch on its package, and is always healthy: the table has the
-    outer link.
-    """
+    """The GPU's own link ends in a switch on its package: the table has the outer link."""
     host = AmdHost(tmp_path)
     row = host.rows("amdgpu_10s", "gpu_10s")[host.key(4)]
     assert (row["pcie_width_lanes"], row["pcie_width_max_lanes"]) == (8.0, 16.0)
@@ -438,9 +428,7 @@ def test_partitions_are_told_as_instances(tmp_path: Path) -> None:
 
 
 def test_who_holds_a_partition(tmp_path: Path) -> None:
-    """KFD has a file for every GPU in each process's folder: a process without memory and queue
-    does not use the GPU.
-    """
+    """KFD lists every GPU for each process: one without memory and queue does not use the GPU."""
     host = AmdHost(tmp_path, "mi300x-cpx")
     assert set(host.rows("kfd_process_1s")) == {
         f"{host.key(0)}/gi0/7100",

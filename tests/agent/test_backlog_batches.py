@@ -1,6 +1,4 @@
-"""Late frames in messages: the aggregator decodes exactly the sent frames, within its stated
-limits.
-"""
+"""Late frames in messages: the aggregator decodes the sent frames, within its limits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`gangline check` and the health check: only the full set of conditions fails; all else is exit
-code 0.
-"""
+"""`gangline check` and the health check fail only under all conditions; else exit code 0."""
 
 from __future__ import annotations
 
@@ -173,9 +171,7 @@ def test_words_cannot_drive_a_terminal() -> None:
 
 @given(st.sampled_from(sorted(status())), _JSON)
 def test_a_field_of_anything(key: str, value: Any) -> None:
-    """Any field may hold anything: the document is read or refused, but a bad field enforces
-    nothing.
-    """
+    """The document is read or refused, but a bad field enforces nothing."""
     assert faults_of(status(**{key: value})) == []
 
 
@@ -331,9 +327,7 @@ def test_a_file_that_is_none(
 
 
 def test_the_command_knows_half_a_file(tmp_path: Path) -> None:
-    """With `json` imported, as here, its scanner raises ValueError; in the command's own process it
-    could not.
-    """
+    """With `json` imported its scanner raises ValueError; in the command's process it could not."""
     _half(tmp_path / "status.json")
     command = [sys.executable, "-m", "gangline.cli", "check", "--run-folder", str(tmp_path)]
     ended = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -353,9 +347,7 @@ def test_a_file_below_where_somebody_works_is_not_believed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A user left `var/agent/run/status.json` in the working folder of root's prolog: the host was
-    drained.
-    """
+    """A user left `var/agent/run/status.json` in a prolog's folder: the host was drained."""
     below = tmp_path / "work/var/agent/run"
     below.mkdir(parents=True)
     shown().joinpath("status.json").rename(below / "status.json")
@@ -413,9 +405,7 @@ def test_who_does_not_read_changes_nothing(where: str, shown: Callable[..., Path
 
 
 def test_the_command_is_light(shown: Callable[..., Path]) -> None:
-    """It runs twice a job on each host: no argparse, no dataclasses, no protobuf, no json with its
-    re.
-    """
+    """It runs twice a job on each host: no argparse, dataclasses, protobuf or json with re."""
     code = (
         "import sys; before = set(sys.modules); from gangline.agent.commands import check; "
         f"check.main(['--run-folder', '{shown()}']); print(*sorted(set(sys.modules) - before))"

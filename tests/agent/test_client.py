@@ -328,9 +328,7 @@ def test_an_aggregator_that_was_killed_gets_the_rest_when_it_is_back(
 def test_a_stream_that_was_not_followed_is_begun_anew_once_without_differences(
     told: Told, aggregator: Aggregator, agent: Agent
 ) -> None:
-    """One turned bit: that frame comes complete on the next stream, and the next frame has
-    differences again.
-    """
+    """One turned bit: that frame comes complete on the next stream, later ones as differences."""
     aggregator.context_bytes, aggregator.lose_sequence = 1 << 15, 3
     client = agent.client(aggregator.port, live_hertz=1000.0)
     sent: dict[int, bytes] = {}
@@ -593,9 +591,7 @@ def test_a_request_that_cannot_be_made_ends_nothing(
 def test_a_vanished_peer_is_noticed_by_the_kernel(
     told: Told, aggregator: Aggregator, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The aggregator's machine lost power: the client's own socket options must notice it within 20
-    s.
-    """
+    """The aggregator's machine lost power: the socket options must notice it within 20 s."""
     result: list[socket.socket] = []
     real = socket.create_connection
 

@@ -53,10 +53,7 @@ WITHOUT_DATA = pytest.mark.skipif(
 
 @pytest.mark.parametrize("name", hosts.NAMES)
 def test_the_whole_reading_of_a_host_is_the_golden_one(name: str, tmp_path: Path) -> None:
-    """A reader's unit changed by 1000 and every other test passed.
-
-    After a wanted change: `python -m tests.hosts`, and read the difference.
-    """
+    """A unit changed by 1000. After a wanted change: `python -m tests.hosts`, and read the diff."""
     document = read_host(hosts.unpack(name, tmp_path))
     golden = (hosts.HERE / f"{name}.json").read_text()
     assert json.loads(as_text(document)) == json.loads(golden)
@@ -202,9 +199,7 @@ def test_rapl_that_only_root_may_read_is_blind() -> None:
 
 
 def test_a_package_that_two_rapl_drivers_show_is_counted_once(tmp_path: Path) -> None:
-    """intel_rapl_msr and processor_thermal_rapl both loaded: the sum over zones was twice the
-    host's power.
-    """
+    """intel_rapl_msr and processor_thermal_rapl both loaded: the sum was twice the host's power."""
     zones = {
         "intel-rapl:0": "package-0",
         "intel-rapl:0:0": "dram",
@@ -270,9 +265,7 @@ def test_a_mount_that_goes_before_it_is_asked(tmp_path: Path) -> None:
 
 
 def test_a_filesystem_below_a_folder_of_somebody_else(tmp_path: Path) -> None:
-    """/var/lib/kubelet is root's: free space of the volumes below it was missing, without a
-    message.
-    """
+    """/var/lib/kubelet is root's: the volumes' free space was missing, without a message."""
     host = hosts.unpack("h100-ib", tmp_path)
 
     def statvfs(point: str) -> os.statvfs_result:
@@ -297,9 +290,7 @@ def test_a_zone_without_a_cap_is_no_missing_zone(tmp_path: Path) -> None:
 
 
 def test_a_sensor_that_another_chip_took_the_number_of(tmp_path: Path) -> None:
-    """A NIC was pulled out and its hwmon number reused: its temperature was reported for another
-    minute.
-    """
+    """A NIC was pulled and its hwmon number reused: its temperature lasted another minute."""
     host = hosts.unpack("h200-roce", tmp_path)
     collector = power.hwmon_10s(host.roots)
     assert "mlx5@0000:04:00.0/temp1" in devices(collector)
@@ -310,9 +301,7 @@ def test_a_sensor_that_another_chip_took_the_number_of(tmp_path: Path) -> None:
 
 
 def test_what_may_wait_for_a_driver_is_not_in_the_daemons_own_thread() -> None:
-    """A NIC's firmware did not answer while its driver held the kernel's network lock: `carrier`
-    could not be read, and the whole agent hung. A frequency takes 10 ms a core on Linux 5.15.
-    """
+    """`carrier` hung with a NIC's firmware and held the agent. A frequency takes 10 ms a core."""
     created = {name: make(Roots()) for name, make in COLLECTORS.items()}
     waiting = ["net_1s", "net_10s", "bond_10s", "nic_10s", "link_10s", "rdma_1s", "rdma_10s"]
     waiting += ["hwmon_1s", "hwmon_10s", "pcie_10s", "pcie_60s", "nvme_60s", "filesystem_60s"]

@@ -107,9 +107,7 @@ def test_labels_are_names_with_values() -> None:
 
 
 def test_a_label_of_ours_that_no_aggregator_reads() -> None:
-    """A thousand hosts registered with `gangline.rak`, and had no place: a dark rack was a dozen
-    dark hosts.
-    """
+    """A thousand hosts with `gangline.rak` had no place: a dark rack was a dozen dark hosts."""
     for wrong in ("gangline.rak=r12", "gangline.=r12"):
         name = wrong.partition("=")[0]
         assert label_error(wrong).startswith(
@@ -124,9 +122,7 @@ def test_a_label_of_ours_that_no_aggregator_reads() -> None:
 
 
 def test_such_a_label_is_left_out_at_a_start(caplog: pytest.LogCaptureFixture) -> None:
-    """Settings for the next version came first: no agent of this version started after the next
-    reboot.
-    """
+    """Settings for the next version came first: no agent started after the next reboot."""
     assert load(AgentConfig, None, ["labels=gangline.pod=p"]).labels == ("gangline.pod=p",)
     assert read_labels(("gangline.pod=p", "gangline.rack=r", "site=a=b")) == {
         "gangline.rack": "r",

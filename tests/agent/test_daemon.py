@@ -48,10 +48,7 @@ class HandedClock:
 
 @dataclass
 class KeptFrames:
-    """A spool in memory.
-
-    The real spool has its own tests, and is part of the six-hour test below.
-    """
+    """A spool in memory."""
 
     frames: list[frames.Frame] = field(default_factory=list)
     sequence: int = 1
@@ -211,9 +208,7 @@ def test_a_collector_that_is_blind_in_part_gives_what_it_saw_and_says_what_it_di
 def test_an_inventory_that_a_collector_asks_for_is_read_at_the_next_tick_but_not_at_every_one() -> (
     None
 ):
-    """A NIC that flaps for an hour: the child that reads the inventory must not be started each
-    second.
-    """
+    """A NIC that flaps for an hour must not start the inventory's child each second."""
     inventory = Numa(name="inventory", table="numa_60s", pace=Pace.BOOT)
     fixture = Fixture(inventory)
     fixture.run(1)
@@ -224,9 +219,7 @@ def test_an_inventory_that_a_collector_asks_for_is_read_at_the_next_tick_but_not
 
 
 def test_an_inventory_that_is_asked_for_later_is_read_then() -> None:
-    """A GPU without a description is asked again after a while, which does not delay an earlier
-    request.
-    """
+    """A GPU without description is asked again later, which delays no earlier request."""
     inventory = Numa(name="inventory", table="numa_60s", pace=Pace.BOOT)
     fixture = Fixture(inventory)
     fixture.run(1)
@@ -242,9 +235,7 @@ def test_an_inventory_that_is_asked_for_later_is_read_then() -> None:
 
 
 def test_what_a_collector_tells_is_whole_and_leaves_at_once() -> None:
-    """An event without id could not be distinguished from others; an event without time is useless
-    at 3 a.m.
-    """
+    """An event needs its id and time to be told from others."""
     fixture = Fixture()
     fixture.teller.publish(telemetry_pb2.HealthEvent(name="gpu.xid", code=79))
     fixture.teller.publish(
@@ -272,9 +263,7 @@ class Quiet(Numa):
 
 
 def test_what_travels_on_change_travels_whole_to_who_has_just_heard_of_us() -> None:
-    """Readings sent before the answer to a registration count as late: for a minute the first error
-    of each device was taken for its first reading, and counted as none.
-    """
+    """Readings before the registration counted as late: the first error was the first reading."""
     fixture = Fixture(Quiet(table="gpu_1s_changes", pace=Pace.SECOND))
     fixture.run(3)
     fixture.client.reconnects += 1
@@ -300,9 +289,7 @@ def test_the_agent_tells_of_itself() -> None:
 
 
 def test_one_broken_sensor_ends_nothing_and_its_outcome_is_told_once() -> None:
-    """A kernel upgrade changed one file's format; the other readings matter all the more, and the
-    message must not repeat 86,400 times a day.
-    """
+    """A kernel upgrade changed one file's format; 86,400 messages a day are too many."""
 
     def fail() -> None:
         raise ValueError("expected MemTotal, got ''")
@@ -348,9 +335,7 @@ def test_a_collector_that_passes_over_its_turn_is_not_called_and_nothing_is_miss
 
 
 def test_the_client_is_woken_once_a_second_last_of_all_and_even_if_that_fails() -> None:
-    """Two threads that were awake at once waited for each other at the interpreter's lock, each
-    second of each host.
-    """
+    """Two threads awake at once waited for each other at the interpreter's lock."""
     order: list[str] = []
 
     def on_second() -> None:
@@ -365,9 +350,7 @@ def test_the_client_is_woken_once_a_second_last_of_all_and_even_if_that_fails() 
 
 
 def test_a_flapping_sensor_is_reported_at_most_every_ten_seconds() -> None:
-    """A loose riser made one fan answer every other second; its outcome filled the event queue and
-    an XID was dropped for it.
-    """
+    """A fan answered every other second; its outcomes filled the event queue and dropped an XID."""
     turns = itertools.count()
 
     def act() -> None:
@@ -426,9 +409,7 @@ def test_a_table_left_out_is_said_and_counted(records: pytest.LogCaptureFixture)
 def test_six_hours_leave_memory_and_spool_bounded_and_every_sample_on_the_grid(
     tmp_path: Path,
 ) -> None:
-    """The aggregator is unreachable for six hours and one sensor always fails: the agent must not
-    grow, and the newest frames must remain.
-    """
+    """No aggregator, one sensor always fails: bounded memory, and the newest frames remain."""
 
     def fail() -> None:
         raise OSError("no such sensor")

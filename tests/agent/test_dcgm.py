@@ -100,9 +100,7 @@ def test_without_a_library_there_is_no_lane() -> None:
 
 @pytest.mark.parametrize("major", MAJORS)
 def test_listening_changes_nothing_in_the_engine(make: Make, major: int) -> None:
-    """No watch, no group, no policy of the agent: the engine's quota and counters belong to its
-    users.
-    """
+    """No watch, group or policy of the agent: quota and counters belong to the engine's users."""
     host = make(major)
     host.engine.lines += ["group 0 0x13", FAILURE]
     host.engine.write()
@@ -290,9 +288,7 @@ def test_an_engine_of_another_major_is_blind(make: Make) -> None:
 def test_different_majors_are_told_although_the_connection_stands(
     make: Make, lines: list[str], told: str
 ) -> None:
-    """The engine accepted the connection, some readings were missing, and no message named the
-    cause.
-    """
+    """The engine accepted the connection, readings were missing, and nothing named the cause."""
     host = make()
     host.engine.lines += lines
     host.engine.write()

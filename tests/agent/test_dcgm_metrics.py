@@ -104,9 +104,7 @@ def test_every_row_of_newer_lists_is_thought_of(
 
 
 def test_names_units_and_labels_of_newer_versions(latest: LatestReadings) -> None:
-    """The label `Hostname` became `hostname` in 4.8.3; clocks, energy, shares and memory have base
-    units since 4.9.
-    """
+    """`Hostname` became `hostname` in 4.8.3; clocks and energy have base units since 4.9."""
     attributes = {("gpu", UUID): GPU, ("host", "node-1"): {"nvidia_driver_version": "580.159.04"}}
     lines: dict[str, list[str]] = {}
     for version in ("dcgm-4.8", "dcgm-4.9"):

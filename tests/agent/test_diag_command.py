@@ -165,9 +165,7 @@ def test_what_passed_of_no_gpu_is_no_pass_of_one() -> None:
     [("Fail", Outcome.FAILED), ("Warn", Outcome.WARNED), ("Skip", Outcome.PASSED)],
 )
 def test_a_summary_that_is_worse_than_its_results_counts(status: str, outcome: Outcome) -> None:
-    """Fabric Manager did not run: the results of `software` were skipped, its summary failed, and
-    GPUs passed.
-    """
+    """The summary of `software` failed, its results were skipped, and GPUs passed."""
     report = dcgm4()
     results = [
         {"entity_group": "GPU", "entity_group_id": 1, "entity_id": n, "status": "Skip"}

@@ -107,9 +107,7 @@ def test_a_disk_that_was_pulled_out_leaves_no_row(tmp_path: Path) -> None:
 
 
 def test_inodes_and_a_filesystem_that_has_none(tmp_path: Path) -> None:
-    """A cache of small files was full with half its bytes free; btrfs reports 0 of 0, which is not
-    full.
-    """
+    """A cache of small files was full with half its bytes free; btrfs reports 0 of 0."""
     host = hosts.unpack("h100-ib", tmp_path)
 
     def statvfs(point: str) -> os.statvfs_result:
@@ -125,9 +123,7 @@ def test_inodes_and_a_filesystem_that_has_none(tmp_path: Path) -> None:
 
 
 def test_mounts_of_another_root_are_not_asked_here(tmp_path: Path) -> None:
-    """An agent in a container with the host's /proc reported the size of the container's own
-    overlay as the host's /.
-    """
+    """An agent in a container reported the size of its own overlay as the host's /."""
     result = rows(Filesystems(hosts.unpack("h100-ib", tmp_path).roots).collect()[0])
     root, scratch = result["/"], result["/scratch disk"]
     assert root and root["size_bytes"] is None and root["read_only_state"] == 0
@@ -153,10 +149,7 @@ def test_network_mounts_are_listed_and_never_asked(tmp_path: Path) -> None:
 
 
 def test_a_filesystem_that_hangs_does_not_hang_the_turn(tmp_path: Path) -> None:
-    """A FUSE daemon stopped: each reader of its mount waited forever.
-
-    This test uses a real mount that never answers.
-    """
+    """A FUSE daemon stopped: each reader of its mount waited forever. With a real mount."""
     point = tmp_path / "hanging"
     point.mkdir()
     done = subprocess.run(
@@ -233,10 +226,7 @@ def test_no_smart_page_makes_a_value_that_a_cell_cannot_hold(data: bytes) -> Non
 
 
 def test_the_ioctl_is_the_kernels(tmp_path: Path) -> None:
-    """A wrong number or offset sends another command to a drive.
-
-    Compared with the kernel's own header.
-    """
+    """A wrong number or offset sends another command to a drive."""
     source, program = tmp_path / "layout.c", tmp_path / "layout"
     source.write_text(
         "#include <stddef.h>\n#include <stdio.h>\n#include <sys/ioctl.h>\n#include <linux/nvme_ioctl.h>\n"
@@ -295,9 +285,7 @@ def test_smart_without_the_right_to_ask_is_blind_in_part(tmp_path: Path) -> None
     [(errno.ENOENT, "PrivateDevices=no"), (errno.EPERM, "CAP_SYS_ADMIN"), (errno.ENOTTY, "")],
 )
 def test_what_opens_the_smart_log_is_what_closes_it(code: int, words: str, tmp_path: Path) -> None:
-    """In a container without /dev/nvme0 a capability was reported missing, although it had them
-    all. A virtual drive without such a page hides nothing.
-    """
+    """In a container without /dev/nvme0 a capability was reported missing although it was there."""
 
     def refuse(device: Path) -> bytes:
         raise OSError(code, os.strerror(code), str(device))
@@ -308,9 +296,7 @@ def test_what_opens_the_smart_log_is_what_closes_it(code: int, words: str, tmp_p
 
 
 def test_another_drive_or_disk_by_the_same_name(tmp_path: Path) -> None:
-    """A worn drive took the slot of a new one: its fifty media errors counted as those of one
-    minute.
-    """
+    """A worn drive took a new one's slot: its fifty media errors counted as those of one minute."""
     host = hosts.unpack("h100-ib", tmp_path)
     smart, disks = NvmeSmart(host.roots, lambda device: page(media=50)), Disks(host.roots)
     sequence = host.roots.sys / "block/nvme0n1/diskseq"
@@ -331,9 +317,7 @@ def test_another_drive_or_disk_by_the_same_name(tmp_path: Path) -> None:
 
 
 def test_only_a_live_and_wakeful_controller_is_asked(tmp_path: Path) -> None:
-    """An admin command to a controller in reset held the turn for a minute; another woke a
-    suspended controller.
-    """
+    """A command to a controller in reset held the turn; another woke a suspended controller."""
     host = hosts.unpack("h100-ib", tmp_path)
     asked: list[str] = []
 
@@ -356,9 +340,7 @@ def test_only_a_live_and_wakeful_controller_is_asked(tmp_path: Path) -> None:
 
 
 def test_one_bad_drive_does_not_cost_its_neighbour(tmp_path: Path) -> None:
-    """A drive that refuses the log page (NVMe status) or returns half of it: the other drive's page
-    is read.
-    """
+    """A drive that refuses the log page or returns half of it: the other drive is read."""
     host = hosts.unpack("h100-ib", tmp_path)
     (host.roots.sys / "class/nvme/nvme1/state").write_text("live\n")
     for broken in (b"short", OSError("the controller rejects log page 02h, NVMe status 0x4002")):
@@ -377,9 +359,7 @@ def test_one_bad_drive_does_not_cost_its_neighbour(tmp_path: Path) -> None:
 
 
 def test_states_of_controllers(tmp_path: Path) -> None:
-    """A dead controller keeps its name in sysfs: its state shows it, and an unknown state is
-    missing.
-    """
+    """A dead controller keeps its name in sysfs; an unknown state is missing."""
     host = hosts.unpack("h100-ib", tmp_path)
     controllers = NvmeControllers(host.roots)
     state = host.roots.sys / "class/nvme/nvme1/state"

@@ -218,9 +218,7 @@ def of_job(number: int, revision: int = 0) -> HealthEvent:
 
 
 def test_who_runs_gives_way_to_a_fault(tmp_path: Path) -> None:
-    """Disconnected for a day on a host of short jobs: the queue was full of job events, and the XID
-    of the first hour was lost.
-    """
+    """A day without aggregator: events of short jobs displaced the XID of the first hour."""
     queue = EventQueue.open(tmp_path / "events", events_max=10)
     queue.put(xid(0))
     for number in range(50):
@@ -255,9 +253,7 @@ def test_a_fault_is_sent_before_who_runs(tmp_path: Path) -> None:
 
 
 def test_no_fsync_is_waited_for_who_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a slow disk the start of a job of 500 processes blocked the daemon for ten seconds, with
-    an fsync for each. Events that a boot ends need not survive a crash.
-    """
+    """A job of 500 processes blocked the daemon for ten seconds, with an fsync for each."""
     queue = EventQueue.open(tmp_path / "events")
     synced: list[int] = []
     monkeypatch.setattr("gangline.agent.spool.event_queue.os.fsync", synced.append)

@@ -253,10 +253,7 @@ def test_xids_follow_their_policy() -> None:
     ],
 )
 def test_a_program_that_met_its_own_limit_of_memory(said: dict[str, object]) -> None:
-    """A job requested too little memory: the user's problem.
-
-    The host ran out: the node's problem, by a job or a leak.
-    """
+    """The user's problem, unless the host ran out: the node's problem, by a job or a leak."""
     host = Host()
     host.event("host.out_of_memory", 0, "host", **said)
     assert host.after(1) == ["out_of_memory"]
@@ -394,9 +391,7 @@ def test_a_hung_gpu_is_not_the_hung_driver() -> None:
 
 
 def test_a_gpu_left_alone_for_its_xid_does_not_hang() -> None:
-    """XID 119: the agent no longer uses the GPU, which is not evidence about its driver; nor is a
-    crash of the agent.
-    """
+    """XID 119: the agent no longer uses the GPU; that, or a crash of the agent, proves nothing."""
     host = Host()
     host.read(PROBED, {"probe.state": 3, "probe.hung_seconds": 0.0})
     assert host.after(60) == []
@@ -421,9 +416,7 @@ def hung(host: Watched, seconds: int) -> dict[str, tuple[str, ...]]:
 
 @pytest.mark.parametrize("holds", [False, True], ids=["killed", "ignores SIGKILL"])
 def test_the_samplers_words_on_a_gpu_that_hangs(holds: bool) -> None:
-    """Each call was cancelled after 0.9 s, so that none ever lasted ten: a GPU dead for a night had
-    no finding.
-    """
+    """Each call was cancelled after 0.9 s: a GPU dead for a night had no finding."""
     host = Watched()
     host.run(3)
     host.world.devices[GPUS[5]].hangs_until_ns = host.world.now_ns + 40 * SECOND
@@ -496,9 +489,7 @@ def test_a_restart_knows_what_needs_a_boot() -> None:
 
 
 def test_what_is_older_than_the_agent_is_not_enforced() -> None:
-    """The agent was installed on a host whose kernel log had an XID 95 of last week, long since
-    reset.
-    """
+    """At the installation the kernel log had an XID 95 of last week, long since reset."""
     host = Host()
     host.event("gpu.xid", 95, boottime_ns=START - 3600 * SECOND)
     host.event("gpu.xid", 79, boottime_ns=START - 3600 * SECOND)
@@ -598,9 +589,7 @@ def test_a_second_that_reads_as_the_one_before_concerns_nobody() -> None:
 
 
 def test_a_limit_that_is_read_with_another_table_may_change_by_itself() -> None:
-    """A row's limit is another signal, of another table: the reading stayed the same and the limit
-    fell.
-    """
+    """The limit is a signal of another table: it fell, the reading stayed the same."""
     host = Host(_with_row('when = ["gpu.pcie_width_lanes > gpu.utilization_ratio"]'))
     host.read(GPU, {"gpu.pcie_width_lanes": 0.5, "gpu.utilization_ratio": 0.9})
     assert host.after(60) == []
@@ -609,9 +598,7 @@ def test_a_limit_that_is_read_with_another_table_may_change_by_itself() -> None:
 
 
 def test_what_came_late_is_looked_at_again_when_it_comes_in_time() -> None:
-    """The host was suspended during a reading, which was too old to count; the same value later
-    must count.
-    """
+    """A reading from before a suspension was too old; the same value later must count."""
     host = Host()
     host.read(GPU, {"gpu.ecc_uncorrected_volatile_errors": 0})
     assert host.after(5) == []
@@ -623,9 +610,7 @@ def test_what_came_late_is_looked_at_again_when_it_comes_in_time() -> None:
 
 
 def test_who_was_well_is_known_also_of_an_idle_host() -> None:
-    """The links were wide while the host was idle; the first job met a narrow link, and the row
-    knew no earlier width.
-    """
+    """The links were wide on the idle host; the first job met a narrow link."""
     wide = 'when = ["gpu.pcie_width_lanes < 16", "gpu.utilization_ratio >= 0.5"]\nonce_otherwise = true'
     host = Host(_with_row(wide))
     host.read(GPU, {"gpu.pcie_width_lanes": 16.0, "gpu.utilization_ratio": 0.0})

@@ -62,9 +62,7 @@ ticks = st.lists(
 def test_a_reader_of_all_frames_holds_the_full_state_after_each(
     start: int, ticks: list[tuple[int, Rows | None]]
 ) -> None:
-    """Devices appear, disappear and move, cells are missing, collectors fail for a while (None):
-    after every frame with a reading the reader has the host's state.
-    """
+    """After every frame with a reading the reader has the host's state. None: it failed."""
     framer, reader = FrameBuilder(RUN, BOOT), Reader()
     now = start
     for sequence, (seconds, rows) in enumerate(ticks, 1):
@@ -94,9 +92,7 @@ def test_a_reader_that_comes_late_holds_the_full_state_at_the_next_keyframe(
 
 
 def test_only_changed_rows_travel_between_keyframes() -> None:
-    """Nine RDMA ports of fifteen error counters each second are most of a fleet's bytes, and they
-    almost never change.
-    """
+    """RDMA error counters each second are most of a fleet's bytes, and almost never change."""
     framer, reader = FrameBuilder(RUN, BOOT), Reader()
     rows: Rows = {"a": (1, 2), "b": (3, None)}
     sent = []
@@ -110,10 +106,7 @@ def test_only_changed_rows_travel_between_keyframes() -> None:
 
 
 def test_who_connects_gets_each_table_whole() -> None:
-    """An agent had begun before its aggregator answered: its first readings came late.
-
-    A link that went down in the next minute was its port's first reading, and was not reported.
-    """
+    """A link went down in an agent's first minute: its first reading, which was not reported."""
     framer, late = FrameBuilder(RUN, BOOT), Reader()
     rows: Rows = {"a": (1, 2), "b": (3, None)}
     framer.build(1, 61 * SECOND, 0, [block_of(rows)])

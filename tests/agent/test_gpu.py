@@ -234,9 +234,7 @@ def test_values_are_in_the_units_of_their_names(
 
 
 def test_no_value_goes_unproved(said: dict[str, float | int | None]) -> None:
-    """A signal that was added to a collector, but not to a test, was read in kilobytes for a
-    release.
-    """
+    """A signal without a test was read in kilobytes for a release."""
     proved = {name for values in VALUES.values() for name in values}
     assert said.keys() == proved | OF_AMD | {"driver_calls_count"}
     assert said["driver_calls_count"]
@@ -318,9 +316,7 @@ def refuse_devices(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
 def test_a_container_that_lost_its_devices_blames_no_gpu(
     host: str, lane: Lane, play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """nvidia-docker #1671: systemd reloads, containers lose /dev/nvidia*, NVML reports `Unknown
-    Error`: nodes with eight healthy GPUs were drained for it.
-    """
+    """nvidia-docker #1671: containers lose /dev/nvidia*, and good nodes were drained."""
     refuse_devices(monkeypatch, errno.EPERM)
     play(host=host)
     result = turn(lane())
@@ -415,9 +411,7 @@ def test_a_gpu_that_answers_nothing_says_with_which_code(
 def test_a_gpu_that_cannot_be_opened_says_with_which_code(
     code: int, roots: Roots, lane: Lane, play: Play
 ) -> None:
-    """nvidia-smi reports "Unable to determine the device handle ...: GPU requires reset"; the agent
-    skipped that GPU.
-    """
+    """nvidia-smi: "Unable to determine the device handle ..."; the agent skipped that GPU."""
     devices = gpus(3)
     for gpu in devices:
         list_in_proc(roots, gpu.address, gpu.uuid)

@@ -30,9 +30,7 @@ def play(host: GpuHost) -> None:
 def test_nvml_takes_less_than_a_millisecond_per_second_of_an_h200(
     host: GpuHost, library: str
 ) -> None:
-    """It took 10.5 ms: the energy alone 3 to 5 ms each second, GPM's five samples 1.3 ms. By the
-    calls' recorded times.
-    """
+    """It took 10.5 ms: the energy alone 3 to 5 ms, GPM's five samples 1.3 ms. Recorded costs."""
     milliseconds, gpm_spacing = milliseconds_per_second(host, library, 120)
     assert milliseconds < 1.0 and gpm_spacing == 7
 

@@ -1,6 +1,4 @@
-"""The fast lane: ten samples a second of clock, power, reasons and use, five of GPM, and the
-summary of a second.
-"""
+"""The fast lane: ten samples a second of clock, power and use, five of GPM, and the summary."""
 
 from __future__ import annotations
 
@@ -330,9 +328,7 @@ def test_a_driver_that_answers_nothing_is_asked_ever_more_rarely(
 
 
 def test_phases_travel_with_the_second(lane: Callable[..., Lane], tmp_path: Path) -> None:
-    """Half a second of work and half of nothing, each second: the shares appear as soon as both
-    levels are known.
-    """
+    """Half a second of work and half of nothing: shares appear once both levels are known."""
     fast_lane, scenario = lane(), Scenario(tmp_path / "scenario", hoppers())
     for _ in range(10):
         fast_lane.second(lambda number: scenario.step(0 if number < 5 else 1))
@@ -347,9 +343,7 @@ def test_phases_travel_with_the_second(lane: Callable[..., Lane], tmp_path: Path
 
 
 def test_another_set_of_processes_is_another_job(lane: Callable[..., Lane]) -> None:
-    """With the previous job's levels the next job seems to wait; an additional health check must
-    not reset them.
-    """
+    """With the old job's levels the next one seems to wait; a health check must not reset them."""
     fast_lane = lane()
     changes = []
     for pids in ((), (1, 2), (1, 2, 3), (2, 3), (7,), (), None, (9,)):
@@ -500,9 +494,7 @@ def test_it_samples_while_its_sampler_rests(roots: Roots, play: Play) -> None:
 
 
 def test_a_rest_ends_when_somebody_calls(roots: Roots, play: Play) -> None:
-    """The daemon has a command; a sampler that receives it only after its rest cannot release a GPU
-    at once.
-    """
+    """A sampler that receives a command only after its rest cannot release a GPU at once."""
     play(hoppers())
     fast, clock = GpuFast(roots), SystemClock()
     fast.collect()
@@ -542,10 +534,7 @@ def test_a_spared_gpu_is_not_asked_and_its_row_is_missing(
 
 
 def test_a_recording_has_the_last_samples_and_no_more_than_fit(roots: Roots, play: Play) -> None:
-    """The newest of all GPUs; the oldest samples do not fit.
-
-    Before the first sample the recording is empty.
-    """
+    """The newest samples of all GPUs; the oldest do not fit. Empty before the first sample."""
     play(hoppers(2))
     with pytest.raises(NoData, match="no GPU of this host"):
         GpuFast(roots).record(5, 1 << 20)

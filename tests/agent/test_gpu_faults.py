@@ -113,9 +113,7 @@ def rises(said: CollectResult) -> set[float | int | None]:
 def test_a_fault_at_any_call_costs_cells_and_passes(
     name: str, code: int, host: GpuHost, library: str
 ) -> None:
-    """A request for a UUID failed at a bad moment: a GPU was named by its address until the agent
-    was restarted.
-    """
+    """A request for a UUID failed: a GPU was named by its address until a restart."""
     devices = everything()
     host.list_in_proc(devices[:2])
     host.play(devices, host=host_lines(devices))

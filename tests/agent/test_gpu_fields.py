@@ -179,9 +179,7 @@ def test_nothing_is_published_whose_reason_was_never_set(
 
 
 def test_nothing_is_said_of_a_field_that_could_not_be_asked_for(host: GpuHost) -> None:
-    """A driver with the field was reported as `unsupported`, because the GPU was lost at the
-    agent's start.
-    """
+    """A driver with the field was `unsupported`, because the GPU was lost at the agent's start."""
     devices = gpus(2)
     devices[0].lines.append("error * 0 15 0")
     scenario = host.play(devices)
@@ -194,9 +192,7 @@ def test_nothing_is_said_of_a_field_that_could_not_be_asked_for(host: GpuHost) -
 
 
 def test_a_field_that_is_read_in_turns_is_judged_by_all_that_was_seen_meanwhile() -> None:
-    """A slow field has a turn a minute: its reason was set between two turns, but at neither of
-    them.
-    """
+    """A slow field has a turn a minute: its reason was set only between two turns."""
     proof = FieldValidator(FLAG)
     values: list[int | None] = []
     flags: list[int | None] = []
@@ -250,9 +246,7 @@ def played(
 @pytest.mark.parametrize("behaves", COUNTERS_AT)
 @pytest.mark.parametrize("says", COUNTERS_AT)
 def test_no_wrong_quantity_is_published(says: str, behaves: str, host: GpuHost) -> None:
-    """`580` is ambiguous, and a wrong id returns SUCCESS: a percentage was read as minutes of
-    thermal throttling.
-    """
+    """`580` is ambiguous, and a wrong id returns SUCCESS: a percentage was read as minutes."""
     course = throttling(STEPS)
     rows = played(host, says, behaves, course)
     for cause in CAUSES:
@@ -308,9 +302,7 @@ def test_a_contradiction_is_said_once(host: GpuHost, caplog: pytest.LogCaptureFi
 
 
 def test_what_a_field_has_proved_the_next_process_knows(host: GpuHost) -> None:
-    """One GPU hung and another sampler took over: the counters of its seven neighbors were missing
-    until each throttled again. With another driver they are void.
-    """
+    """After a takeover the counters of seven neighbors were missing until each throttled again."""
     version, name = "590.48.01", "violation_sw_thermal_nanoseconds"
     course = throttling(60)
 

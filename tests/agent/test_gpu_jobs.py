@@ -62,9 +62,7 @@ def test_a_slurm_job_is_named(host: JobsHost) -> None:
 
 
 def test_a_pod_is_named_by_its_own_logs(host: JobsHost) -> None:
-    """The control group has the UID, kubelet the name: an operator had to ask the API server for
-    the rest.
-    """
+    """The control group has the UID, kubelet the name."""
     (host.proc.parent / f"var/log/pods/ml_trainer-0_{POD}").mkdir(parents=True)
     host.process(4711, POD_CGROUP, pids="4711\t17")
     attributes = host.settle(host.collector(), 4711)
@@ -151,9 +149,7 @@ def test_a_number_dealt_again_after_an_end_is_another_process(host: JobsHost) ->
 
 
 def test_a_number_dealt_again_between_the_list_and_the_look_is_never_told(host: JobsHost) -> None:
-    """The process ended just after NVML had listed it; a web server with the reused number was
-    reported as training.
-    """
+    """A web server with the number of an ended process was reported as training."""
     host.process(4711, "0::/system.slice/nginx.service\n", start=100_000)
     collector = host.collector()
     host.turn(collector, 4711)
@@ -212,9 +208,7 @@ def test_a_process_that_has_ended_and_holds_a_gpu(host: JobsHost, zombie: bool) 
 
 
 def test_a_zombie_keeps_its_owner_when_it_is_told_again(host: JobsHost) -> None:
-    """After half an hour the GPU's dead process had no owner: the kernel no longer showed the
-    zombie in a group.
-    """
+    """After half an hour the GPU's dead process had no owner: zombies are in no group."""
     host.process(4711, SLURM)
     collector = host.collector()
     host.settle(collector, 4711)
@@ -229,9 +223,7 @@ def test_a_zombie_keeps_its_owner_when_it_is_told_again(host: JobsHost) -> None:
 
 
 def test_a_zombie_in_no_group_was_seen(host: JobsHost) -> None:
-    """ "It ended before it was seen" was reported about a process that the agent had followed for a
-    day.
-    """
+    """ "It ended before it was seen" was reported about a process followed for a day."""
     host.process(4711, "0::/\n", state="Z", threads=1)
     attributes = host.settle(host.collector(), 4711)
     assert (attributes["state"], attributes["unknown"]) == ("dead", NO_GROUP)
@@ -298,9 +290,7 @@ def test_a_stat_that_may_not_be_read_is_hidden(
 
 
 def test_numbers_of_another_namespace_are_not_looked_up(host: JobsHost) -> None:
-    """In a container with its own PID namespace the agent found a shell under the number of a
-    training process.
-    """
+    """In a PID namespace the agent found a shell under the number of a training process."""
     host.in_namespace("pid:[4026532761]")
     host.process(4711, SLURM)
     collector = host.collector()
@@ -356,9 +346,7 @@ def test_a_gpu_that_does_not_answer_keeps_its_processes(host: JobsHost) -> None:
 
 
 def test_while_a_gpu_does_not_answer_nobody_dies_on_it(host: JobsHost) -> None:
-    """The driver hung, the job was killed meanwhile, and its number reused: neither a dead nor a
-    mixed process.
-    """
+    """The driver hung, the job was killed meanwhile, and its number reused."""
     host.process(4711, SLURM, start=5_000)
     collector = host.collector()
     host.settle(collector, 4711)
@@ -374,9 +362,7 @@ def test_while_a_gpu_does_not_answer_nobody_dies_on_it(host: JobsHost) -> None:
 
 
 def test_a_sampler_of_one_gpu_looks_as_well(host: JobsHost) -> None:
-    """A slow GPU has a sampler of its own that excludes all other devices, known and unknown: /proc
-    is not a GPU.
-    """
+    """A slow GPU's own sampler excludes all other devices: /proc is not a GPU."""
     host.process(4711, SLURM)
     collector = host.collector()
     collector.exclude(AllExcept.of(GPU, [OTHER_GPU]))
@@ -384,9 +370,7 @@ def test_a_sampler_of_one_gpu_looks_as_well(host: JobsHost) -> None:
 
 
 def test_memory_that_comes_and_goes_is_no_news(host: JobsHost) -> None:
-    """A server's memory changed every second, and each second all processes were reported and read
-    again.
-    """
+    """A server's memory changed every second, and all processes were reported and read again."""
     host.process(4711, SLURM)
     collector = host.collector()
     host.settle(collector, GpuProcess(GPU, 4711, None, None, 1))
@@ -434,9 +418,7 @@ def test_a_storm_of_processes_is_held_back(host: JobsHost, monkeypatch: pytest.M
 
 
 def test_who_takes_over_says_from_when_on_all_was_told_anew(host: JobsHost) -> None:
-    """A GPU hung, a job ended during the takeover by another sampler, and was shown as running for
-    another hour.
-    """
+    """A job that ended during a takeover was shown as running for another hour."""
     host.process(4711, SLURM)
     host.process(4712, SESSION)
     before = host.collector()
@@ -475,9 +457,7 @@ def test_what_is_held_back_is_not_said_to_be_told(
 
 
 def test_what_found_no_room_is_told_at_the_next_turn(host: JobsHost) -> None:
-    """The daemon was busy when 200 processes ended: the last forty were shown on their GPUs for an
-    hour.
-    """
+    """The daemon was busy when 200 processes ended: the last forty were shown for an hour."""
     pids = range(2, 12)
     for pid in pids:
         host.process(pid, SLURM)
@@ -502,9 +482,7 @@ def test_what_found_no_room_is_told_at_the_next_turn(host: JobsHost) -> None:
 def test_who_shows_himself_later_stays_one_event(
     host: JobsHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """/proc was remounted without hidepid, and each process was listed twice: with an owner, and
-    for an hour without.
-    """
+    """/proc was remounted without hidepid: each process was listed twice, for an hour."""
     host.process(4711, SLURM)
     host.end(1)
     collector = host.collector()

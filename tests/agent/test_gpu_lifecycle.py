@@ -1,6 +1,4 @@
-"""GPUs that fall off the bus, come back, move, are exchanged or reset, and drivers that are
-replaced under them.
-"""
+"""GPUs that fall off the bus, come back, move, are exchanged or reset; replaced drivers."""
 
 from __future__ import annotations
 
@@ -85,9 +83,7 @@ def test_a_gpu_that_is_lost_from_the_start_is_told(host: GpuHost) -> None:
 
 
 def test_what_nvml_lost_is_found_again_by_opening_it_anew(host: GpuHost) -> None:
-    """NVML returns `lost` even after a reset until it is closed; an agent that never closed it had
-    to be restarted.
-    """
+    """NVML returns `lost` even after a reset until it is closed."""
     devices = gpus(2)
     devices[1].lines.append("error * 0 15")
     scenario = host.play(devices)
@@ -219,9 +215,7 @@ def test_the_new_library_is_taken_up_without_a_restart(
 def test_a_library_that_cannot_be_unloaded_has_the_process_start_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Something else in the process held the old library; every attempt found it again, until the
-    next restart.
-    """
+    """Something else in the process held the old library: no attempt succeeded until a restart."""
     installed = build(tmp_path, version="580.65.06")
     host = GpuHost(tmp_path, str(installed), monkeypatch)
     host.play(gpus(1), host="driver 580.65.06")
@@ -241,11 +235,7 @@ def test_a_library_that_cannot_be_unloaded_has_the_process_start_anew(
 def test_nvml_is_opened_again_as_soon_as_it_can_be_and_not_in_the_way_of_a_repair(
     tmp_path: Path,
 ) -> None:
-    """After a driver was reloaded half of the lanes stayed dark for a minute.
-
-    But NVML must not be opened without a loaded driver: opening may load the driver that an
-    operator has just unloaded.
-    """
+    """Half of the lanes stayed dark for a minute; but opening NVML may load an unloaded driver."""
     driver = tmp_path / "driver/nvidia/version"
     driver.parent.mkdir(parents=True)
 
@@ -307,9 +297,7 @@ def opened_anew(
 
 
 def test_a_gpu_in_another_slot_is_the_same_gpu(host: GpuHost) -> None:
-    """Two GPUs were exchanged to see whether the fault moves with the board: their histories did
-    not.
-    """
+    """Two GPUs were exchanged to see whether the fault moves: their histories did not."""
     before = gpus(2)
     after = [replace(before[0], address="0000:9b:00.0"), before[1]]
     rows = opened_anew(host, before, after)
@@ -361,9 +349,7 @@ def test_a_reset_gpu_has_another_epoch(host: GpuHost) -> None:
 def test_what_was_let_go_of_has_another_epoch_only_if_it_was_reset(
     was_reset: bool, host: GpuHost
 ) -> None:
-    """XID 119 requires a reset, and the GPU was unused for a minute: its return was taken for a
-    reset, and its findings were closed. And after a true reset the next sampler did not know of it.
-    """
+    """XID 119: a GPU's return was taken for a reset; after a true reset nothing knew of it."""
     devices = gpus(2)
     host.play(devices).step(1)
     host.list_in_proc(devices)
@@ -388,9 +374,7 @@ def test_what_was_let_go_of_has_another_epoch_only_if_it_was_reset(
 
 
 def test_a_driver_that_was_replaced_between_two_processes_is_noticed(host: GpuHost) -> None:
-    """The old library could not be unloaded, so another sampler took over: it took the counters for
-    the earlier ones.
-    """
+    """The old library could not be unloaded: the next sampler continued the old counters."""
     devices = gpus(2)
     host.play(devices, host="driver 580.65.06")
     lane = host.second()
@@ -404,9 +388,7 @@ def test_a_driver_that_was_replaced_between_two_processes_is_noticed(host: GpuHo
 
 
 def test_a_driver_is_loaded_again_while_a_gpu_is_left_alone(host: GpuHost) -> None:
-    """The operator reloaded the driver because of a hung GPU: the first call after that used this
-    GPU.
-    """
+    """The operator reloaded the driver for a hung GPU: the first call used this GPU."""
     devices = gpus(3)
     host.play(devices, host="driver 580.65.06")
     host.list_in_proc(devices, "580.65.06")
@@ -436,9 +418,7 @@ def test_a_driver_is_loaded_again_while_a_gpu_is_left_alone(host: GpuHost) -> No
 
 
 def test_what_a_trial_sees_of_a_loss_is_told_by_the_lane(host: GpuHost) -> None:
-    """Events of a single-GPU sampler are dropped: it had recorded the loss as reported, and the
-    aggregator never received it.
-    """
+    """A single-GPU sampler's events are dropped: its loss counted as told, and never arrived."""
     devices = gpus(2)
     devices[0].lines.append("error * 15")
     host.play(devices)

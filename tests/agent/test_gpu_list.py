@@ -100,9 +100,7 @@ def without(*numbers: int) -> dict[str, str]:
 def test_a_gpu_that_was_there_before_is_missing(
     machine: Machine, numbers: tuple[int, ...], boots: bool
 ) -> None:
-    """A host booted with 7 of 8 GPUs, or its agent began without any: `gangline check` reported
-    that nothing is wrong.
-    """
+    """A host booted with 7 of 8 GPUs: `gangline check` reported that nothing is wrong."""
     if boots:
         machine.boot(20 * SECOND)
     else:
@@ -188,9 +186,7 @@ def _has_a_damaged_list(machine: Machine) -> None:
 def test_what_looks_like_a_missing_gpu_and_is_not(
     machine: Machine, what: Callable[[Machine], None]
 ) -> None:
-    """A repair, a released GPU, a virtual machine, a driver that is still loading: nothing is
-    missing.
-    """
+    """A repair, a released GPU, a virtual machine, a driver that is loading: nothing is missing."""
     what(machine)
     assert machine.after(10) == []
 
@@ -211,9 +207,7 @@ def test_what_is_no_list_is_refused(content: bytes, tmp_path: Path) -> None:
 
 
 def test_a_lost_gpu_has_one_name(machine: Machine) -> None:
-    """GPU 3 fell off the bus on a host without /proc/driver/nvidia: it was listed under its UUID
-    and under its address.
-    """
+    """A host without /proc/driver/nvidia: GPU 3 was listed under its UUID and its address."""
     address = EIGHT["GPU-3"]
     machine.boot()
     assert machine.registration.gpu_key(address) == "GPU-3"

@@ -1,6 +1,4 @@
-"""NVLinks, C2C, MIG, processes and fabric: collectors over a library that plays a healthy and a
-faulty driver.
-"""
+"""NVLinks, C2C, MIG, processes and fabric: over a library that plays good and bad drivers."""
 
 from __future__ import annotations
 
@@ -250,9 +248,7 @@ def test_a_gpu_that_answers_with_an_error_is_named(kind: LaneKind, lane: Lane, p
 
 
 def test_a_gpu_that_cannot_be_opened_is_named_at_each_turn(lane: Lane, play: Play) -> None:
-    """It was reported once, at the start; a day later it was unknown that one GPU of eight was
-    never read.
-    """
+    """It was reported once, at the start, and a day later unknown."""
     devices = everything()
     devices[1].lines.append("error nvmlDeviceGetHandleByPciBusId_v2 999")
     play(devices)
@@ -380,9 +376,7 @@ def test_a_link_that_goes_down_is_seen(lane: Lane, play: Play) -> None:
 
 
 def test_a_gpu_that_does_not_tell_its_links_is_said_and_asked_again(lane: Lane, play: Play) -> None:
-    """The count of links was refused once, and the GPU had none until the agent was restarted,
-    unnoticed.
-    """
+    """The count of links was refused once: the GPU had none until a restart, unnoticed."""
     devices = [with_links(gpu, 2) for gpu in gpus(2)]
     devices[0].lines.append("error nvmlDeviceGetFieldValues 4 0")
     scenario = play(devices)
@@ -493,9 +487,7 @@ def test_the_mode_that_is_switched_asks_for_a_new_inventory(lane: Lane, play: Pl
 def test_mig_that_is_not_shown_is_blind_with_the_line_that_opens_it(
     whole: bool, lane: Lane, play: Play, roots: Roots
 ) -> None:
-    """Without mig/monitor an agent sees only its own instances; `no errors` for the others was a
-    guess.
-    """
+    """Without mig/monitor an agent sees only its own instances: `no errors` was a guess."""
     grant(roots, minor=2)
     gpu, device = with_mig(gpus(1)[0]), mig_device(0, 1)
     if whole:
@@ -590,9 +582,7 @@ def test_processes_with_memory_and_start(lane: Lane, play: Play, roots: Roots) -
 
 
 def test_a_pid_that_is_dealt_again_is_another_process(lane: Lane, play: Play, roots: Roots) -> None:
-    """The same PID a minute later was another user's job, and was charged with the first one's
-    memory.
-    """
+    """Another user's job got the same PID, and was charged with the first one's memory."""
     gpu = gpus(1)[0]
     gpu.lines.append(process(4242))
     play([gpu])
@@ -610,9 +600,7 @@ def test_a_pid_that_is_dealt_again_is_another_process(lane: Lane, play: Play, ro
 def test_what_could_not_be_filled_is_filled_the_next_second(
     lane: Lane, play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job began while the agent was out of descriptors: for ten seconds its GPU had no process,
-    without a message.
-    """
+    """Out of descriptors when a job began: for ten seconds its GPU had no process."""
     gpu = gpus(1)[0]
     gpu.lines += [process(1, last=0), process(2, first=1)]
     scenario = play([gpu])
@@ -696,9 +684,7 @@ def test_keys_are_as_many_as_processes(processes: list[Process]) -> None:
 
 
 def test_health_of_the_fabric_is_told_as_it_changes(lane: Lane, play: Play) -> None:
-    """A tray of an NVL72 at degraded bandwidth: the job ran at half its pace, and every counter was
-    zero.
-    """
+    """A tray at degraded bandwidth: the job ran at half its pace, and every counter was zero."""
     scenario = play([with_fabric(gpu, health=(0x1AA, 0x2A9)) for gpu in gpus(4)])
     collector = lane(GpuFabric)
     healthy = next(iter(rows(turn(collector), "gpu_fabric_1s_changes").values()))
@@ -737,10 +723,7 @@ def test_any_mask_is_decoded_or_missing(mask: int) -> None:
 
 
 def test_no_mask_is_no_health() -> None:
-    """An older driver reports the state without the health: unknown, not healthy.
-
-    So is a driver that writes blanks.
-    """
+    """An older driver reports the state without the health, or blanks: unknown, not healthy."""
     assert health(None) == health(2**32 - 1) == (None,) * 6
 
 

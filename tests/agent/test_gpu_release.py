@@ -191,9 +191,7 @@ def test_a_sampler_stuck_in_the_driver_is_named_with_its_call(host: Host) -> Non
 
 
 def test_the_kernels_word_counts_more_than_the_samplers(host: Host) -> None:
-    """A library that keeps a descriptor after its shutdown would defeat the reset, whatever the
-    agent reports.
-    """
+    """A descriptor kept after the shutdown would defeat the reset, whatever the agent reports."""
     proc = host.root / "proc"
     (proc / "4711/fd").mkdir(parents=True)
     (proc / "4711/task/4711").mkdir(parents=True)
@@ -258,9 +256,7 @@ def test_a_gpu_is_not_held_because_another_one_is(host: Host) -> None:
 
 
 def test_the_longer_of_two_times_stands(host: Host) -> None:
-    """One operator requested two hours for a repair; another operator's script shortened it to a
-    minute.
-    """
+    """Two hours were requested for a repair; another script shortened them to a minute."""
     host.release(A, seconds=7200)
     host.release(A, B, seconds=60)
     host.later(61)
@@ -273,9 +269,7 @@ def test_the_longer_of_two_times_stands(host: Host) -> None:
 
 
 def test_the_next_agent_does_not_take_back_what_this_one_let_go_of(host: Host) -> None:
-    """kill -9 (or a reload) in the middle of a reset: five seconds later the next agent had the GPU
-    open.
-    """
+    """kill -9 in the middle of a reset: five seconds later the next agent had the GPU open."""
     host.release(A, seconds=600)
     host.clock.now_ns += 5 * SECOND_NS
     host.way = host.begin()
@@ -302,9 +296,7 @@ def test_the_next_agent_takes_back_what_was_unbound_when_the_driver_is_there_aga
 
 
 def test_nobody_is_to_touch_what_was_let_go_of_or_is_not_well(host: Host) -> None:
-    """The inventory's child opened a GPU that had fallen off the bus, and a GPU that was being
-    reset.
-    """
+    """The inventory's child opened a lost GPU, and one that was being reset."""
     assert host.way.avoided == frozenset()
     host.release(A)
     assert host.way.avoided == {A}
@@ -329,9 +321,7 @@ def test_nobody_is_to_touch_what_was_let_go_of_or_is_not_well(host: Host) -> Non
 
 
 def test_a_gpu_that_hangs_is_touched_by_nobody_until_it_answers(host: Host) -> None:
-    """Without a release the hang was not checked: the inventory's child joined the sampler in the
-    driver.
-    """
+    """The hang was not checked: the inventory's child joined the sampler in the driver."""
     host.later(1)
     host.samplers.stuck = [Stuck(B)]
     host.later(1)
@@ -342,9 +332,7 @@ def test_a_gpu_that_hangs_is_touched_by_nobody_until_it_answers(host: Host) -> N
 
 
 def test_the_driver_waits_and_we_let_go_of_that_gpu_only(host: Host) -> None:
-    """An unbind hung for hours on a host whose monitoring had the GPU open; only a reboot could end
-    it.
-    """
+    """An unbind hung for hours while monitoring had the GPU open."""
     event = HealthEvent(name="gpu.driver_message", device=A, message=WAITS)
     thread = threading.Thread(target=host.way.observe, args=(event,))
     thread.start()
@@ -375,9 +363,7 @@ def test_nvmls_own_word_for_it_is_heeded(host: Host) -> None:
 
 
 def test_a_driver_that_stays_is_taken_at_its_word(host: Host) -> None:
-    """A user's line in the log, or a cancelled unbind: a GPU must not be unread for a quarter of an
-    hour.
-    """
+    """A user's line in the log, a cancelled unbind: not a quarter of an hour without readings."""
     host.way.observe(HealthEvent(name="gpu.driver_message", device=A, message=WAITS))
     host.later(0)
     assert host.samplers.released().keys() == {A}
@@ -411,9 +397,7 @@ def test_an_unbind_while_all_are_released_changes_nothing(host: Host) -> None:
 
 
 def test_sysfs_shows_an_unbind_too_and_the_end_of_it(host: Host) -> None:
-    """For hosts without access to the kernel's log, whose driver is too old for NVML's system
-    events.
-    """
+    """Without access to the kernel's log, and with a driver too old for NVML's system events."""
     host.later(1)
     (host.drivers / A).unlink()
     host.later(1)
@@ -467,9 +451,7 @@ def test_a_driver_that_goes_as_a_whole_is_no_surprise(host: Host) -> None:
 def test_whatever_is_said_a_gpu_with_a_driver_is_not_let_go_of_for_long(
     steps: list[tuple[str, str]],
 ) -> None:
-    """The three signs come in any order: a GPU with a driver for STAYS_NS is sampled, a GPU without
-    a driver is released.
-    """
+    """Three signs in any order: with a driver for STAYS_NS a GPU is sampled, else released."""
     bound, now_ns = {A, B}, 0
     unbinding, off = DriverUnbindTracker(frozenset(bound)), set[str]()
     for what, address in steps:
@@ -542,10 +524,7 @@ def test_nvml_names_the_address_in_an_attribute(host: Host) -> None:
 def test_however_it_storms_each_rest_begins_seldom_and_none_is_missed(
     steps: list[tuple[int, int, str]],
 ) -> None:
-    """One incident wrote 800,000 lines.
-
-    A quarantine begins at the first of them, no more often than AGAIN_NS_MIN.
-    """
+    """One incident wrote 800,000 lines. Quarantines are at least AGAIN_NS_MIN apart."""
     rests, now_ns = XidQuarantine(), 1000 * SECOND_NS
     began: dict[str, int] = {}
     for seconds, code, device in steps:

@@ -57,9 +57,7 @@ def spare(host: GpuHost, *devices: Gpu) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_collector_of_gpus_can_leave_some_alone(name: str, host: GpuHost) -> None:
-    """A sampler that took over excluded seven GPUs because one collector could not exclude only the
-    eighth.
-    """
+    """One collector could not exclude only the eighth GPU: a takeover excluded seven."""
     collector = COLLECTORS[name](host.roots)
     assert collector.can_exclude and collector.enters_driver
     assert collector.has_idle_work == (name == "gpu_fast_1s")
@@ -142,9 +140,7 @@ def test_a_gpu_that_kills_whoever_asks_it_is_left_alone(host: GpuHost) -> None:
 def test_where_only_nvml_knows_the_gpus_a_spared_one_is_not_attached(
     host: GpuHost, calls: Callable[[str], int]
 ) -> None:
-    """In a container /proc/driver is empty: finding its neighbors by number attached the faulty GPU
-    again.
-    """
+    """In a container /proc/driver is empty: finding the neighbors attached the faulty GPU again."""
     devices = gpus(3)
     host.play(devices)
     lane = host.second()
@@ -161,9 +157,7 @@ def test_where_only_nvml_knows_the_gpus_a_spared_one_is_not_attached(
 def test_what_is_spared_while_open_is_let_go_of_and_taken_back_without_a_restart(
     host: GpuHost, library: str
 ) -> None:
-    """One GPU is reset: its handle is closed, its neighbors are still sampled, and it comes back
-    automatically.
-    """
+    """One GPU is reset: its handle is closed, its neighbors are sampled, and it comes back."""
     devices = [with_links(gpu, 2) for gpu in gpus(3)]
     host.play(devices)
     host.list_in_proc(devices)
@@ -283,9 +277,7 @@ def test_garbage_of_one_gpu_costs_no_neighbour(host: GpuHost) -> None:
 
 
 def test_a_slow_gpu_has_a_share_of_the_time_and_is_swept_last(host: GpuHost) -> None:
-    """Each call of one GPU took a hundred times longer: the seven others were sampled every three
-    seconds.
-    """
+    """One GPU was a hundred times slower: the others were sampled every three seconds."""
     devices = gpus(4)
     blocks(devices[0], 0.03)
     scenario = host.play(devices)
@@ -305,10 +297,7 @@ def test_a_slow_gpu_has_a_share_of_the_time_and_is_swept_last(host: GpuHost) -> 
 
 
 def test_one_that_is_alone_has_all_the_time_and_is_slow_all_the_same(host: GpuHost) -> None:
-    """A slow GPU in a sampler of its own delays no other GPU, and is read completely.
-
-    It was therefore taken to be fast, and moved back and forth.
-    """
+    """A slow GPU alone in a sampler was taken to be fast, and moved back and forth."""
     devices = gpus(8)
     blocks(devices[0], 0.02, step=0)
     host.play(devices)
@@ -368,9 +357,7 @@ def test_what_is_over_the_cap_is_left_out_of_others_first(host: GpuHost) -> None
 
 
 def test_more_gpus_than_there_is_room_for_are_told_apart() -> None:
-    """A hang of a GPU beyond the table was blamed on the whole driver, and two of them had one
-    UUID.
-    """
+    """A hang beyond the table was blamed on the whole driver, and two GPUs had one UUID."""
     addresses = [f"{number:04x}:01:00.0" for number in range(140)]
     for number, address in enumerate(addresses):
         nvml.remember(address, uuid=f"GPU-{number}")

@@ -64,9 +64,7 @@ def test_a_unary_call_is_grpc() -> None:
 
 @pytest.mark.parametrize(("tls", "scheme"), [(False, "http"), (True, "https")])
 def test_the_scheme_is_the_connections(tls: bool, scheme: str) -> None:
-    """A proxy that compares the scheme with the transport refuses `http` over TLS (RFC 9113,
-    8.3.1).
-    """
+    """A proxy may refuse `http` over TLS (RFC 9113, 8.3.1)."""
     session, server = ClientSession("127.0.0.1:7600", tls=tls), Server()
     session.receive(server.receive(session.data_to_send()))
     call = session.call(REGISTER, RegisterNodeRequest(node="a"))
@@ -95,9 +93,7 @@ def test_an_answer_counts_once_its_status_is_ok() -> None:
 def test_a_refusal_is_told_in_its_words(
     trailers: list[tuple[str, str]], status: str, words: str
 ) -> None:
-    """Headers and status come together when a server refuses at once; its message goes to a
-    terminal.
-    """
+    """Headers and status come together when a server refuses at once."""
     session, server, call = registering()
     result = session.receive(server.answer(call, HEAD + trailers))
     assert result == [CallEnd(call, REGISTER, status, words)]
@@ -263,9 +259,7 @@ def go_away(server: Server, call: int) -> bytes:
 
 
 def test_an_end_is_told_whatever_follows_it() -> None:
-    """A stopping server announces it, asks for an echo, and ends its streams: the error was "spoke
-    no gRPC".
-    """
+    """A stopping server ends its streams after its answer: the error was "spoke no gRPC"."""
     session, server = connected()
     stream = session.open_stream("s-1")
     session.receive(server.receive(session.data_to_send()))
@@ -348,9 +342,7 @@ def test_a_frame_too_long_is_told_by_its_head() -> None:
 def test_lengths_of_frames_are_found_however_they_are_cut(
     sizes: list[int], cuts: list[int]
 ) -> None:
-    """No frame within the limit is refused, and no piece has bytes of two frames; the first frame
-    over the limit is refused at its ninth byte.
-    """
+    """The first frame over the limit is refused at its ninth byte; no piece has two frames."""
     good = b"".join(size.to_bytes(3, "big") + bytes(6 + size) for size in sizes)
     data = good + b"\xff" * 9
     splitter, pieces, at = FrameSplitter(), list[bytes](), 0
@@ -374,9 +366,7 @@ def test_a_session_that_is_no_header_is_refused() -> None:
 
 
 def refusal(session: ClientSession, data: bytes, step: int) -> str | None:
-    """Return the message of the refusal; None: the data is accepted. Any other error fails the
-    test.
-    """
+    """Return the message of the refusal; None: accepted. Any other error fails the test."""
     try:
         for index in range(0, len(data), step):
             session.receive(data[index : index + step])

@@ -56,9 +56,7 @@ def answers(host: Host, tmp_path: Path, **settings: Any) -> HostStatus:
 
 
 def test_what_nobody_on_the_host_asks_for_is_not_kept(tmp_path: Path) -> None:
-    """Tables were copied each second for disabled metrics; with metrics, or the operator's own
-    policy, any signal may be requested.
-    """
+    """Tables were copied each second for disabled metrics."""
     read = [Block("gpu_1s", ["GPU-a"]), Block("net_1s", ["eth0"])]
     selected, every = LatestReadings(judged_tables(AgentConfig())), LatestReadings()
     for latest in (selected, every):
@@ -149,9 +147,7 @@ def ack(seconds: int = 60) -> IngestAck:
 
 
 def test_the_health_check_follows_permit_and_finding(tmp_path: Path) -> None:
-    """Report-only, permitted, revoked with the next message, permitted again, and silence, one
-    after the other.
-    """
+    """Report-only, permitted, revoked, permitted again, and silence."""
     host = Host()
     host_status = answers(host, tmp_path, enforcing=("xid79",))
     assert host_status.health_check(["--no-slurm"]).success
@@ -178,9 +174,7 @@ def test_the_health_check_follows_permit_and_finding(tmp_path: Path) -> None:
 
 
 def test_a_daemon_that_hangs_is_healthy(tmp_path: Path) -> None:
-    """The judging thread is stuck; the socket's thread still answers, and does not bar the host
-    forever.
-    """
+    """The judging thread is stuck; the socket's thread still answers."""
     host = Host()
     host_status = answers(host, tmp_path, enforcing=("xid79",))
     host.event("gpu.xid", 79)
@@ -234,9 +228,7 @@ def test_a_run_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> No
 
 
 def test_an_unknown_name_is_refused_at_the_start(tmp_path: Path) -> None:
-    """`enforcing = ["xid97"]`: the operator must see the error at the start, not when the finding
-    should act.
-    """
+    """`enforcing = ["xid97"]`: the error must come at the start."""
     with pytest.raises(SettingsError, match="enforcing: no finding is called 'xid9999'"):
         answers(Host(), tmp_path, enforcing=("xid9999",))
 
@@ -269,9 +261,7 @@ def test_a_torn_file_of_what_was_kept_is_replaced(
 
 
 def test_an_agent_that_was_away_is_not_sure_of_a_reset(tmp_path: Path) -> None:
-    """XID 95, the agent stopped for an upgrade, the GPU reset within the hour: the new agent barred
-    a repaired host.
-    """
+    """XID 95, then a reset during the agent's upgrade: the new agent barred a repaired host."""
     host = Host()
     host_status = answers(host, tmp_path, enforcing=("xid95", "xid79"))
     host.event("gpu.xid", 95)
@@ -329,9 +319,7 @@ def test_a_policy_waits_for_its_share(tmp_path: Path) -> None:
 
 
 def test_half_a_policy_is_not_taken(tmp_path: Path) -> None:
-    """During a copy over ssh the file ended before `for_seconds`, which condemned the host at that
-    moment.
-    """
+    """A copy over ssh ended before `for_seconds`, which condemned the host at that moment."""
     file, host = tmp_path / "mine.toml", Host()
     file.write_text(MINE)
     host_status = answers(host, tmp_path, policy_file=str(file))

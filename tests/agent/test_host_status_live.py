@@ -41,9 +41,7 @@ def as_of_earlier(file: Path, seconds: int) -> None:
 
 @pytest.mark.slow
 def test_the_agent_answers_is_killed_and_ends_in_order(tmp_path: Path) -> None:
-    """Without an aggregator: the host answers; after kill -9 it is reported as down; after a stop
-    as not running. Always exit 0.
-    """
+    """After kill -9 the host is reported as down; after a stop as not running. Always exit 0."""
     run = tmp_path / "run"
     settings = {name: tmp_path / name for name in ("spool_folder", "events_folder", "state_folder")}
     settings |= {"run_folder": run, "aggregator": f"127.0.0.1:{free_port()}", "enforcing": "xid79"}  # type: ignore[dict-item]
@@ -91,9 +89,7 @@ def test_an_unknown_name_is_said_at_the_start(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_permit_reaches_the_host_and_leaves_it(tmp_path: Path) -> None:
-    """An operator grants a permit and the host's check fails; after the revocation it passes
-    despite the finding.
-    """
+    """A permit makes the host's check fail; after the revocation it passes despite the finding."""
     run, port = tmp_path / "run", free_port()
     kernel = tmp_path / "dev" / "kmsg"
     kernel.parent.mkdir()

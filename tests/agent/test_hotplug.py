@@ -134,9 +134,7 @@ def test_a_pulled_interface_leaves_no_stale_values() -> None:
 
 
 def test_two_interfaces_that_change_their_names() -> None:
-    """The names were corrected after the boot, and each NIC's counters were in the other's row
-    until a restart.
-    """
+    """Each NIC's counters were in the other's row until a restart."""
     with veth.pair("gls") as (name, peer), veth.pair("glt") as (other, _):
         for interface in (name, peer, other):
             veth.switch(interface, False)  # older kernels do not rename active interfaces
@@ -151,11 +149,7 @@ def test_two_interfaces_that_change_their_names() -> None:
 
 
 def test_a_replaced_interface_is_no_rate() -> None:
-    """The new card had counted more than the old one: the difference was taken for traffic.
-
-    Between two turns the pair is replaced, and the new one sends more than the old one had. The
-    collector's readings go into the aggregator's tables: no counter increase spans the change.
-    """
+    """The new card had counted more than the old one: the difference was taken for traffic."""
     seen = Seen()
     with veth.pair("glr") as (name, peer):
         collector = net.net_1s(Roots(), choose(name))

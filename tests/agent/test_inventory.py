@@ -152,9 +152,7 @@ def test_a_child_that_hangs_is_ended_in_time() -> None:
 
 
 def test_a_child_ends_with_the_agent_however_that_ends(tmp_path: Path) -> None:
-    """The agent was killed while a driver held its inventory: the child remained, and the GPU could
-    not be reset because it was open.
-    """
+    """The agent was killed while a driver held its inventory: the child kept the GPU open."""
     fifo, library = tmp_path / "held", build(tmp_path)
     os.mkfifo(fifo)
     scenario = Scenario(tmp_path / "scenario", host=f"block nvmlInitWithFlags fifo {fifo}")
@@ -227,17 +225,13 @@ def test_a_python_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     ).map(lambda value: json.dumps(value).encode())
 )
 def test_any_answer_is_an_inventory_or_words(output: bytes) -> None:
-    """A child of another version answers differently; the daemon reads the known parts and never
-    raises.
-    """
+    """A child of another version: the daemon reads the known parts and never raises."""
     listing = inventory.parse(output)
     assert listing.reason or (listing.devices is not None and listing.labels is not None)
 
 
 def test_a_section_that_fails_or_hangs_costs_only_itself() -> None:
-    """NVML refused because its version differed from the driver's; disks and ports were still
-    listed.
-    """
+    """NVML refused for its version; disks and ports were still listed."""
     release = threading.Event()
 
     def hang(roots: Roots) -> list[inventory.HostDevice]:
@@ -256,9 +250,7 @@ def test_a_section_that_fails_or_hangs_costs_only_itself() -> None:
 
 
 def test_two_sections_that_hang_cost_no_third() -> None:
-    """Each had its ten seconds, one after the other: the child was killed before it had printed
-    anything.
-    """
+    """Each had its ten seconds: the child was killed before it had printed anything."""
     free, third = threading.Event(), threading.Event()
 
     def hang(roots: Roots) -> list[inventory.HostDevice]:
@@ -281,9 +273,7 @@ def test_two_sections_that_hang_cost_no_third() -> None:
 
 
 def test_interfaces_without_netlink_are_those_of_sysfs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """RestrictAddressFamilies without AF_NETLINK: the kinds of links were unavailable, and no
-    interface was listed.
-    """
+    """RestrictAddressFamilies without AF_NETLINK: no interface was listed."""
 
     def refuse(found: dict[str, dict[str, str]]) -> None:
         found["lo"] = {"link": "half"}
@@ -299,9 +289,7 @@ def modes(*names: str) -> list[SupportedMode]:
 
 
 def test_what_a_card_could_run_at_is_told() -> None:
-    """Eight ports of 400G ran at 200G from the first day: without their maximum speed this looked
-    normal.
-    """
+    """Eight ports of 400G ran at 200G: without their maximum speed this looked normal."""
     reported = links.mode_attributes(
         modes("1000baseKX/Full", "400000baseCR4/Full", "200000baseCR4/Full")
     )
@@ -314,9 +302,7 @@ def test_what_a_card_could_run_at_is_told() -> None:
 
 
 def test_the_text_of_many_modes_ends_at_a_name() -> None:
-    """A kernel with a hundred modes: half a name at the end of the text would be a nonexistent
-    mode.
-    """
+    """Half a name at the end of the text would be a nonexistent mode."""
     names = [f"{speed}baseSR4_X/Full" for speed in range(1000, 1200)]
     text = links.mode_attributes(modes(*names))["link_modes"]
     assert inventory.VALUE_CHARACTERS_MAX - 30 < len(text) <= inventory.VALUE_CHARACTERS_MAX
@@ -372,9 +358,7 @@ def test_gpus_by_nvidias_own_binding(
 def test_a_driver_that_hangs_costs_the_gpus_only(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """nvmlInit of a driver with a dead GSP never returned; the host's disks and ports are still
-    reported.
-    """
+    """nvmlInit of a driver with a dead GSP never returned."""
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
     never = tmp_path / "never"
     Scenario(tmp_path / "scenario", host=f"block nvmlInitWithFlags file {never}")
@@ -390,9 +374,7 @@ def test_a_driver_that_hangs_costs_the_gpus_only(
 def test_a_gpu_that_is_not_to_be_touched_is_not(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: bool
 ) -> None:
-    """A GPU had fallen off the bus and was quarantined; every ten minutes, and at each start, the
-    inventory's child opened it, hung, and blocked its reset.
-    """
+    """The child opened a quarantined GPU every ten minutes, hung, and blocked its reset."""
     devices = gpus(3)
     for call in ("ByPciBusId_v2", "ByIndex_v2"):
         devices[1].lines.append(f"block nvmlDeviceGetHandle{call} file {tmp_path / 'never'}")

@@ -98,9 +98,7 @@ def test_a_gpu_says_all_that_an_operator_asks_for(
 def test_every_driver_describes_its_gpus(
     driver: str, library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An H200 on driver 580 had readings but no model or serial: NO_ATTACH hides all GPUs before
-    590.37.
-    """
+    """An H200 had neither model nor serial: NO_ATTACH hides all GPUs before 590.37."""
     devices = [with_inventory(gpu) for gpu in gpus(2)]
     Scenario(tmp_path / "scenario", devices, host=f"driver {driver}\n{host_lines(devices)}")
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))

@@ -1,7 +1,5 @@
 # pyright: reportPossiblyUnboundVariable=false
-"""The collector of reported steps: over slots of real processes, and over anything that a user can
-plant in their place.
-"""
+"""The collector of reported steps: slots of real processes, and whatever a user can plant."""
 
 from __future__ import annotations
 
@@ -190,9 +188,7 @@ def test_a_torn_slot_is_read_again(host: Host, ranks: list[Rank]) -> None:
 def test_a_slot_that_lies_harms_its_own_rank_only(
     host: Host, ranks: list[Rank], lie: tuple[float, float, float]
 ) -> None:
-    """Time that runs back, a count that falls, more than a day a step: no number, no exception, and
-    the other rank is unaffected.
-    """
+    """Time that runs back, a count that falls, more than a day a step: the other rank is right."""
     for index, lying in enumerate(((10, 5.0), lie)):
         ranks[0].write(*lying)
         ranks[1].write(10 * (1 + index), 5.0 + index)
@@ -249,9 +245,7 @@ def test_a_dead_process_is_out_at_once_and_its_slot_is_removed(
 def test_what_is_planted_neither_waits_nor_harms_and_is_removed(
     host: Host, ranks: list[Rank], tmp_path: Path
 ) -> None:
-    """A FIFO without a writer hung a reader; a link led to another user's file, a sparse file of a
-    terabyte was read completely.
-    """
+    """A FIFO hung a reader; a link led to another user's file; a sparse terabyte was read."""
     target = tmp_path / "target"
     target.write_bytes(b"secret" * 100)
     os.mkfifo(host.folder / "1-1")
@@ -302,9 +296,7 @@ def slot(user: int, started: float) -> Candidate:
     st.integers(0, 400),
 )
 def test_no_users_fill_the_slots_of_another(others: list[tuple[int, int]], started: int) -> None:
-    """Four users with 64 slots each used the whole limit: an honest job that began before them was
-    not read.
-    """
+    """Four users with 64 slots each used the whole limit: an earlier job was not read."""
     live = {
         f"{user}-{number}": slot(user, started) for number, (user, started) in enumerate(others)
     }
@@ -385,9 +377,7 @@ def test_no_folder_and_a_folder_that_is_a_link(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_is_only_looked_for_until_it_is_there(tmp_path: Path) -> None:
-    """Hosts without such jobs paid for an exception each second; a new job is seen in its first
-    second.
-    """
+    """Hosts without such jobs paid for an exception each second."""
     collector = JobSteps(Roots(dev=tmp_path))
     assert not collector.skip(), "it has said nothing yet"
     for _ in range(2):
@@ -404,9 +394,7 @@ def test_a_missing_folder_is_only_looked_for_until_it_is_there(tmp_path: Path) -
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it becomes two other users")
 def test_an_unprivileged_agent_reads_other_users_slots(tmp_path: Path) -> None:
-    """The agent is one user, the job another; the agent owns the folder, and so may delete files in
-    it.
-    """
+    """The agent owns the folder, and so may delete other users' files in it."""
     base = Path("/dev/shm") / f"test-{os.getpid()}-{time.monotonic_ns()}"
     folder = base / "shm" / "gangline"
     folder.mkdir(parents=True)

@@ -198,9 +198,7 @@ def test_the_whole_ring_is_read_at_the_first_start_and_each_event_has_its_own_ti
 
 
 def test_a_complete_line_with_the_flag_of_a_fragment_joins_no_other() -> None:
-    """An H200's driver sets flag `c` on each line: a record 80 s older became a part of an XID's
-    message.
-    """
+    """An H200's driver sets flag `c` on each line: an older record joined an XID's message."""
     ring = Ring()
     ring.say("/proc/cgroups lists only v1 controllers", ago=83.6)
     ring.say("NVRM: GPU at PCI:0000:00:06: GPU-00000000-0000-4000-8000-000000000001", flags="c")
@@ -245,9 +243,7 @@ def test_a_long_lockup_counts_once_a_shorter_one_was_reported() -> None:
 
 
 def test_the_process_and_the_job_of_an_xid_may_be_in_a_later_line() -> None:
-    """XID 13 names its process in its third line; the job of the process was known but not
-    reported.
-    """
+    """XID 13 names its process in its third line; the job was known but not reported."""
     ring, asked = Ring(), []
 
     def job_of(pid: int) -> dict[str, str]:
@@ -412,9 +408,7 @@ def test_an_event_that_is_in_memory_only_holds_the_position_back(tmp_path: Path)
 
 
 def test_a_disk_that_takes_events_again_lets_the_position_move(tmp_path: Path) -> None:
-    """It was full for a minute; a week later a restart reported all records lost from the ring
-    since then.
-    """
+    """It was full for a minute; a week later a restart reported all records since then as lost."""
     ring, reported = Ring(), list[HealthEvent]()
     ring.say(XID.format(1, 79))
     agent = Agent(ring, tmp_path, reported)
@@ -440,9 +434,7 @@ def test_a_position_that_cannot_be_kept_leaves_nothing_behind(tmp_path: Path) ->
 def test_a_position_that_cannot_be_kept_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The state folder was a file: after each restart the whole ring was read again, without a
-    hint.
-    """
+    """The state folder was a file: each restart read the whole ring again, without a hint."""
     (tmp_path / "state").write_text("in the way")
     ring, reported = Ring(), list[HealthEvent]()
     agent = Agent(ring, tmp_path / "state", reported)
@@ -458,9 +450,7 @@ def test_a_position_that_cannot_be_kept_is_said_once(
 
 
 def test_a_log_that_tells_nothing_moves_its_position_too(tmp_path: Path) -> None:
-    """Otherwise each restart would read a week of chatter again, and report overwritten records as
-    a loss.
-    """
+    """Otherwise each restart reads a week of chatter, and reports overwritten records as a loss."""
     ring = Ring()
     ring.say("nothing")
     agent = Agent(ring, tmp_path, [])
@@ -580,9 +570,7 @@ def test_only_an_adapter_that_failed_is_back(tmp_path: Path) -> None:
 def test_an_empty_cage_is_no_unplugged_cable(
     files: dict[str, str], told: bool, tmp_path: Path
 ) -> None:
-    """Half of the ports were never cabled, and each boot put their hosts into WATCH for ten
-    minutes.
-    """
+    """Half of the ports were never cabled: each boot put their hosts into WATCH."""
     for name, text in files.items():
         path = tmp_path / "bus/pci/devices/0000:98:00.0" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -655,9 +643,7 @@ def test_stamps_learn_how_far_the_logs_clock_is_off() -> None:
 
 
 def test_a_suspension_moves_the_stamps_at_once() -> None:
-    """The log's clock stopped for an hour; adapting after sixteen records would mean wrong times
-    for an hour.
-    """
+    """The log's clock stopped for an hour; adapting to that takes sixteen records."""
     slept = [0]
     stamps = TimestampConverter(lambda: slept[0])
     for seconds in range(16):

@@ -200,9 +200,7 @@ def test_the_log_of_this_machine_is_followed() -> None:
 
 
 def test_a_closed_log_is_blindness_with_the_line_that_opens_it() -> None:
-    """kernel.dmesg_restrict is 1 on most distributions, and an agent without CAP_SYSLOG sees
-    nothing.
-    """
+    """kernel.dmesg_restrict is 1 on most distributions."""
     if os.geteuid() != 0 or Path("/proc/sys/kernel/dmesg_restrict").read_text().strip() != "1":
         pytest.skip("needs root to leave it, and kernel.dmesg_restrict=1")
     completed = subprocess.run(

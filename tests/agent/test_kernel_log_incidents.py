@@ -187,9 +187,7 @@ def test_one_pcie_error_counts_once_however_many_lines_it_has() -> None:
 
 
 def test_a_recovery_that_failed_is_an_incident_where_its_error_was_not_printed() -> None:
-    """The kernel limits the rate of the error's own lines; the failed recovery came alone, and was
-    dropped.
-    """
+    """The error's own lines were rate-limited; the failed recovery came alone, and was dropped."""
     log = Log()
     log.say("nvidia 0000:01:00.0: AER: can't recover (no error_detected callback)")
     log.wait(QUIET_NS + 1)
@@ -254,9 +252,7 @@ def test_storms_of_very_many_devices_are_folded() -> None:
 
 
 def test_a_thousand_xids_hide_no_fatal_one() -> None:
-    """GPUs and codes beyond counting, then one GPU off the bus: it was in a row "more at once",
-    without its GPU.
-    """
+    """One GPU off the bus was in a row "more at once", without its GPU."""
     log = Log()
     for number in range(2_000):
         log.note(
@@ -304,9 +300,7 @@ def test_no_more_than_all_are_ever_open() -> None:
 
 
 def test_what_explains_a_new_code_is_told_while_it_counts() -> None:
-    """XID 94 had continued for minutes and was reported once a minute; without it the new 48
-    drained the host.
-    """
+    """XID 94 was reported once a minute; without it the new 48 drained the host."""
     contained = "NVRM: Xid (PCI:0000:9b:00): 94, pid=1, name=python, Contained: SM (0x1)"
     double = "NVRM: Xid (PCI:0000:9b:00): 48, pid=1, name=python, An uncorrectable error"
     for contained_first in (True, False):
@@ -324,9 +318,7 @@ def test_what_explains_a_new_code_is_told_while_it_counts() -> None:
 
 
 def test_what_explains_a_code_that_comes_again_is_told_while_it_counts() -> None:
-    """48 continues and is reported at once; the 94 that came with its new line was reported only a
-    minute later.
-    """
+    """48 is reported at once; the 94 that came with it was reported a minute later."""
     contained = "NVRM: Xid (PCI:0000:9b:00): 94, pid=1, name=python, Contained: SM (0x1)"
     double = "NVRM: Xid (PCI:0000:9b:00): 48, pid=1, name=python, An uncorrectable error"
     log = Log()

@@ -26,9 +26,7 @@ REAL = Path("/dev/kmsg")
 
 
 def escaped(text: bytes) -> bytes:
-    """Return a line as the kernel escapes it: `\\xNN` for all except printable ASCII, and for the
-    backslash.
-    """
+    """Return a line as the kernel escapes it: `\\xNN` for the backslash and unprintable bytes."""
     return b"".join(
         bytes((byte,)) if 32 <= byte < 127 and byte != 0x5C else b"\\x%02x" % byte for byte in text
     )

@@ -151,9 +151,7 @@ def test_who_holds_what_and_gives_it_back(host: Host, served: Kubelet) -> None:
 
 
 def test_after_a_restart_all_is_told_anew(host: Host, served: Kubelet) -> None:
-    """A pod returned its GPU during an upgrade of the agent, and held it in the view for another
-    hour.
-    """
+    """A pod returned its GPU during an upgrade, and held it in the view for another hour."""
     served.answer = lambda: answer_of(pod("trainer-0", GPU))
     host.turn()
     host.turn()
@@ -173,9 +171,7 @@ def test_after_a_restart_all_is_told_anew(host: Host, served: Kubelet) -> None:
 
 @pytest.mark.slow
 def test_a_line_that_is_full_is_waited_for_ever_longer(host: Host, path: Path) -> None:
-    """kubelet hung with a full backlog; a Unix socket refuses at once, and it was asked again every
-    10 s forever.
-    """
+    """kubelet hung; a Unix socket refuses at once, and was asked every 10 s forever."""
     with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as stack:
         listener.bind(str(path))
         listener.listen(0)

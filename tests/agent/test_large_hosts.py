@@ -136,9 +136,7 @@ def test_the_frequencies_of_some_cores_stand_for_all(tmp_path: Path) -> None:
 
 
 def test_all_collectors_together_stay_below_the_limit_of_descriptors() -> None:
-    """Each used its share, there were more collectors than shares, and the spool could not be
-    opened.
-    """
+    """There were more collectors than shares, and the spool could not be opened."""
     created = [make(Roots()) for name, make in COLLECTORS.items() if "gpu" not in name]
     paces = Counter(c.pace for c in created if isinstance(c, CounterFileCollector))
     remembered = [x for c in created for x in vars(c).values() if isinstance(x, FileCache)]

@@ -238,9 +238,7 @@ def unacknowledged(sent: list[frames.Frame]) -> float:
 
 @pytest.mark.slow
 def test_an_aggregator_that_says_nothing_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    """The aggregator was stopped in a debugger; every agent's unit ran into its stop timeout and
-    was killed, including its spool.
-    """
+    """Every agent's unit ran into its stop timeout and was killed, including its spool."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with agent(tmp_path, "--aggregator", address) as process:
@@ -415,9 +413,7 @@ def test_the_daemon_is_light_when_it_runs(tmp_path: Path) -> None:
 
 
 def test_the_nursery_that_was_forked_early_is_the_one_that_forks_samplers(tmp_path: Path) -> None:
-    """A second fork server of the whole daemon would also work, but cost the memory that the first
-    saves.
-    """
+    """A second fork server would also work, but cost the memory that the first saves."""
     out = subprocess.run(
         [sys.executable, "-c", ONE_NURSERY, str(tmp_path)],
         check=True, capture_output=True, text=True, cwd=tmp_path, timeout=GUARD_SECONDS,
@@ -426,9 +422,7 @@ def test_the_nursery_that_was_forked_early_is_the_one_that_forks_samplers(tmp_pa
 
 
 def test_what_only_the_daemon_needs_is_imported_after_the_fork(tmp_path: Path) -> None:
-    """Every page of such a module that the daemon wrote to was copied, and its four forks kept the
-    old page: 3 MB.
-    """
+    """Such pages were copied when the daemon wrote to them: 3 MB."""
     out = subprocess.run(
         [sys.executable, "-c", FORKED], check=True, capture_output=True, text=True, cwd=tmp_path
     )

@@ -1,6 +1,4 @@
-"""`/metrics` over a socket: good requests are answered, bad requests are refused and delay no other
-client.
-"""
+"""`/metrics` over a socket: bad requests are refused and delay no other client."""
 
 from __future__ import annotations
 

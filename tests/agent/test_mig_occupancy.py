@@ -1,6 +1,4 @@
-"""Occupancy of MIG instances: each its own, from one turn to the next, while instances appear and
-disappear.
-"""
+"""Occupancy of MIG instances, turn by turn, while instances appear and disappear."""
 
 from __future__ import annotations
 
@@ -106,9 +104,7 @@ def test_turns_that_are_too_close_say_nothing(host: Host, play: Play) -> None:
 
 
 def test_instances_that_come_and_go_begin_anew(host: Host, play: Play, library: str) -> None:
-    """The instance was recreated with another tenant; its first mean contained the previous
-    tenant's work.
-    """
+    """A recreated instance's first mean contained the previous tenant's work."""
     alive = ctypes.CDLL(library).fake_nvml_gpm_samples
     scenario = play(
         [hopper(), instance(1, last=0), instance(1, first=1, profile=5), instance(2, last=1)]
@@ -183,9 +179,7 @@ def test_a_driver_without_the_function_costs_the_shares_alone(tmp_path: Path, pl
 
 
 def test_letting_go_frees_the_samples_and_begins_anew(host: Host, play: Play, library: str) -> None:
-    """A GPU was reset while its old samples were still held: they belong to the library, and were
-    freed.
-    """
+    """A GPU was reset while its old samples were held, which the library had freed."""
     play([hopper(), instance(1)])
     host.turn()
     assert host.turn() == {1: IDLE}

@@ -240,9 +240,7 @@ def test_what_is_no_speed_is_no_mode(name: str) -> None:
 
 
 def test_all_modes_of_a_400g_card_are_read() -> None:
-    """The list has many attributes of one type; only the first was read, and a 400G card looked
-    like 1G.
-    """
+    """Only the first attribute of the list was read: a 400G card looked like 1G."""
     names = [b"Autoneg", b"1000baseKX/Full", b"FIBRE", b"100000baseCR4/Full", b"400000baseSR8/Full"]
     result = ethtool_netlink.parse_supported_modes(
         modes_reply(*names, b"100000baseCR4/Full", b"\xff\xfe")

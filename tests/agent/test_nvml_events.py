@@ -157,9 +157,7 @@ def test_an_xid_that_the_kernel_log_shows_is_told_from_there(
 
 
 def test_the_kernel_log_is_read_by_another_process(witness: XidDeduplicator) -> None:
-    """The daemon reads it, its sampler NVML: each knew of one source, and every XID was reported
-    twice.
-    """
+    """Daemon and sampler each knew of one source, and every XID was reported twice."""
     child = os.fork()
     if not child:  # like the sampler: it sees the daemon's writes after the fork
         while not witness.reads_the_kernel_log:
@@ -292,9 +290,7 @@ def test_a_failed_wait_is_counted_and_the_listener_goes_on(
 def test_a_set_that_fails_again_and_again_is_made_ever_more_rarely(
     events: NvmlEvents, told: Told, play: Play, library: str
 ) -> None:
-    """One GPU was lost for a week: eight were registered again each second, and each second the
-    wait failed.
-    """
+    """One GPU was lost for a week: eight were registered again each second."""
     play(with_events(gpus(1)), host="error nvmlEventSetWait_v2 15")
     created = sets_made(events, told, library)
     assert created == [0, 1, 3, 7, 15, 31, 63, 123, 183]

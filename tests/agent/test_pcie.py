@@ -77,9 +77,7 @@ def changes_of(roots: Roots) -> dict[str, dict[str, float | int | None] | None]:
 
 
 def test_every_type_of_error_is_a_signal_of_its_own(tmp_path: Path) -> None:
-    """A `fatal` by a surprise-down and one by a malformed packet looked alike: one is a cable or a
-    slot, the other a device. Each name of the kernel has its own number.
-    """
+    """A `fatal` by a surprise-down is a cable, by a malformed packet the device."""
     host = hosts.unpack("h100-ib", tmp_path)
     folder = host.roots.sys / "bus/pci/devices" / BRIDGE
     write_aer(folder, "correctable", CORRECTABLE, "COR", 100)
@@ -145,10 +143,7 @@ def plug(host: hosts.HostFolder, link: Path, target: str, errors: int) -> None:
 
 
 def test_a_function_that_is_unplugged_and_put_back(tmp_path: Path) -> None:
-    """A GPU was exchanged during the run: for five minutes its last readings were reported, and
-    then the new one's counters were subtracted from the old one's. Now its row disappears in the
-    next turn; a returning function has the new counts, and the counter algebra restarts.
-    """
+    """A GPU was exchanged: its last readings stayed, then joined the new one's counts."""
     host = hosts.unpack("h100-ib", tmp_path)
     link = host.roots.sys / "bus/pci/devices" / GPU
     target = os.readlink(link)
@@ -175,9 +170,7 @@ def test_a_function_that_is_unplugged_and_put_back(tmp_path: Path) -> None:
 
 
 def test_a_function_exchanged_between_two_turns(tmp_path: Path) -> None:
-    """Removed and reinserted within ten seconds, at the same address: the kept descriptors always
-    read the old one's files. The new folder's inode differs.
-    """
+    """Kept descriptors read the old function's files: the new folder's inode differs."""
     host = hosts.unpack("h100-ib", tmp_path)
     link = host.roots.sys / "bus/pci/devices" / GPU
     collector = pcie.PcieTenSeconds(host.roots)
@@ -221,9 +214,7 @@ def test_a_storm_of_functions_is_named_in_part(tmp_path: Path) -> None:
 
 
 def config(*, mps: int = 1, mrrs: int = 5, relaxed: bool = True, acs: int | None = 0x1D) -> bytes:
-    """Return a configuration space with a power-management, an MSI-X and a PCI Express capability,
-    followed by an AER and, unless None, an ACS capability.
-    """
+    """Return a configuration space with PM, MSI-X, PCI Express, AER and, unless None, ACS."""
     space = bytearray(4096)
     space[0:4] = struct.pack("<HH", 0x10DE, 0x2330)
     space[0x06] = 0x10
@@ -306,9 +297,7 @@ def _edited(space: bytes, edits: list[tuple[int, int]]) -> bytes:
 
 
 def test_settings_of_functions(tmp_path: Path) -> None:
-    """From configuration space and from sysfs, but not from a sleeping device: a read would wake
-    it.
-    """
+    """A sleeping device is not read: that would wake it."""
     host = hosts.unpack("h100-ib", tmp_path)
     devices = host.roots.sys / "bus/pci/devices"
     for name in (GPU, "0000:1a:00.0"):
@@ -336,9 +325,7 @@ def test_settings_of_functions(tmp_path: Path) -> None:
 def test_what_comes_with_a_functions_driver_is_shown_in_the_next_turn(
     late: str, tmp_path: Path
 ) -> None:
-    """A GPU's IOMMU group came when its driver was bound (Grace), and for an hour it was reported
-    as missing.
-    """
+    """A GPU's IOMMU group came with its driver (Grace), and was missing for an hour."""
     host = hosts.unpack("h100-ib", tmp_path)
     function = (host.roots.sys / "bus/pci/devices" / GPU).resolve()
     (function / "config").write_bytes(config())

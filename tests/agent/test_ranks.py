@@ -178,9 +178,7 @@ def _printing(*lines: str) -> list[str]:
 
 
 def test_a_helper_that_does_not_return_is_killed_and_is_the_only_one() -> None:
-    """A process' memory was locked by a hung driver, and each turn added a helper that hung with
-    it.
-    """
+    """A process' memory was locked by a hung driver: each turn added a helper."""
     clock = HandedClock()
     code = "import signal; signal.pause()"
     reader = RankReader(PROC, clock, [sys.executable, "-I", "-S", "-c", code])
@@ -198,9 +196,7 @@ def test_a_helper_that_does_not_return_is_killed_and_is_the_only_one() -> None:
 
 
 def test_one_process_that_holds_the_helper_up_costs_its_neighbours_nothing() -> None:
-    """Reads of one user's environment page never returned, and jobs that began at the same time had
-    no rank.
-    """
+    """One user's environment never returned: jobs that began with it had no rank."""
     code = (
         "import json, os, signal, sys\n"
         "for asked in sys.argv[2:]:\n"
@@ -218,9 +214,7 @@ def test_one_process_that_holds_the_helper_up_costs_its_neighbours_nothing() -> 
 def test_a_helper_that_says_nothing_is_not_asked_again(
     tmp_path: Path,
 ) -> None:
-    """The interpreter was broken: starting a helper a second for each process of the host would not
-    help.
-    """
+    """The interpreter was broken: one more helper a second would not help."""
     reader = RankReader(
         PROC, HandedClock(), [sys.executable, "-I", "-S", "-c", "raise SystemExit(1)"]
     )

@@ -282,9 +282,7 @@ def test_pci_locality_of_a_recorded_host(numa_host: tuple[Path, Reading]) -> Non
 
 @pytest.mark.parametrize(("log", "events"), [("kmsg.1.log", 0)])
 def test_a_recorded_kernel_log_through_its_collector(tmp_path: Path, log: str, events: int) -> None:
-    """An ordinary boot, read as /dev/kmsg: every record is parsed, no event. (Lines:
-    test_kernel_log_lines.py.)
-    """
+    """Every record of an ordinary boot is parsed, no event. (Lines: test_kernel_log_lines.py.)"""
     content = (DATA / "kernel_log" / log).read_bytes()
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/kmsg").write_bytes(content)

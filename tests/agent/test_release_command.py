@@ -171,9 +171,7 @@ def test_release_of_all(agent: Agent, capsys: pytest.CaptureFixture[str]) -> Non
 def test_the_agent_is_named_by_its_run_folder_as_check_has_it(
     agent: Agent, capsys: pytest.CaptureFixture[str], form: str
 ) -> None:
-    """`gangline check --run-folder` found the agent; a release with the same option reached no
-    agent.
-    """
+    """`gangline check --run-folder` found the agent; `release` with this option did not."""
     place = form.format("--run-folder", agent.socket.parent).split("|")
     assert said(capsys, "release", A, *place)[0] == 0
     assert agent.samplers.released().keys() == {A}
@@ -204,9 +202,7 @@ def test_which_agent_is_meant_is_said_once(
 def test_a_sampler_that_cannot_let_go_is_named(
     agent: Agent, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit 1 and the call: so that a script does not continue with the reset, and the operator
-    knows why.
-    """
+    """Exit 1 and the call: a script must not continue with the reset."""
     monkeypatch.setattr("gangline.agent.gpu_release.RELEASE_NS_MAX", 50_000_000)
     agent.samplers.holding, agent.samplers.stuck = True, [Stuck(next_try_ns=agent.now_ns + 10**10)]
     agent.samplers.abandoned_count = 1
@@ -245,9 +241,7 @@ def test_who_else_holds_it_is_named(
 def test_dcgms_engine_is_named_with_how_it_lets_go(
     agent: Agent, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The agent had released the GPU, nvidia-smi still refused the reset, and the engine was
-    overlooked.
-    """
+    """nvidia-smi still refused the reset: the engine was overlooked."""
     fd = tmp_path / "proc/812/fd"
     fd.mkdir(parents=True)
     (fd / "9").symlink_to("/dev/nvidia1")
@@ -259,9 +253,7 @@ def test_dcgms_engine_is_named_with_how_it_lets_go(
 def test_the_driver_being_updated_is_said(
     agent: Agent, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Otherwise an operator looks for lost GPUs during a package upgrade; it ends with the next
-    readings.
-    """
+    """Otherwise an operator looks for lost GPUs during a package upgrade."""
     (tmp_path / "proc/driver/nvidia/version").write_text(
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  575.57.08  Thu May 1\n"
     )
@@ -370,10 +362,7 @@ def test_roots_of_a_folder_show_nobody(tmp_path: Path) -> None:
 def test_an_agent_that_begins_heeds_what_was_released_before_it_answered(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """During a reload of the agent `release` reported that nothing was held, exit code 0, and the
-    new agent opened the GPU during the reset.
-
-    """
+    """`release` during a reload held nothing, exit 0; then the new agent opened the GPU."""
     agent = Agent(tmp_path)
     agent.socket.parent.mkdir()
     code, out, err = run(agent, capsys, "release", A, "--why", "reset", "--for", "10m")

@@ -124,9 +124,7 @@ def test_the_time_is_over_and_they_are_taken_back(host: Host) -> None:
 
 @pytest.mark.slow
 def test_a_killed_agents_socket_and_the_next_agent(host: Host) -> None:
-    """kill -9: `release` reports that nothing is held, and the next agent answers at the same
-    place.
-    """
+    """After kill -9 `release` reports that nothing is held; the next agent answers there."""
     with host.running() as agent:
         before = host.status().process_id
         agent.kill()
@@ -145,9 +143,7 @@ def test_a_killed_agents_socket_and_the_next_agent(host: Host) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "reloaded"])
 def test_a_release_outlives_the_agent(host: Host, how: str) -> None:
-    """In the middle of a reset the agent was killed for its memory, or reloaded: a second later the
-    next agent had the GPU open.
-    """
+    """Killed or reloaded during a reset: a second later the next agent had the GPU open."""
     host.show_in_sysfs()
     (host.folder / "agent.toml").touch()
     host.agent = Process([*host.arguments, "--config", str(host.folder / "agent.toml")], host.log)
@@ -186,9 +182,7 @@ def answers(host: Host) -> bool:
 
 
 def test_after_xid_79_the_gpu_is_left_alone(host: Host) -> None:
-    """From a line of the kernel's log, written a moment before, to a sampler without that GPU's
-    handle.
-    """
+    """From a line of the kernel's log to a sampler without that GPU's handle."""
     stamp = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
     line = "NVRM: Xid (PCI:0000:1c:00): 79, pid=4711, name=python, GPU has fallen off the bus."
     (host.dev / "kmsg").write_text(f"3,1,{stamp},-;{line}\n")
@@ -202,9 +196,7 @@ def test_after_xid_79_the_gpu_is_left_alone(host: Host) -> None:
 
 @pytest.mark.slow
 def test_an_unbind_that_waits_for_us_goes_on(host: Host) -> None:
-    """The driver's link to the GPU disappears from sysfs: its `remove` waits until the agent has
-    released it.
-    """
+    """Its link disappears from sysfs: the driver's `remove` waits for the agent's release."""
     links = host.show_in_sysfs()
     with host.running():
         until(lambda: host.held() >= ALL, "every GPU is sampled")

@@ -41,9 +41,7 @@ def test_what_is_written_is_read(released: list[ReleasedGpu]) -> None:
 
 
 def test_a_time_that_is_over_or_past_a_day_is_none() -> None:
-    """Boot time restarted under the same boot id (a broken virtual machine): a host must not stay
-    blind.
-    """
+    """Boot time restarted under the same boot id: a host must not stay blind."""
     times = (NOW, NOW + 1, NOW + int((RELEASE_SECONDS_MAX + 1) * 1e9))
     content = format_released(BOOT, [ReleasedGpu(A, moment, "") for moment in times])
     assert [released.until_ns for released in parse_released(content, BOOT, NOW)] == [NOW + 1]

@@ -29,9 +29,7 @@ def states(collector: Services) -> dict[str, tuple[float | int | None, float | i
 
 
 def test_services_of_a_host(tmp_path: Path) -> None:
-    """Fabric Manager runs; IMEX is enabled and does not; chronyd was masked by the operator: no
-    row.
-    """
+    """Fabric Manager runs; IMEX is enabled and does not; chronyd is masked: no row."""
     host = hosts.unpack("h100-ib", tmp_path)
     assert states(Services(host.roots)) == {
         "nvidia-fabricmanager": (1, 1),
@@ -43,10 +41,7 @@ def test_services_of_a_host(tmp_path: Path) -> None:
 
 
 def test_a_service_that_ends_and_one_that_is_started_again(tmp_path: Path) -> None:
-    """Fabric Manager crashed at night: installed, enabled, not running.
-
-    After a restart its time starts at 0.
-    """
+    """Fabric Manager crashed at night. After a restart its time starts at 0."""
     host = hosts.unpack("h100-ib", tmp_path)
     collector = Services(host.roots)
     before = dict(rows_of(collector.collect()[0]))["nvidia-fabricmanager"]
@@ -124,9 +119,7 @@ def test_cgroups_of_v1_hybrid_and_v2(tmp_path: Path) -> None:
 
 
 def test_services_of_a_proc_that_hides_processes(tmp_path: Path) -> None:
-    """hidepid=invisible and no cgroup of systemd: IMEX ran in a container, and was reported as
-    failed.
-    """
+    """hidepid=invisible: IMEX ran in a container, and was reported as failed."""
     host = hosts.unpack("h100-ib", tmp_path)
     shutil.rmtree(host.roots.proc / "1")
     turn = run_collector(Services(host.roots), StoppedClock())

@@ -201,9 +201,7 @@ class SpoolAgainstModel(RuleBasedStateMachine):
         assert self.spool.next_sequence() > max(self.history, default=0)
 
     def _take_stock(self) -> None:
-        """Update the model: after a restart receipted frames may reappear, but never with other
-        content.
-        """
+        """Update the model: receipted frames may reappear, but never with other content."""
         self.waiting = everything(self.spool)
         assert self.waiting.items() <= self.history.items()
         self.counted = self.spool.dropped_frames
@@ -292,9 +290,7 @@ def test_a_flipped_bit_costs_its_frame_alone(folder: Path) -> None:
 
 
 def test_after_a_power_cut_numbers_jump(folder: Path) -> None:
-    """Frames were sent and receipted, then power failed before the page cache reached the disk: the
-    same numbers must not come again with other content, or they are taken for resends.
-    """
+    """Power failed before the page cache was on disk: receipted numbers must not come again."""
     spool = open_spool(folder)
     append(spool, b"a", b"b")
     spool.close()
@@ -322,9 +318,7 @@ def test_a_cloned_image_begins_a_run_of_its_own(folder: Path) -> None:
 
 
 def test_a_length_that_swallows_the_records_after_it_costs_its_frame_alone(folder: Path) -> None:
-    """One flipped bit, 256 bytes more: record 1 reached to the end of the file, and number 2 was
-    used again.
-    """
+    """One flipped bit: record 1 reached to the end of the file, and number 2 was used again."""
     spool = open_spool(folder)
     assert append(spool, b"", bytes(240)) == [1, 2]
     run_id = spool.run_id
@@ -382,9 +376,7 @@ def test_flipped_bytes_cost_their_own_frames_and_all_are_counted(
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff\x00", b"[" * 4000, b'{"format": 1}'])
 def test_a_damaged_note_begins_a_new_run(folder: Path, content: bytes) -> None:
-    """Without the run id the frames could not be distinguished from another run's: report and count
-    them.
-    """
+    """Without the run id the frames may be another run's: report and count them."""
     spool = open_spool(folder)
     run_id = spool.run_id
     append(spool, b"a")
@@ -440,9 +432,7 @@ def test_whatever_is_in_the_folder_it_opens(junk: bytes, name: int) -> None:
 def test_the_newest_frame_is_given_back_without_the_disk_and_the_others_from_it(
     folder: Path,
 ) -> None:
-    """It is sent within the second of its write; after its receipt it is neither on disk nor in
-    memory.
-    """
+    """It is sent within the second of its write; after its receipt it is nowhere."""
     spool = open_spool(folder)
     append(spool, b"one", b"two", b"three")
     assert everything(spool, 1) == {1: b"one", 2: b"two", 3: b"three"}
@@ -455,9 +445,7 @@ def test_the_newest_frame_is_given_back_without_the_disk_and_the_others_from_it(
 
 
 def test_full_means_the_oldest_first(folder: Path) -> None:
-    """The aggregator was unreachable for a day: the latest frames remain, and dropped ones are
-    counted.
-    """
+    """No aggregator for a day: the latest frames remain, and dropped ones are counted."""
     spool = open_spool(folder)
     sequences = append(spool, *(b"%4d" % n * 100 for n in range(300)))
     result = everything(spool)
@@ -514,9 +502,7 @@ def test_a_small_spool_has_small_segments(folder: Path) -> None:
 
 
 def test_out_of_descriptors_costs_no_frame(folder: Path) -> None:
-    """The process ran out of descriptors for a moment, and every segment it could not open was
-    counted as lost.
-    """
+    """Every segment that could not be opened was counted as lost."""
     spool = open_spool(folder)
     append(spool, b"one", b"two")
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -584,9 +570,7 @@ def test_another_process_that_holds_the_folder_is_named(folder: Path) -> None:
 def test_a_killed_agent_whose_thread_is_stuck_in_a_driver_does_not_hold_the_folder(
     folder: Path,
 ) -> None:
-    """A call into the driver never returned; `kill -9` left a zombie that kept the lock, and the
-    new agent refused to start on exactly that host.
-    """
+    """`kill -9` left a zombie that kept the lock: the new agent refused to start."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True
     ) as agent:

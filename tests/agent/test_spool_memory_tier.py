@@ -152,9 +152,7 @@ TestHeadAgainstModel.settings = settings(
 
 
 def test_while_receipts_come_the_disk_is_left_alone(tmp_path: Path) -> None:
-    """The agent wrote each frame to the disk and deleted it a minute later: 1.5 GB a year for
-    nothing.
-    """
+    """Each frame was written and deleted a minute later: 1.5 GB a year for nothing."""
     seconds = Seconds()
     spool = open_spool(tmp_path, seconds)
     before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "spool").iterdir()}
@@ -188,9 +186,7 @@ def test_without_receipts_frames_go_on_to_the_disk_deflated(tmp_path: Path) -> N
 def test_frames_that_go_on_to_the_disk_while_they_are_read_are_not_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The agent took frames that moved to the disk during a read for receipted, and sent them only
-    after its next reconnect.
-    """
+    """Frames that moved to the disk during a read were taken for receipted."""
     seconds = Seconds()
     spool = open_spool(tmp_path, seconds)
     append(spool, b"one", b"two")
@@ -253,9 +249,7 @@ def test_the_end_puts_all_on_the_disk(tmp_path: Path) -> None:
 
 
 def test_an_end_with_nothing_left_keeps_the_numbers(tmp_path: Path) -> None:
-    """All frames had their receipts, so that the disk had none of the numbers: they began again at
-    1.
-    """
+    """All frames had receipts and the disk no numbers: they began again at 1."""
     for expected in (1, 2, 3):
         spool = open_spool(tmp_path)
         assert append(spool, b"one") == [expected]
@@ -346,9 +340,7 @@ def test_without_such_a_folder_the_disk_is_used(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_removed_under_way_is_made_again(tmp_path: Path) -> None:
-    """The agent's user logged out, and logind removed the user's files in /dev/shm: frames were
-    lost.
-    """
+    """The user logged out, logind removed the files in /dev/shm: frames were lost."""
     seconds = Seconds()
     spool = open_spool(tmp_path, seconds)
     append(spool, b"one", b"two")
@@ -376,9 +368,7 @@ def test_a_folder_that_is_removed_under_way_is_made_again(tmp_path: Path) -> Non
 def test_an_open_that_fails_leaves_all_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reported that all numbers were known, when the disk had just lost some: they were used
-    again.
-    """
+    """All numbers counted as known when the disk had just lost some: they were used again."""
     spool = open_spool(tmp_path)
     append(spool, b"one", b"two", b"three")
     spool.close()
@@ -414,9 +404,7 @@ def test_an_end_on_a_disk_that_takes_nothing_leaves_frames_in_memory(tmp_path: P
 def test_a_full_memory_costs_no_frame_while_the_disk_has_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job filled /dev/shm while the aggregator was unreachable: the oldest frames were dropped
-    for the newest.
-    """
+    """A job filled /dev/shm: the oldest frames were dropped for the newest."""
     (tmp_path / "memory").mkdir()
     spool = Spool.open(
         tmp_path / "spool",

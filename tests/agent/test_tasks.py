@@ -141,9 +141,7 @@ def test_a_process_that_opens_the_gpu_later_is_found_within_the_minute(tmp_path:
 
 
 def test_a_killed_process_that_the_driver_holds_fast_has_the_gpu_still(tmp_path: Path) -> None:
-    """After SIGKILL its descriptors were closed, but the last close never returned: the GPU was
-    reported as free, and the next job could not start on it.
-    """
+    """Its last close never returned: the GPU was reported free, the next job failed."""
     host = hosts.unpack("h100-ib", tmp_path)
     collector = BlockedTasks(host.roots)
     row(collector)

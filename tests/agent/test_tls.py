@@ -153,9 +153,7 @@ def test_everything_is_delivered_by_tls(
 def test_a_reader_that_is_slow_costs_nothing_but_time(
     told: Told, secured: Secured, agent: SecureAgent
 ) -> None:
-    """Twelve megabytes against a small send buffer: OpenSSL takes parts, and requires the same
-    bytes in the next call.
-    """
+    """OpenSSL takes parts, and requires the same bytes in the next call."""
     with serving(told, secured) as aggregator:
         aggregator.credit_frames = 64
         frame = random.Random(2).randbytes(900_000)
@@ -359,9 +357,7 @@ def pair_of(secured: Secured) -> Iterator[tuple[TlsSocket, ssl.SSLSocket]]:
 
 
 def test_nothing_is_left_where_poll_does_not_see_it(secured: Secured) -> None:
-    """A record of 16 kB, read four at a time: the rest, with receipts, remained decrypted in
-    OpenSSL.
-    """
+    """A record of 16 kB, read four at a time: receipts remained decrypted in OpenSSL."""
     with pair_of(secured) as (ours, other):
         data = os.urandom(40_000)
         other.sendall(data)
@@ -378,9 +374,7 @@ def test_nothing_is_left_where_poll_does_not_see_it(secured: Secured) -> None:
 
 
 def test_a_full_socket_takes_the_same_bytes_later(secured: Secured) -> None:
-    """Parts accepted, refused, offered again with more data: the received bytes equal the sent
-    bytes.
-    """
+    """Parts accepted, refused, offered again with more data."""
     with pair_of(secured) as (ours, other):
         data, sent, grown = os.urandom(3_000_000), 0, 1 << 20
         received = bytearray()

@@ -182,9 +182,7 @@ def test_a_code_in_two_arguments(capsys: pytest.CaptureFixture[str]) -> None:
 def test_any_line_of_the_kernel_log(
     capsys: pytest.CaptureFixture[str], prefix: str, line: str, wanted: tuple[str, ...]
 ) -> None:
-    """Only lines with an XID were explained; all others were "wrong usage", although the agent
-    judges them.
-    """
+    """Only lines with an XID were explained; all others were "wrong usage"."""
     code, out = said(capsys, prefix + line)
     assert code == cli.OK
     card = " ".join(out.split())

@@ -115,9 +115,7 @@ def test_the_steps_of_a_wrapping_counter_add_up(increments: list[int], start: in
 
 
 def test_a_wide_counter_loses_nothing_where_a_blank_would_stand() -> None:
-    """A byte counter really passes 2**32 - 1: that one reading is called blank, and no byte is
-    lost.
-    """
+    """A byte counter really passes 2**32 - 1: one blank reading, and no byte is lost."""
     path = [BLANK_32 - 10, BLANK_32, BLANK_32 + 5]
     first, blank, last = (Observation(v, i * SECOND_NS, BOOT) for i, v in enumerate(path))
     assert compare(first, blank).outcome is StepOutcome.BLANK

@@ -206,9 +206,7 @@ def test_plain_and_deflated_are_one_frame(stamp: Stamp, given_blocks: list[Block
 
 @given(st.one_of(st.binary(max_size=100), st.integers(0, 8 * len(EXAMPLE) - 1)))
 def test_what_is_no_frame_is_left_as_it_is(data: bytes | int) -> None:
-    """A damaged frame in the spool is sent unchanged, for the aggregator to refuse; the agent
-    continues.
-    """
+    """A damaged frame in the spool is sent unchanged, for the aggregator to refuse."""
     if isinstance(data, int):
         damaged = bytearray(EXAMPLE)
         damaged[data // 8] ^= 1 << data % 8

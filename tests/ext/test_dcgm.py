@@ -118,9 +118,7 @@ def test_version_words_are_those_of_the_library(libraries: dict[int, str]) -> No
 
 
 def test_no_engine_is_ever_started() -> None:
-    """Without an address DCGM would embed a host engine in the agent: the binding does not even
-    look up such a call.
-    """
+    """Without an address DCGM would embed a host engine: the binding looks up no such call."""
     assert not [
         name
         for name in dcgm.SYMBOLS

@@ -234,9 +234,7 @@ def test_garbage_of_one_gpu_costs_no_neighbour(line: str, library: str, play: Pl
 def test_memory_beyond_repair_is_read_in_either_layout(
     versioned: int, flag: int, library: str, play: Play
 ) -> None:
-    """NVIDIA's header and NVIDIA's Python binding disagree about this struct: one layout would
-    always miss the fault.
-    """
+    """NVIDIA's header and its Python binding disagree: one layout would miss the fault."""
     gpu = gpus(1)[0]
     gpu.values |= {"unrepairable": flag, "unrepairable_versioned": versioned}
     play([gpu])
@@ -272,9 +270,7 @@ def test_places_of_lost_data_are_counted_within_bounds(
 
 
 def test_a_place_that_the_driver_passes_over_is_no_zero(library: str, play: Play) -> None:
-    """Three places were reported, but only two counts: the third counted as zero, and the sum was
-    wrong.
-    """
+    """Three places were reported, but two counts: the third counted as zero."""
     gpu = gpus(1)[0]
     gpu.values |= {"sram_unique": 3, "sram_unique_passed": 1}
     play([gpu])

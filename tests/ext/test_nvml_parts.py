@@ -183,9 +183,7 @@ def test_prototypes_are_nvidias(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("header", [header_folder, older_header_folder])
 def test_field_ids_are_nvidias(header: Callable[[], Path], tmp_path: Path) -> None:
-    """With an id off by one, replays are read as recoveries: both are small numbers, so the error
-    is invisible.
-    """
+    """With an id off by one, replays are read as recoveries."""
     ours = {
         f"NVML_FI_DEV_{name}": fields[f"{kind}.{signal}"].scoped
         for kind, fields, names in (("nvlink", NVLINK, NAMES), ("c2c", C2C, C2C_NAMES))
@@ -277,9 +275,7 @@ def test_what_a_link_does_not_have_is_asked_for_rarely(play: Play, opened: Open)
 
 
 def test_the_first_that_has_a_value_fills_the_cell(play: Play, opened: Open) -> None:
-    """A driver with both ways has the same value in both; a driver with only the older one must
-    still have a value.
-    """
+    """A driver with only the older way must still have a value."""
     gpu = gpus(1)[0]
     gpu.lines += ["scoped 3 161 ull 7", "scoped 0 49 ull 8"]
     play([gpu])
@@ -348,9 +344,7 @@ def test_memory_in_use_cannot_be_moved(play: Play, opened: Open) -> None:
 
 @pytest.mark.parametrize("count", [4_294_967_294, 2**40, 65])
 def test_a_garbage_count_of_links_is_bounded(count: int, play: Play, opened: Open) -> None:
-    """Four thousand million links would be as many rows in each frame; even sixty-four false links
-    are too many.
-    """
+    """Four thousand million links would be as many rows; even sixty-four are too many."""
     gpu = with_links(gpus(1)[0], 18)
     gpu.fields[91] = gpu.fields[170] = ("ull", count)
     play([gpu])
@@ -414,9 +408,7 @@ def listed(parts: Parts, address: str) -> list[Process]:
 
 
 def test_lists_that_say_the_same_are_the_same(play: Play, opened: Open) -> None:
-    """Twenty-four lists a second were converted into objects, although no process had started or
-    ended.
-    """
+    """Twenty-four unchanged lists a second were converted into objects."""
     devices = gpus(2)
     devices[0].lines.append(process(19))
     devices[1].lines += [process(20, 5), process(20, 6, last=1), process(21, 7, first=4)]

@@ -1,6 +1,4 @@
-"""The ring of samples: no sample is lost within its length or belongs to another GPU, and sums are
-right.
-"""
+"""The ring of samples: none is lost within its length or another GPU's; sums are right."""
 
 from __future__ import annotations
 
@@ -220,9 +218,7 @@ def test_what_follows_the_ring_has_its_samples(
 def test_a_rest_by_a_clock_that_is_not_as_it_should_be(
     clock: str, samples: int, nvml: Nvml, tmp_path: Path
 ) -> None:
-    """A host suspended for two nights called its GPUs 460,800 times in a row; in a sandbox without
-    this sleep, a sampler never slept, and used a whole CPU.
-    """
+    """A suspended host called its GPUs 460,800 times; in a sandbox a sampler never slept."""
     source, library = tmp_path / "clock.c", tmp_path / "clock.so"
     source.write_text(CLOCK.replace("SLEEP", CLOCKS[clock]))
     subprocess.run([*compiler(), "-shared", "-fPIC", source, "-o", library], check=True)

@@ -98,9 +98,7 @@ def test_a_missing_symbol_costs_its_reading_only(symbol: str, folder: Path, play
 
 
 def test_an_old_driver_gives_what_it_has(folder: Path, play: Play) -> None:
-    """No fields, no versioned calls, the older name of the clock reasons: the older calls return
-    the same.
-    """
+    """No fields, no versioned calls: the older calls return the same."""
     lacks = ["nvmlDeviceGetFieldValues", "nvmlDeviceGetTemperatureV", "nvmlDeviceGetMemoryInfo_v2"]
     lacks += [
         "nvmlDeviceGetCurrentClocksEventReasons",

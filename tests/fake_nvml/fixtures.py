@@ -16,9 +16,7 @@ Play = Callable[..., Scenario]
 
 @pytest.fixture(autouse=True)
 def accounts() -> Iterator[None]:
-    """Forget GPUs and call counts of the previous test: a test's clock allows more calls than the
-    real one.
-    """
+    """Forget GPUs and call counts of the previous test."""
     nvml.forget_accounts()
     nvml.cap(0)
     yield

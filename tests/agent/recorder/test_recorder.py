@@ -137,9 +137,7 @@ def test_a_recording_shows_before_and_after_what_began(host: Host) -> None:
 
 
 def test_a_storm_is_one_recording_a_minute(host: Host) -> None:
-    """A thousand XIDs in ten minutes must not fill the disk; the first has the same delay as
-    others.
-    """
+    """A thousand XIDs in ten minutes must not fill the disk; the first has the usual delay."""
     for second in range(600):
         for code in (79, 31, 43, 45, second):
             host.recorder.observe(HealthEvent(name="gpu.xid", code=code, device="GPU-1"))
@@ -167,9 +165,7 @@ def test_what_is_recorded(event: HealthEvent, reason: str) -> None:
 
 
 def test_a_finding_that_begins_is_recorded_once(host: Host) -> None:
-    """A finding older than the agent's start is not recorded, nor one already recorded for its
-    event. An hour-long finding is one recording.
-    """
+    """Neither a finding from before the start, nor one whose event is recorded, nor one twice."""
     host.findings = [Finding("gpu_remap_pending", "GPU-0", host.clock.boottime_ns())]
     host.seconds(5)
     xid = Finding("xid79", "GPU-0", host.clock.boottime_ns() + 100 * SECOND_NS)
@@ -279,9 +275,7 @@ def test_a_full_disk_costs_a_recording_and_nothing_else(
 def test_a_hung_disk_stops_neither_ticks_nor_requests(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """New requests are answered from memory; requests for the disk get an error, and the daemon's
-    thread never waits.
-    """
+    """Requests from memory are answered, those for the disk fail; nothing waits."""
     released = threading.Event()
     monkeypatch.setattr(storage_module, "replace", lambda *_: released.wait(GUARD_SECONDS))
     host.hangs = True

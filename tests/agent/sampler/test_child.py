@@ -82,9 +82,7 @@ def daemon() -> Iterator[Daemon]:
 
 
 def test_an_order_is_heard_when_the_sampler_is_called(daemon: Daemon) -> None:
-    """Its socket is not polled between samples: a command without a notification would wait
-    forever.
-    """
+    """Its socket is not polled between samples: a command without a notification would wait."""
 
     def meanwhile(rest: int) -> None:
         if rest == 2:
@@ -98,9 +96,7 @@ def test_an_order_is_heard_when_the_sampler_is_called(daemon: Daemon) -> None:
 
 
 def test_all_orders_are_heard_at_one_call(daemon: Daemon) -> None:
-    """A host with thousands of excluded GPUs: the second part of a long command was received only
-    with the next one.
-    """
+    """Thousands of excluded GPUs: a long command's second part arrived only with the next one."""
 
     def meanwhile(rest: int) -> None:
         if rest == 2:

@@ -88,9 +88,7 @@ def plain(told: SampleBatch) -> object:
 def test_rounds_come_out_as_they_went_in_whatever_the_pieces(
     sent: list[SampleBatch], data: st.DataObject
 ) -> None:
-    """Rows and columns are sent once; a daemon that reads half a message must not take it for
-    another.
-    """
+    """A daemon that reads half a message must not take it for another."""
     encoder, decoder = SampleBatchEncoder(NAMES), SampleBatchDecoder(NAMES)
     again = data.draw(st.lists(st.sampled_from(sent), max_size=6)) if sent else []
     for batch in [*sent, *again]:
@@ -111,9 +109,7 @@ def test_rounds_come_out_as_they_went_in_whatever_the_pieces(
 def test_garbage_is_refused_or_understood_and_never_read_past(
     told: SampleBatch, at: int, byte: int, cut: int
 ) -> None:
-    """The memory of a sampler was overwritten, or it was killed during a message; the next batch
-    may still follow.
-    """
+    """A sampler's memory was overwritten, or it was killed in a message."""
     encoder, decoder = SampleBatchEncoder(NAMES), SampleBatchDecoder(NAMES)
     data = bytearray(encoder.encode(*told) + encoder.encode(*told))
     data[at % len(data)] = byte
@@ -128,9 +124,7 @@ def test_garbage_is_refused_or_understood_and_never_read_past(
 
 
 def test_turns_of_fewer_blocks_than_before_and_of_all_again() -> None:
-    """A collector may return one of its two tables; the other keeps its rows and columns on both
-    sides.
-    """
+    """A collector may return one of its two tables; the other keeps its rows and columns."""
     encoder, decoder = SampleBatchEncoder(NAMES), SampleBatchDecoder(NAMES)
     message, two, other = (Block(name, ["a"]) for name in ("gpu_1s", "disk_1s", "rdma_1s"))
     reported = []
@@ -178,9 +172,7 @@ def test_blocks_whose_shape_is_known_keep_their_memory() -> None:
 
 
 def test_after_a_message_that_was_refused_no_reading_of_before_is_taken_for_a_new_one() -> None:
-    """A new shape was accepted although cells were missing: the next turn filled it, and showed the
-    previous block.
-    """
+    """A new shape was accepted although cells were missing: the next turn showed the old block."""
     encoder, decoder = SampleBatchEncoder(NAMES), SampleBatchDecoder(NAMES)
     both = [Block(name, ["a"], [1]) for name in ("gpu_1s", "disk_1s")]
     turns = [TimedResult(1, CollectResult("gpu_1s", both, 0.0, CollectOutcome.OK))]
@@ -324,9 +316,7 @@ def test_what_is_none_of_ours_is_refused_in_words(data: bytes, words: str) -> No
 
 
 def test_a_round_that_no_message_can_hold_is_refused_where_it_is_made() -> None:
-    """After a batch near the limit the buffer allowed longer ones, and the daemon killed the
-    sampler.
-    """
+    """After a batch near the limit the buffer allowed longer ones: the sampler was killed."""
     encoder, slow = (
         SampleBatchEncoder(NAMES),
         frozenset(f"{number:01024}" for number in range(15_000)),

@@ -1,6 +1,4 @@
-"""Samplers as real processes: in a call that ignores SIGKILL, stopped, dead of SIGSEGV, without
-fork server or daemon.
-"""
+"""Samplers as real processes: hung despite SIGKILL, stopped, dead of SIGSEGV, or orphaned."""
 
 from __future__ import annotations
 
@@ -90,9 +88,7 @@ def test_without_its_nursery_a_daemon_forks_another_one(tmp_path: Path) -> None:
 
 
 def test_no_process_outlives_a_daemon_that_was_killed(tmp_path: Path) -> None:
-    """The kernel's OOM killer killed the daemon; its samplers held every GPU for the rest of the
-    week.
-    """
+    """The OOM killer killed the daemon; its samplers held every GPU for the rest of the week."""
     with running(tmp_path, made(tmp_path)) as run:
         run.wait(*GPUS, "sda")
         family = [run.last()["nursery"], *(int(pid) for pid in run.last()["pids"])]

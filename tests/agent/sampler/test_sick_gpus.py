@@ -1,6 +1,4 @@
-"""All faults at once, with the real collectors in real processes: healthy devices are read each
-second.
-"""
+"""All faults at once, real collectors in real processes: healthy devices are read each second."""
 
 from __future__ import annotations
 

@@ -92,9 +92,7 @@ class Model:
                 )
 
     def second(self, rounds: bool = True) -> None:
-        """Advance a second: processes sweep their devices, and hang in a hung device; then they are
-        checked.
-        """
+        """Advance a second: processes sweep their devices or hang in one; then they are checked."""
         self.now_ns += SECOND
         for serial in sorted(self.killed):
             held = serial in self.stuck and self.hung.get(self.stuck[serial][2])
@@ -186,11 +184,7 @@ def happen(model: Model, what: tuple[object, ...]) -> None:
 def test_in_any_course_of_events_the_promises_hold_and_health_returns(
     course: list[tuple[object, ...]],
 ) -> None:
-    """`Model.check` runs after every event.
-
-    At the end all devices answer: within the longest interval all are sampled again, by three
-    processes.
-    """
+    """At the end all devices answer: three processes sample them within the longest interval."""
     model = Model()
     for what in course:
         happen(model, what)
@@ -257,9 +251,7 @@ def test_a_host_that_was_suspended_has_no_hung_device() -> None:
 
 
 def test_a_host_that_stood_still_for_two_seconds_has_no_hung_device() -> None:
-    """A virtual machine was moved: everything, including the agent, stopped in the middle of a
-    call.
-    """
+    """A virtual machine was moved: everything stopped in the middle of a call."""
     machine = Supervisor(LANES)
     machine.start(START)
     seen = {1: Seen(START + SECOND // 2, 1, "gpu_1s", "g0", "read")}
@@ -269,9 +261,7 @@ def test_a_host_that_stood_still_for_two_seconds_has_no_hung_device() -> None:
 
 
 def test_a_daemon_that_is_always_late_sees_a_hang_all_the_same() -> None:
-    """Its own disk took 1.6 s to write, each second; each check was taken for the first after a
-    standstill.
-    """
+    """Its own disk took 1.6 s to write: each check was taken for the first after a standstill."""
     machine = Supervisor(LANES)
     machine.start(START)
     seen = {1: Seen(START, 1, "gpu_1s", "g0", "read")}
@@ -289,9 +279,7 @@ def excused(because: StallReason | None) -> tuple[Supervisor, dict[int, Seen]]:
 
 
 def test_a_process_that_only_waits_for_a_cpu_hangs_in_nothing() -> None:
-    """A host with a load of 50: eight healthy GPUs were reported as hung, one after the other, and
-    drained.
-    """
+    """A host with a load of 50: eight healthy GPUs were reported as hung, and drained."""
     machine, seen = excused(StallReason.STARVED)
     for tick in range(1, 9):
         now_ns = START + tick * SECOND
@@ -323,9 +311,7 @@ def test_a_process_that_was_stopped_within_a_call_accuses_no_device() -> None:
 
 
 def test_a_process_that_an_agent_before_left_behind_is_counted_and_its_device_not_entered() -> None:
-    """Each restart of the agent, in a loop of its supervisor, left another process in the same GPU
-    forever.
-    """
+    """Each restart of the agent left another process in the same GPU forever."""
     machine, nowhere = Supervisor(LANES), Seen(START - SECOND, 0, "gpu_1s", "g1", "read")
     serial = machine.inherit(START, ("gpu", "g1", ""), nowhere)
     assert machine.inherit(START, ("gpu", "g1", ""), nowhere) == 0  # already known
@@ -365,9 +351,7 @@ def test_a_call_that_opens_a_gpu_may_take_longer_and_is_shown_meanwhile() -> Non
 
 
 def test_a_standby_that_cannot_be_made_ready_harms_no_lane() -> None:
-    """Loading the library hung in a container without its device nodes; the lane that had it
-    already loaded continued.
-    """
+    """Loading the library hung in a container without device nodes; a loaded lane continued."""
     machine = Supervisor(LANES)
     machine.start(START)
     standby = next(p for p in machine.processes.values() if p.role is ProcessRole.STANDBY)
@@ -442,9 +426,7 @@ def test_a_lane_that_dies_again_and_again_by_itself_starts_ever_later() -> None:
 
 
 def test_what_was_warm_has_the_driver_open_in_whatever_lane() -> None:
-    """A disk hung, and the standby, which had NVML ready, took the host's lane over: `rmmod nvidia`
-    was refused all day, although `release` had reported that nothing was held.
-    """
+    """The standby had NVML open and took over the disk lane: `rmmod nvidia` was refused all day."""
     model = Model()
     model.hung["r0"] = True
     model.second()
@@ -490,9 +472,7 @@ def test_a_gpu_that_its_driver_gave_up_is_tried_ever_later() -> None:
 
 
 def test_a_storm_of_words_about_a_gpu_does_not_put_its_trial_off_for_long() -> None:
-    """XID 119 came each 45 s; after the reset, and the last of them, the GPU was unread for ten
-    minutes.
-    """
+    """XID 119 came each 45 s; after the last of them the GPU was unread for ten minutes."""
     model = Model()
     for _ in range(10):
         model.do(model.machine.quarantine_gpu(model.now_ns, "g1", "XID 119"))

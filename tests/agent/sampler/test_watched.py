@@ -123,9 +123,7 @@ def test_a_device_that_never_answers_again_is_tried_ever_more_rarely() -> None:
 
 
 def test_a_device_that_holds_its_process_for_ever_is_never_entered_again() -> None:
-    """A call in uninterruptible sleep ignores SIGKILL: each further call would be another process
-    forever.
-    """
+    """A call in uninterruptible sleep ignores SIGKILL: each further call costs a process."""
     host = Watched()
     host.run(10)
     hang(host, GPUS[5], holds=True)
@@ -185,9 +183,7 @@ def test_a_call_that_kills_its_process_costs_one_sample() -> None:
 
 
 def test_a_slow_gpu_is_sampled_apart_and_comes_back_when_it_is_fast() -> None:
-    """A GPU in thermal shutdown answered a hundred times slower, and seven others were sampled
-    every tenth second.
-    """
+    """A GPU answered a hundred times slower: seven others were sampled every tenth second."""
     host = Watched()
     host.run(10)
     host.world.devices[GPUS[4]].seconds = 0.7
@@ -216,9 +212,7 @@ def test_a_sampler_that_is_stopped_is_replaced() -> None:
 
 
 def test_a_nursery_that_forked_while_the_daemon_stood_still_is_not_blamed_for_it() -> None:
-    """The host was suspended between the request for a sampler and its birth: all samplers were
-    killed on waking.
-    """
+    """Suspended between request and birth of a sampler: all samplers were killed on waking."""
     host = Watched()
     host.run(3)
     before = {process.serial for process in host.samplers._supervisor.processes.values()}
@@ -244,9 +238,7 @@ def test_a_nursery_that_is_killed_is_forked_anew() -> None:
 
 
 def test_who_is_left_behind_is_noted_once_and_struck_out_when_it_ends(tmp_path: Path) -> None:
-    """The next agent must know of abandoned processes; but the disk must not be written each second
-    for that.
-    """
+    """The next agent must know of abandoned processes, without a write to the disk each second."""
     host, boot = Watched(), b"b" * 16
     host.samplers._abandoned_file = AbandonedProcessFile(tmp_path, boot)
     path = tmp_path / "left_behind.json"
@@ -384,9 +376,7 @@ def test_what_a_collector_tells_in_its_sampler_arrives_and_what_a_trial_tells_do
 
 
 def test_late_turns_keep_their_time_and_have_a_frame_of_their_own() -> None:
-    """A sweep of 0.7 s returns after its frame has left: the readings of second N remain those of
-    N.
-    """
+    """A sweep of 0.7 s returns after its frame has left: readings of second N remain those of N."""
 
     def lanes(world: World) -> dict[str, list[Collector]]:
         world.devices.setdefault("node0", Device(seconds=0.7))
@@ -469,9 +459,7 @@ def test_a_sampler_that_speaks_nonsense_is_replaced_and_its_lane_goes_on() -> No
 
 
 def test_a_sampler_that_never_stops_talking_holds_nobody_up() -> None:
-    """A collector in a loop sent whenever the socket was writable: the daemon read only from it,
-    forever.
-    """
+    """A collector in a loop sent whenever the socket was writable: the daemon read only from it."""
     host = Watched()
     host.run(10.5)
     process = host.samplers._supervisor.group_process("gpu")

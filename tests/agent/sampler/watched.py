@@ -78,9 +78,7 @@ class Kept:
 
 
 class Noting(LatestReadings):
-    """Records when each device of each table was read, and keeps the last rows of the probe's
-    tables.
-    """
+    """Records each reading's time by table and device, and the last rows of the probe's tables."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,9 +161,7 @@ class Watched:
         self.daemon.run(self._stop, wait)
 
     def on_time(self, table: str, device: str, first_ns: int, seconds: int) -> float:
-        """Return the share of the seconds from *first_ns* with a sample within half a period of
-        their grid point.
-        """
+        """Return the share of seconds from *first_ns* with a sample near its grid point."""
         times = self.latest.times[table, device]
         hit = {round(moment / SECOND) for moment in times if moment >= first_ns - SECOND // 2}
         grid = range(first_ns // SECOND, first_ns // SECOND + seconds)
