@@ -127,6 +127,51 @@ EVENTS: dict[str, tuple[str, int, str, dict[str, object]]] = {
     "sxid": ("nvswitch.sxid", 20034, "0000:c1:00.0", {"code": 19999}),
 }
 
+#: Incident -> steps: an event's arguments, (device, reading), an unread table, (seconds, findings).
+COURSES: dict[str, list[object]] = {
+    "94 follows 48: the program ends, and the host is not drained": [
+        {"name": "gpu.xid", "code": 48}, (1, []), {"name": "gpu.xid", "code": 94}, (10, ["xid94"]),
+    ],
+    "48 alone": [{"name": "gpu.xid", "code": 48}, (3, []), (4, ["xid48"])],
+    "XID 154 requested a reset, and its reading is 0 since": [
+        {"name": "gpu.xid", "code": 154, "message": "NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from "
+         "0x0 (None) to 0x1 (GPU Reset Required)"},
+        (GPU, {"gpu.recovery_action_state": 0, "gpu.counter_epoch_count": 0}), (9, ["xid154"]), (3, []),
+    ],
+    "a lost GPU is back": [
+        {"name": "gpu.lost", "attributes": {"state": "lost"}}, (1, ["gpu_off_bus"]),
+        {"name": "gpu.lost", "attributes": {"state": "back"}}, (1, []),
+    ],
+    "the sampler was replaced, and only the energy shows the reset": [
+        {"name": "gpu.xid", "code": 95}, (GPU, {"gpu.energy_joules": 5e6, "gpu.counter_epoch_count": 0}),
+        (3, ["xid95"]), (GPU, {"gpu.energy_joules": 12.0}), (1, []),
+    ],
+    "one of two GPUs was reset: the switch between them was not": [
+        (GPU, {"gpu.counter_epoch_count": 0}), ("GPU-2", {"gpu.counter_epoch_count": 0}), (1, []),
+        {"name": "nvswitch.sxid", "code": 20034, "device": "0000:c1:00.0"},
+        (GPU, {"gpu.counter_epoch_count": 1}), (2, ["sxid20034"]), ("GPU-2", {"gpu.counter_epoch_count": 1}), (1, []),
+    ],
+    "hot, but never for five continuous minutes": [
+        (GPU, {"gpu.clock_event_reasons_flags": 0x40}), (240, []), (GPU, {"gpu.clock_event_reasons_flags": 0}), (1, []),
+    ] * 3,
+    "a GPU that answers every other second": [
+        *[(GPU, {"gpu.lost_state": 1}), (1, ["gpu_lost"]), (GPU, {"gpu.lost_state": 0}), (1, ["gpu_lost"])] * 20,
+        (9, ["gpu_lost"]), (1, []),
+    ],
+    "hot before the agent hung and after it": [
+        (GPU, {"gpu.clock_event_reasons_flags": 0x40}), (10, []), "gpu_1s", (120, []),
+        (GPU, {"gpu.clock_event_reasons_flags": 0x40}), (250, []),
+    ],
+    "MIG was turned on, which makes NVLinks inactive": [
+        (LINK, {"nvlink.link_state": 1}), (20, []),
+        (GPU, {"gpu.mig_mode_state": 1}), (LINK, {"nvlink.link_state": 0}), (120, []),
+    ],
+    "XID 119: the agent no longer uses the GPU, or crashed": [
+        (PROBED, {"probe.state": 3, "probe.hung_seconds": 0.0}), (60, []), (PROBED, {"probe.hung_seconds": 0.004}), (60, []),
+    ],
+}  # fmt: skip
+
+
 _OFTEN = {
     "rdma.port_state": (1, 4),
     "rdma.physical_state": (3, 5),
@@ -264,80 +309,19 @@ def test_a_program_that_met_its_own_limit_of_memory(said: dict[str, object]) -> 
     assert host.after(1) == ["host_out_of_memory", "out_of_memory"]
 
 
-def test_a_double_bit_error_waits_for_its_companion() -> None:
-    """48 followed by 94 is contained: the program ends, and the host is not drained."""
-    contained, alone = Host(), Host()
-    contained.event("gpu.xid", 48)
-    assert contained.after(1) == []
-    contained.event("gpu.xid", 94)
-    assert contained.after(10) == ["xid94"]
-    alone.event("gpu.xid", 48)
-    assert alone.after(3) == []
-    assert alone.after(4) == ["xid48"]
-
-
-def test_a_recovery_that_is_not_asked_for_any_more() -> None:
-    """XID 154 requested a reset, the reset came, and its reading is 0: the event ends as well."""
-    line = "NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+@pytest.mark.parametrize("incident", COURSES)
+def test_a_course(incident: str) -> None:
     host = Host()
-    host.event("gpu.xid", 154, message=line)
-    host.read(GPU, {"gpu.recovery_action_state": 0, "gpu.counter_epoch_count": 0})
-    assert host.after(9) == ["xid154"]
-    assert host.after(3) == []
-
-
-def test_a_lost_gpu_that_is_back() -> None:
-    """The GPU answers again: the event about it ends the finding."""
-    host = Host()
-    host.event("gpu.lost", attributes={"state": "lost"})
-    assert host.after(1) == ["gpu_off_bus"]
-    host.event("gpu.lost", attributes={"state": "back"})
-    assert host.after(1) == []
-
-
-def test_energy_that_fell_is_a_reset() -> None:
-    """The sampler was replaced, so that the epoch began at 0 again: the energy shows the reset."""
-    host = Host()
-    host.event("gpu.xid", 95)
-    host.read(GPU, {"gpu.energy_joules": 5e6, "gpu.counter_epoch_count": 0})
-    assert host.after(3) == ["xid95"]
-    host.read(GPU, {"gpu.energy_joules": 12.0})
-    assert host.after(1) == []
-
-
-def test_a_switch_is_reset_with_all_gpus() -> None:
-    """One of two GPUs was reset: the switch between them was not."""
-    host = Host()
-    for gpu in (GPU, "GPU-2"):
-        host.read(gpu, {"gpu.counter_epoch_count": 0})
-    host.after(1)
-    host.event("nvswitch.sxid", 20034, "0000:c1:00.0")
-    host.read(GPU, {"gpu.counter_epoch_count": 1})
-    assert host.after(2) == ["sxid20034"]
-    host.read("GPU-2", {"gpu.counter_epoch_count": 1})
-    assert host.after(1) == []
-
-
-def test_a_thermal_pulse_is_no_finding() -> None:
-    """Four minutes hot, a second cool, four minutes hot: never five continuous minutes."""
-    host = Host()
-    for _ in range(3):
-        host.read(GPU, {"gpu.clock_event_reasons_flags": 0x40})
-        assert host.after(240) == []
-        host.read(GPU, {"gpu.clock_event_reasons_flags": 0})
-        assert host.after(1) == []
-
-
-def test_a_finding_that_wavers_stays_until_it_was_well_for_long_enough() -> None:
-    """A GPU that answers every other second is not healthy."""
-    host = Host()
-    for _ in range(20):
-        host.read(GPU, {"gpu.lost_state": 1})
-        assert host.after(1) == ["gpu_lost"]
-        host.read(GPU, {"gpu.lost_state": 0})
-        assert host.after(1) == ["gpu_lost"]
-    assert host.after(9) == ["gpu_lost"]
-    assert host.after(1) == []
+    for step in COURSES[incident]:
+        match step:
+            case str():
+                host.unread(step)
+            case dict():
+                host.event(**step)
+            case (str(device), dict(values)):
+                host.read(device, values)
+            case (int(seconds), expected):
+                assert host.after(seconds) == expected
 
 
 def test_what_is_not_read_any_more_is_not_confirmed_and_ends() -> None:
@@ -349,27 +333,6 @@ def test_what_is_not_read_any_more_is_not_confirmed_and_ends() -> None:
     assert host.after(60, 10) == ["gpu_lost"]
     assert host.now_ns - host.findings.findings[0].confirmed_ns == 60 * SECOND
     assert host.after(UNREAD_SECONDS_MAX, 10) == []
-
-
-def test_a_gap_in_the_readings_is_no_duration() -> None:
-    """Hot before the agent hung for an hour and hot after it: the time between is unknown."""
-    host = Host()
-    host.read(GPU, {"gpu.clock_event_reasons_flags": 0x40})
-    host.after(10)
-    host.unread("gpu_1s")
-    host.after(120, 10)
-    host.read(GPU, {"gpu.clock_event_reasons_flags": 0x40})
-    assert host.after(250) == []
-
-
-def test_links_of_a_split_gpu_may_be_down() -> None:
-    """MIG was turned on: its NVLinks became inactive, which is normal."""
-    host = Host()
-    host.read(LINK, {"nvlink.link_state": 1})
-    host.after(20)
-    host.read(GPU, {"gpu.mig_mode_state": 1})
-    host.read(LINK, {"nvlink.link_state": 0})
-    assert host.after(120) == []
 
 
 def test_a_booting_host_has_time_to_train_its_links() -> None:
@@ -388,15 +351,6 @@ def test_a_hung_gpu_is_not_the_hung_driver() -> None:
     host.read(PROBED, HANGS | {"probe.state": 1})
     assert host.after(60) == ["gpu_hung"]
     assert host.findings.address_of(PROBED) == ADDRESS
-
-
-def test_a_gpu_left_alone_for_its_xid_does_not_hang() -> None:
-    """XID 119: the agent no longer uses the GPU; that, or a crash of the agent, proves nothing."""
-    host = Host()
-    host.read(PROBED, {"probe.state": 3, "probe.hung_seconds": 0.0})
-    assert host.after(60) == []
-    host.read(PROBED, {"probe.hung_seconds": 0.004})
-    assert host.after(60) == []
 
 
 def hung(host: Watched, seconds: int) -> dict[str, tuple[str, ...]]:

@@ -104,7 +104,7 @@ class HandClock:
 
 
 @dataclass
-class Host:
+class ReleaseHost:
     """A host with two GPUs bound to the driver, and the agent's releaser."""
 
     root: Path
@@ -155,6 +155,10 @@ class Host:
     def release(self, *devices: str, seconds: float = 600.0) -> None:
         self.way.release(frozenset(devices) or None, seconds, "reset", self.answers.append)
 
+    def observe(self, event: HealthEvent) -> None:
+        self.way.observe(event)
+        self.way.tick()
+
     def later(self, seconds: float) -> int | None:
         self.clock.now_ns += int(seconds * SECOND_NS)
         return self.way.tick()
@@ -164,11 +168,11 @@ class Host:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
-    return Host(tmp_path)
+def host(tmp_path: Path) -> ReleaseHost:
+    return ReleaseHost(tmp_path)
 
 
-def test_a_release_is_answered_once_nobody_holds_it(host: Host) -> None:
+def test_a_release_is_answered_once_nobody_holds_it(host: ReleaseHost) -> None:
     host.samplers.holding = True
     host.release(A)
     assert not host.answers
@@ -180,7 +184,7 @@ def test_a_release_is_answered_once_nobody_holds_it(host: Host) -> None:
     assert host.words() == [(A, 0, f"released: {A} (reset)")]
 
 
-def test_a_sampler_stuck_in_the_driver_is_named_with_its_call(host: Host) -> None:
+def test_a_sampler_stuck_in_the_driver_is_named_with_its_call(host: ReleaseHost) -> None:
     """The operator at three in the morning must not read that everything is free."""
     host.samplers.holding, host.samplers.stuck = True, [Stuck(), Stuck("x", state=State.WELL)]
     host.release()
@@ -190,7 +194,7 @@ def test_a_sampler_stuck_in_the_driver_is_named_with_its_call(host: Host) -> Non
     assert host.samplers.released() != {}, "it stays let go of"
 
 
-def test_the_kernels_word_counts_more_than_the_samplers(host: Host) -> None:
+def test_the_kernels_word_counts_more_than_the_samplers(host: ReleaseHost) -> None:
     """A descriptor kept after the shutdown would defeat the reset, whatever the agent reports."""
     proc = host.root / "proc"
     (proc / "4711/fd").mkdir(parents=True)
@@ -213,7 +217,7 @@ def test_the_kernels_word_counts_more_than_the_samplers(host: Host) -> None:
     assert host.answers[2] == [UnreleasedHandle("", 4712, "")], "an unload is defeated by any node"
 
 
-def test_it_is_taken_back_at_its_expiry_and_told(host: Host) -> None:
+def test_it_is_taken_back_at_its_expiry_and_told(host: ReleaseHost) -> None:
     host.release(A, seconds=600)
     host.later(599)
     assert [released.address for released in host.way.released()] == [A]
@@ -224,7 +228,7 @@ def test_it_is_taken_back_at_its_expiry_and_told(host: Host) -> None:
     assert len(host.inventories) == 1, "it may be another GPU by now"
 
 
-def test_all_gpus_are_told_of_each(host: Host) -> None:
+def test_all_gpus_are_told_of_each(host: ReleaseHost) -> None:
     host.release()
     assert host.samplers.released().keys() == {None}
     assert host.way.resume(None) == [None]
@@ -239,14 +243,14 @@ def test_the_drivers_line_names_its_gpu() -> None:
     assert is_unbind(event) and address_of(event) == A
 
 
-def test_resume_takes_back_only_what_is_named(host: Host) -> None:
+def test_resume_takes_back_only_what_is_named(host: ReleaseHost) -> None:
     host.release(A, B)
     assert host.way.resume(frozenset((B, "0000:ff:00.0"))) == [B]
     assert [released.address for released in host.way.released()] == [A]
     assert host.way.resume(frozenset((B,))) == []
 
 
-def test_a_gpu_is_not_held_because_another_one_is(host: Host) -> None:
+def test_a_gpu_is_not_held_because_another_one_is(host: ReleaseHost) -> None:
     """GPU B was stuck for days, and each release of A, which no process had open, failed for it."""
     host.samplers.holding, host.samplers.holds, host.samplers.stuck = True, B, [Stuck()]
     host.release(B)
@@ -255,7 +259,7 @@ def test_a_gpu_is_not_held_because_another_one_is(host: Host) -> None:
     assert host.answers == [[]]
 
 
-def test_the_longer_of_two_times_stands(host: Host) -> None:
+def test_the_longer_of_two_times_stands(host: ReleaseHost) -> None:
     """Two hours were requested for a repair; another script shortened them to a minute."""
     host.release(A, seconds=7200)
     host.release(A, B, seconds=60)
@@ -268,7 +272,7 @@ def test_the_longer_of_two_times_stands(host: Host) -> None:
     assert host.way.resume(None) and not host.way.released()
 
 
-def test_the_next_agent_does_not_take_back_what_this_one_let_go_of(host: Host) -> None:
+def test_the_next_agent_does_not_take_back_what_this_one_let_go_of(host: ReleaseHost) -> None:
     """kill -9 in the middle of a reset: five seconds later the next agent had the GPU open."""
     host.release(A, seconds=600)
     host.clock.now_ns += 5 * SECOND_NS
@@ -282,10 +286,9 @@ def test_the_next_agent_does_not_take_back_what_this_one_let_go_of(host: Host) -
 
 
 def test_the_next_agent_takes_back_what_was_unbound_when_the_driver_is_there_again(
-    host: Host,
+    host: ReleaseHost,
 ) -> None:
-    host.way.observe(binding("unbind"))
-    host.later(0)
+    host.observe(binding("unbind"))
     (host.drivers / A).unlink()
     host.way = host.begin()
     host.later(1)
@@ -295,7 +298,7 @@ def test_the_next_agent_takes_back_what_was_unbound_when_the_driver_is_there_aga
     assert host.samplers.released() == {}
 
 
-def test_nobody_is_to_touch_what_was_let_go_of_or_is_not_well(host: Host) -> None:
+def test_nobody_is_to_touch_what_was_let_go_of_or_is_not_well(host: ReleaseHost) -> None:
     """The inventory's child opened a lost GPU, and one that was being reset."""
     assert host.way.avoided == frozenset()
     host.release(A)
@@ -320,7 +323,7 @@ def test_nobody_is_to_touch_what_was_let_go_of_or_is_not_well(host: Host) -> Non
     assert host.way.avoided is None
 
 
-def test_a_gpu_that_hangs_is_touched_by_nobody_until_it_answers(host: Host) -> None:
+def test_a_gpu_that_hangs_is_touched_by_nobody_until_it_answers(host: ReleaseHost) -> None:
     """The hang was not checked: the inventory's child joined the sampler in the driver."""
     host.later(1)
     host.samplers.stuck = [Stuck(B)]
@@ -331,7 +334,7 @@ def test_a_gpu_that_hangs_is_touched_by_nobody_until_it_answers(host: Host) -> N
     assert host.way.avoided == frozenset() and len(host.inventories) == 1
 
 
-def test_the_driver_waits_and_we_let_go_of_that_gpu_only(host: Host) -> None:
+def test_the_driver_waits_and_we_let_go_of_that_gpu_only(host: ReleaseHost) -> None:
     """An unbind hung for hours while monitoring had the GPU open."""
     event = HealthEvent(name="gpu.driver_message", device=A, message=WAITS)
     thread = threading.Thread(target=host.way.observe, args=(event,))
@@ -340,8 +343,7 @@ def test_the_driver_waits_and_we_let_go_of_that_gpu_only(host: Host) -> None:
     (host.drivers / A).unlink()
     host.way.tick()
     assert host.samplers.released().keys() == {A}
-    host.way.observe(event)
-    host.way.tick()
+    host.observe(event)
     assert host.words() == [(A, 0, f"released: {A} ({UNBIND_REASON})")], "once"
 
 
@@ -353,19 +355,16 @@ def binding(state: str, address: str = A) -> HealthEvent:
     )
 
 
-def test_nvmls_own_word_for_it_is_heeded(host: Host) -> None:
-    host.way.observe(binding("unbind"))
-    host.way.tick()
+def test_nvmls_own_word_for_it_is_heeded(host: ReleaseHost) -> None:
+    host.observe(binding("unbind"))
     assert host.samplers.released().keys() == {A}
-    host.way.observe(binding("bind"))
-    host.way.tick()
+    host.observe(binding("bind"))
     assert host.samplers.released() == {}
 
 
-def test_a_driver_that_stays_is_taken_at_its_word(host: Host) -> None:
+def test_a_driver_that_stays_is_taken_at_its_word(host: ReleaseHost) -> None:
     """A user's line in the log, a cancelled unbind: not a quarter of an hour without readings."""
-    host.way.observe(HealthEvent(name="gpu.driver_message", device=A, message=WAITS))
-    host.later(0)
+    host.observe(HealthEvent(name="gpu.driver_message", device=A, message=WAITS))
     assert host.samplers.released().keys() == {A}
     for _ in range(11):
         host.later(1)
@@ -374,29 +373,26 @@ def test_a_driver_that_stays_is_taken_at_its_word(host: Host) -> None:
 
 def test_where_sysfs_shows_no_driver_at_all_the_time_runs_out(tmp_path: Path) -> None:
     """A container without /sys/bus: a GPU never seen as bound must not stay released forever."""
-    host = Host(tmp_path)
+    host = ReleaseHost(tmp_path)
     for name in list(host.drivers.iterdir()):
         name.unlink()
     roots = Roots(tmp_path / "none", tmp_path / "proc", dev=tmp_path / "dev")
     host.way = host.begin(roots)
-    host.way.observe(binding("unbind"))
-    host.way.tick()
+    host.observe(binding("unbind"))
     assert host.samplers.released().keys() == {A}
     host.later(RELEASE_SECONDS_DEFAULT - 1)
     host.later(2)
     assert host.samplers.released() == {}
 
 
-def test_an_unbind_while_all_are_released_changes_nothing(host: Host) -> None:
+def test_an_unbind_while_all_are_released_changes_nothing(host: ReleaseHost) -> None:
     host.release()
-    host.way.observe(binding("unbind"))
-    host.later(0)
-    host.way.observe(binding("bind"))
-    host.later(0)
+    host.observe(binding("unbind"))
+    host.observe(binding("bind"))
     assert host.samplers.released().keys() == {None}
 
 
-def test_sysfs_shows_an_unbind_too_and_the_end_of_it(host: Host) -> None:
+def test_sysfs_shows_an_unbind_too_and_the_end_of_it(host: ReleaseHost) -> None:
     """Without access to the kernel's log, and with a driver too old for NVML's system events."""
     host.later(1)
     (host.drivers / A).unlink()
@@ -408,7 +404,7 @@ def test_sysfs_shows_an_unbind_too_and_the_end_of_it(host: Host) -> None:
     assert [code for _, code, _ in host.words()] == [0, 1]
 
 
-def test_a_gpu_without_a_driver_is_not_tried_when_its_time_is_over(host: Host) -> None:
+def test_a_gpu_without_a_driver_is_not_tried_when_its_time_is_over(host: ReleaseHost) -> None:
     """Its removal may still wait for another process: the agent's handle would prolong that."""
     (host.drivers / A).unlink()
     for _ in range(int(3 * RELEASE_SECONDS_DEFAULT)):
@@ -417,7 +413,7 @@ def test_a_gpu_without_a_driver_is_not_tried_when_its_time_is_over(host: Host) -
     assert len(host.told) == 1
 
 
-def test_what_an_operator_released_is_not_taken_back_by_a_bind(host: Host) -> None:
+def test_what_an_operator_released_is_not_taken_back_by_a_bind(host: ReleaseHost) -> None:
     host.release(A)
     (host.drivers / A).unlink()
     host.later(1)
@@ -426,7 +422,7 @@ def test_what_an_operator_released_is_not_taken_back_by_a_bind(host: Host) -> No
     assert host.samplers.released().keys() == {A}
 
 
-def test_a_driver_that_goes_as_a_whole_is_no_surprise(host: Host) -> None:
+def test_a_driver_that_goes_as_a_whole_is_no_surprise(host: ReleaseHost) -> None:
     """The module was unloaded: the folder itself disappears, and reappears after an update."""
     names = [host.drivers / name for name in (A, B, "new_id")]
     for name in names:
@@ -482,7 +478,7 @@ def xid(code: int, device: str = A, at_ns: int = 1000 * SECOND_NS, **more: str) 
 
 
 @pytest.mark.parametrize("code", HANGING_XIDS)
-def test_a_gpu_that_answers_nobody_is_left_alone(host: Host, code: int) -> None:
+def test_a_gpu_that_answers_nobody_is_left_alone(host: ReleaseHost, code: int) -> None:
     host.way.observe(xid(code))
     assert host.samplers.alone == [], "only in the daemon's own thread"
     host.way.tick()
@@ -501,16 +497,14 @@ def test_a_gpu_that_answers_nobody_is_left_alone(host: Host, code: int) -> None:
         HealthEvent(name="gpu.driver_message", device=A, message="NVRM: GPU0 GSP RPC buffer"),
     ],
 )
-def test_a_gpu_is_not_left_alone_for_less(host: Host, event: HealthEvent) -> None:
+def test_a_gpu_is_not_left_alone_for_less(host: ReleaseHost, event: HealthEvent) -> None:
     """Nor for an old event that is read again at a start."""
-    host.way.observe(event)
-    host.way.tick()
+    host.observe(event)
     assert host.samplers.alone == []
 
 
-def test_nvml_names_the_address_in_an_attribute(host: Host) -> None:
-    host.way.observe(xid(119, device="GPU-1", pci_address=B))
-    host.way.tick()
+def test_nvml_names_the_address_in_an_attribute(host: ReleaseHost) -> None:
+    host.observe(xid(119, device="GPU-1", pci_address=B))
     assert host.samplers.alone == [(B, HANGING_XIDS[119])]
 
 

@@ -10,6 +10,7 @@ import select
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,27 @@ from gangline.agent.inventory import links
 from gangline.agent.inventory.gpus import sysfs_address
 from tests import hosts
 from tests.fake_nvml.build import build
-from tests.fake_nvml.scenario import Scenario, gpus
+from tests.fake_nvml.scenario import Gpu, Scenario, gpus
 from tests.processes import GUARD_SECONDS
+
+
+class NvmlHost:
+    """Folders of a host whose driver and kernel a test plays."""
+
+    def __init__(self, library: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self._monkeypatch = folder, monkeypatch
+        self.roots = Roots(folder / "sys", folder / "proc", library)
+
+    def play(self, devices: Sequence[Gpu] = (), *, host: str = "", is_listed: bool = True) -> None:
+        self._monkeypatch.setenv("GANGLINE_FAKE_NVML", str(self.folder / "scenario"))
+        Scenario(self.folder / "scenario", devices, host=host)
+        for gpu in devices if is_listed else ():
+            (self.roots.proc / "driver/nvidia/gpus" / gpu.address).mkdir(parents=True)
+
+
+@pytest.fixture
+def nvml_host(library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NvmlHost:
+    return NvmlHost(library, tmp_path, monkeypatch)
 
 
 def of_kind(found: inventory.Inventory, kind: str) -> dict[str, dict[str, str]]:
@@ -333,17 +353,12 @@ def test_without_ethtool_netlink_the_interfaces_are_there(monkeypatch: pytest.Mo
     assert not any("link_modes" in attributes for attributes in listing.values())
 
 
-def test_gpus_by_nvidias_own_binding(
-    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_by_nvidias_own_binding(nvml_host: NvmlHost) -> None:
     """Eight GPUs, one of them lost: seven answer, the eighth is listed with the kernel's data."""
     devices = gpus(8)
     devices[2].lines.append("error nvmlDeviceGetHandleByPciBusId_v2 15")
-    monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
-    Scenario(tmp_path / "scenario", devices)
-    for gpu in devices:
-        (tmp_path / "proc/driver/nvidia/gpus" / gpu.address).mkdir(parents=True)
-    listing = inventory.read(Roots(tmp_path / "sys", tmp_path / "proc", library))
+    nvml_host.play(devices)
+    listing = inventory.read(nvml_host.roots)
     assert listing.reason == ""
     modes_known = of_kind(listing, "gpu")
     assert len(modes_known) == 8
@@ -355,61 +370,53 @@ def test_gpus_by_nvidias_own_binding(
 
 
 @pytest.mark.slow
-def test_a_driver_that_hangs_costs_the_gpus_only(
-    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_that_hangs_costs_the_gpus_only(nvml_host: NvmlHost) -> None:
     """nvmlInit of a driver with a dead GSP never returned."""
-    monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
-    never = tmp_path / "never"
-    Scenario(tmp_path / "scenario", host=f"block nvmlInitWithFlags file {never}")
-    host = hosts.unpack("plain-vm", tmp_path)
+    nvml_host.play(host=f"block nvmlInitWithFlags file {nvml_host.folder / 'never'}")
+    host = hosts.unpack("plain-vm", nvml_host.folder)
     command = [sys.executable, "-m", "gangline.agent.inventory", "--seconds", "3"]
-    command += ["--sys", str(host.roots.sys), "--proc", str(host.roots.proc), "--nvml", library]
+    command += [
+        "--sys",
+        str(host.roots.sys),
+        "--proc",
+        str(host.roots.proc),
+        "--nvml",
+        f"{nvml_host.roots.nvml_library}",
+    ]
     listing = inventory.parse(*inventory.run_child(command, GUARD_SECONDS))
     assert listing.reason == "GPUs: no answer within 3 s"
     assert set(of_kind(listing, "disk")) == {"vda"}
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_a_gpu_that_is_not_to_be_touched_is_not(
-    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: bool
-) -> None:
+def test_a_gpu_that_is_not_to_be_touched_is_not(nvml_host: NvmlHost, listed: bool) -> None:
     """The child opened a quarantined GPU every ten minutes, hung, and blocked its reset."""
     devices = gpus(3)
     for call in ("ByPciBusId_v2", "ByIndex_v2"):
-        devices[1].lines.append(f"block nvmlDeviceGetHandle{call} file {tmp_path / 'never'}")
-    monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
-    Scenario(tmp_path / "scenario", devices)
-    for gpu in devices if listed else ():
-        (tmp_path / "proc/driver/nvidia/gpus" / gpu.address).mkdir(parents=True)
-    roots = Roots(tmp_path / "sys", tmp_path / "proc", library)
+        devices[1].lines.append(
+            f"block nvmlDeviceGetHandle{call} file {nvml_host.folder / 'never'}"
+        )
+    nvml_host.play(devices, is_listed=listed)
     left_out = frozenset((devices[1].address,))
-    listing = inventory.read(roots, 10, lambda: left_out)
+    listing = inventory.read(nvml_host.roots, 10, lambda: left_out)
     assert (listing.reason, listing.left_out) == ("", left_out)
     known = {devices[0].uuid, devices[2].uuid} if listed else set[str]()
     assert of_kind(listing, "gpu").keys() == known
 
 
-def test_when_all_are_let_go_of_the_library_is_not_even_loaded(
-    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_when_all_are_let_go_of_the_library_is_not_even_loaded(nvml_host: NvmlHost) -> None:
     """`nvmlInit` opens the driver's control node, which made an unload of the driver fail."""
-    monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
-    Scenario(tmp_path / "scenario", host=f"block nvmlInitWithFlags file {tmp_path / 'never'}")
-    listing = inventory.read(Roots(tmp_path / "sys", tmp_path / "proc", library), 10, lambda: None)
+    nvml_host.play(host=f"block nvmlInitWithFlags file {nvml_host.folder / 'never'}")
+    listing = inventory.read(nvml_host.roots, 10, lambda: None)
     assert (listing.reason, listing.left_out, of_kind(listing, "gpu")) == ("", None, {})
 
 
 @pytest.mark.parametrize("seen", ["at once", "while it runs"])
-def test_a_child_that_has_a_gpu_is_ended_for_its_release(
-    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: str
-) -> None:
+def test_a_child_that_has_a_gpu_is_ended_for_its_release(nvml_host: NvmlHost, seen: str) -> None:
     """`release` came while the child was using that GPU, which was released seconds later or never."""
-    fifo = tmp_path / "held"
+    fifo, roots = nvml_host.folder / "held", nvml_host.roots
     os.mkfifo(fifo)
-    monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
-    Scenario(tmp_path / "scenario", host=f"block nvmlInitWithFlags fifo {fifo}")
-    roots = Roots(tmp_path / "sys", tmp_path / "proc", library)
+    nvml_host.play(host=f"block nvmlInitWithFlags fifo {fifo}")
     avoided: list[inventory.ExcludedGpus] = [frozenset()]
     if seen == "at once":  # between the start and its registration
         answers = iter([frozenset[str]()])
