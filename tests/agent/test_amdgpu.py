@@ -290,7 +290,7 @@ def test_a_gpu_that_goes_and_one_that_comes(tmp_path: Path) -> None:
     assert [r.split()[2:4] for r in host.published.reasons] == [["is", "gone"], ["appeared", "at"]]
 
 
-def test_a_host_without_gpus_is_looked_at_each_ten_seconds_and_the_turns_between_are_passed_over(
+def test_a_host_without_gpus_is_checked_each_ten_seconds(
     tmp_path: Path,
 ) -> None:
     """A driver that is loaded late is seen within ten seconds, by all lanes of a second."""

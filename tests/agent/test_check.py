@@ -223,9 +223,7 @@ def run(where: Path, *arguments: str) -> int:
     return cli.main(["check", "--run-folder", str(where), *arguments])
 
 
-def test_the_command_says_no(
-    shown: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_exit_code(shown: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 10, and for Slurm's health check only the reason."""
     where = shown()
     assert run(where, "--for", "healthcheck") == check.BLOCKED == 10
@@ -237,18 +235,14 @@ def test_the_command_says_no(
     assert (answer["enforced"], answer["exit_code"]) == (["xid79"], 10)
 
 
-def test_the_command_reports_and_goes_on(
-    shown: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_permit(shown: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     """Without a permit the same finding is only a message."""
     assert run(shown(permit=None)) == 0
     line = capsys.readouterr().out
     assert "[node_problem] xid79" in line and "the aggregator gives no permit" in line
 
 
-def test_cron_is_silent_while_all_is_well(
-    shown: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cron_is_silent(shown: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     """cron mails every line: ten thousand hosts, every five minutes."""
     where = shown(findings=[])
     assert run(where, "--for", "cron") == 0
@@ -257,9 +251,7 @@ def test_cron_is_silent_while_all_is_well(
     assert "gpu-017: nothing is wrong" in capsys.readouterr().out
 
 
-def test_our_own_trouble_is_told_apart(
-    shown: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fault_of_agent(shown: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     """A refused policy file is a problem of the agent, not of the node or the user."""
     assert run(shown(findings=[], notes=["policy.toml is not used: line 3"]), "--for", "cron") == 0
     assert "; [agent_problem] policy.toml is not used: line 3" in capsys.readouterr().out
@@ -276,9 +268,7 @@ def test_our_own_trouble_is_told_apart(
         (["prolog"], "'prolog': expected"),
     ],
 )
-def test_a_wrong_option_stops_no_fleet(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_option(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A typing error in the prolog of ten thousand hosts: a message, and exit code 0."""
     assert cli.main(["check", *arguments]) == 0
     assert words in capsys.readouterr().out
@@ -361,9 +351,7 @@ def test_a_file_below_where_somebody_works_is_not_believed(
     assert message in capsys.readouterr().out
 
 
-def test_a_file_of_another_boot(
-    shown: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_boot(shown: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     """A reboot clears all findings; the file on disk is older."""
     assert run(shown(boot_id="cd" * 16)) == 0
     assert "is of another boot" in capsys.readouterr().out

@@ -281,9 +281,7 @@ def agent(told: Told, tmp_path: Path) -> Iterator[Agent]:
     agent.end()
 
 
-def test_everything_is_delivered_once_and_receipts_delete(
-    aggregator: Aggregator, agent: Agent
-) -> None:
+def test_delivered_once_and_deleted_by_receipts(aggregator: Aggregator, agent: Agent) -> None:
     """A new agent, half a minute of frames in its spool, a live one, two events."""
     agent.append(30, bytes(3000))
     for number in (1, 2):
@@ -309,9 +307,7 @@ def test_everything_is_delivered_once_and_receipts_delete(
     assert (client.connected, client.reconnects, client.last_error) == (True, 1, "")
 
 
-def test_an_aggregator_that_was_killed_gets_the_rest_when_it_is_back(
-    aggregator: Aggregator, agent: Agent
-) -> None:
+def test_a_killed_aggregator_gets_the_rest(aggregator: Aggregator, agent: Agent) -> None:
     """It ended with frames in flight; they are sent again, with later frames."""
     client = agent.stream(aggregator, live_hertz=1000.0)
     agent.deliver(client, 1)
@@ -336,9 +332,7 @@ def test_an_aggregator_that_was_killed_gets_the_rest_when_it_is_back(
     assert client.reconnects == 2
 
 
-def test_a_stream_that_was_not_followed_is_begun_anew_once_without_differences(
-    aggregator: Aggregator, agent: Agent
-) -> None:
+def test_a_lost_stream_restarts_with_whole_frames(aggregator: Aggregator, agent: Agent) -> None:
     """One turned bit: that frame comes complete on the next stream, later ones as differences."""
     aggregator.context_bytes, aggregator.lose_sequence = 1 << 15, 3
     client = agent.client(aggregator.port, live_hertz=1000.0)
@@ -395,9 +389,7 @@ def test_refused_frames_and_events_hold_up_no_others(aggregator: Aggregator, age
     assert agent.events.refused_events == 1 and "no such event name" in agent.events.last_error
 
 
-def test_a_changed_inventory_is_told_on_the_same_connection(
-    aggregator: Aggregator, agent: Agent
-) -> None:
+def test_a_changed_inventory_is_sent_again(aggregator: Aggregator, agent: Agent) -> None:
     """A GPU fell off the bus: the device list changes, the stream goes on."""
     client = agent.stream(aggregator)
     agent.devices = 2
@@ -487,9 +479,7 @@ def http_server() -> Iterator[int]:
         (lambda: listening(b""), "closed the connection"),
     ],
 )
-def test_what_is_no_aggregator_is_told_and_tried_again(
-    agent: Agent, peer: Callable[[], object], words: str
-) -> None:
+def test_other_servers_are_reported(agent: Agent, peer: Callable[[], object], words: str) -> None:
     """The wrong port in the config: the agent reports it, continues sampling, and keeps trying."""
     with peer() as port:  # type: ignore[attr-defined]
         client = agent.client(port)
@@ -532,9 +522,7 @@ def test_a_server_that_never_answers_holds_up_nobody(agent: Agent) -> None:
         client.close(0.5)
 
 
-def test_a_peer_that_asks_and_does_not_read_is_left(
-    agent: Agent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_peer_that_does_not_read_is_left(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each ping is echoed: a peer that sends pings and reads no echo filled the agent's memory."""
     monkeypatch.setattr("gangline.agent.transport.client.OUT_BYTES_MAX", 1 << 16)
     # A kernel that cannot deliver ends the connection after this time, also while the queue grows.

@@ -122,9 +122,7 @@ def test_what_fails_in_sending_is_sent_again(streaming: Streaming, error: Except
 
 
 @pytest.mark.parametrize("taken_bytes", [0, 10])
-def test_what_the_socket_does_not_take_goes_first_later(
-    streaming: Streaming, taken_bytes: int
-) -> None:
+def test_untaken_bytes_go_first_later(streaming: Streaming, taken_bytes: int) -> None:
     """Its buffer was full in the middle of a frame: the next must not come in between."""
     wire = streaming.wires[-1]
 

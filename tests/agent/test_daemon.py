@@ -205,9 +205,7 @@ def test_a_collector_that_is_blind_in_part_gives_what_it_saw_and_says_what_it_di
     assert (device, code, words) == ("numa", CollectOutcome.BLIND, OneEyed.access_error)
 
 
-def test_an_inventory_that_a_collector_asks_for_is_read_at_the_next_tick_but_not_at_every_one() -> (
-    None
-):
+def test_a_requested_inventory_is_read_at_the_next_tick_but_not_at_every_tick() -> None:
     """A NIC that flaps for an hour must not start the inventory's child each second."""
     inventory = Numa(name="inventory", table="numa_60s", pace=Pace.BOOT)
     fixture = Fixture(inventory)
@@ -374,7 +372,7 @@ def test_a_stall_is_counted_in_the_signal_of_every_collector_that_missed_turns()
     assert skipped == {"host": 25, "numa": 2}
 
 
-def test_a_tick_that_fails_in_ourselves_is_logged_and_the_loop_goes_on(
+def test_a_tick_that_fails_is_logged(
     records: pytest.LogCaptureFixture,
 ) -> None:
     """An event queue on a broken disk raised; the daemon must survive its own faults."""
@@ -406,7 +404,7 @@ def test_a_table_left_out_is_said_and_counted(records: pytest.LogCaptureFixture)
 
 
 @pytest.mark.slow
-def test_six_hours_leave_memory_and_spool_bounded_and_every_sample_on_the_grid(
+def test_six_hours_leave_memory_and_spool_bounded_and_samples_on_the_grid(
     tmp_path: Path,
 ) -> None:
     """No aggregator, one sensor always fails: bounded memory, and the newest frames remain."""

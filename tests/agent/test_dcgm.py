@@ -285,9 +285,7 @@ def test_an_engine_of_another_major_is_blind(make: Make) -> None:
         (["error dcgmVersionInfo -6", "engine_version 3.3.8"], ""),
     ],
 )
-def test_different_majors_are_told_although_the_connection_stands(
-    make: Make, lines: list[str], told: str
-) -> None:
+def test_different_majors_are_reported(make: Make, lines: list[str], told: str) -> None:
     """The engine accepted the connection, readings were missing, and nothing named the cause."""
     host = make()
     host.engine.lines += lines
@@ -313,9 +311,7 @@ def test_an_engine_that_was_restarted_is_taken_up_again(make: Make) -> None:
     assert len(host.events) == 1, "an incident that stood before is the same one"
 
 
-def test_a_library_is_looked_for_without_being_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_is_found_unloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CACHE", tmp_path / "none")
     monkeypatch.setattr(module, "_FOLDERS", (str(tmp_path),))
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)

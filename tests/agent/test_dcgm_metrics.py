@@ -95,9 +95,7 @@ def text(latest: LatestReadings, form: ExpositionFormat, *events: HealthEvent) -
 
 
 @pytest.mark.parametrize(("version", "listed"), [("dcgm-4.8", OF_4_8), ("dcgm-4.9", OF_4_9)])
-def test_every_row_of_newer_lists_is_thought_of(
-    version: str, listed: dict[str, tuple[str, str]]
-) -> None:
+def test_every_row_of_newer_lists(version: str, listed: dict[str, tuple[str, str]]) -> None:
     """4.9 renamed 23 fields, and a dashboard for it found nothing."""
     ours = {row.name: (row.kind, row.unit) for row in NAMES[version].rows}
     assert ours == {name: row for name, row in listed.items() if not MISSING.search(name)}

@@ -191,9 +191,7 @@ def test_a_microvm_with_a_containers_image_is_no_container(
         ("it is broken", "it is broken", ""),
     ],
 )
-def test_a_blind_source_has_the_line_that_opens_it(
-    words: str, text: str, remedy: str, tmp_path: Path
-) -> None:
+def test_a_blind_source_has_a_remedy(words: str, text: str, remedy: str, tmp_path: Path) -> None:
     """doctor, `agent status` and the log show the collector's own message."""
     host = healthy(tmp_path, unread=[UnreadSources("blind", words, ["kernel_log_10s"])])
     (result,) = found(host, BLIND)

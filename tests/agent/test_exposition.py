@@ -292,9 +292,7 @@ def test_the_same_readings_are_the_same_text() -> None:
 
 
 @given(WORDS, WORDS, st.floats(), st.sampled_from(ExpositionFormat))
-def test_any_words_come_back_as_they_were(
-    label: str, words: str, value: float, form: ExpositionFormat
-) -> None:
+def test_any_label_comes_back(label: str, words: str, value: float, form: ExpositionFormat) -> None:
     """A mount point with a quote in its name; the host vanished from all graphs."""
     family = Family(
         "gangline_x",

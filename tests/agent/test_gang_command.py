@@ -127,9 +127,7 @@ def test_restarts_are_bounded(cluster: SlurmCluster) -> None:
         (["--", "srun", "x"], "--nodes"),
     ],
 )  # fmt: skip
-def test_mistakes_are_named(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Wrong usage is exit code 2, with the correct usage."""
     with pytest.raises(SystemExit) as ended:
         cli.main(["gang", *arguments])

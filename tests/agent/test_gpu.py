@@ -226,9 +226,7 @@ def said(lane: Lane, play: Play) -> dict[str, float | int | None]:
 
 
 @pytest.mark.parametrize("what", VALUES)
-def test_values_are_in_the_units_of_their_names(
-    what: str, said: dict[str, float | int | None]
-) -> None:
+def test_values_are_in_their_units(what: str, said: dict[str, float | int | None]) -> None:
     """Megahertz, milliwatts and percent occur only inside NVML."""
     assert {name: said[name] for name in VALUES[what]} == VALUES[what]
 
@@ -313,9 +311,7 @@ def refuse_devices(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
 
 
 @pytest.mark.parametrize("host", ["error nvmlInitWithFlags 999", "error nvmlInitWithFlags 9", ""])
-def test_a_container_that_lost_its_devices_blames_no_gpu(
-    host: str, lane: Lane, play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_denied_devices(host: str, lane: Lane, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     """nvidia-docker #1671: containers lose /dev/nvidia*, and good nodes were drained."""
     refuse_devices(monkeypatch, errno.EPERM)
     play(host=host)
@@ -392,9 +388,7 @@ def test_a_lost_gpu_costs_no_neighbour(lane: Lane, play: Play) -> None:
         ("error * 0 3 3 0", 0),  # not supported
     ],
 )
-def test_a_gpu_that_answers_nothing_says_with_which_code(
-    fault: str, code: int, lane: Lane, play: Play
-) -> None:
+def test_a_silent_gpu_has_its_code(fault: str, code: int, lane: Lane, play: Play) -> None:
     """A GPU that must be reset answered 16 to every call, and only a counter rose."""
     devices = gpus(3)
     devices[1].lines.append(fault)
@@ -408,9 +402,7 @@ def test_a_gpu_that_answers_nothing_says_with_which_code(
 
 
 @pytest.mark.parametrize("code", [16, 999])
-def test_a_gpu_that_cannot_be_opened_says_with_which_code(
-    code: int, roots: Roots, lane: Lane, play: Play
-) -> None:
+def test_an_unopened_gpu_has_its_code(code: int, roots: Roots, lane: Lane, play: Play) -> None:
     """nvidia-smi: "Unable to determine the device handle ..."; the agent skipped that GPU."""
     devices = gpus(3)
     for gpu in devices:
@@ -476,7 +468,7 @@ def test_two_gpus_of_one_uuid_are_known_by_their_address(lane: Lane, play: Play)
     assert fast.devices == (devices[0].address, devices[1].address, devices[2].uuid)
 
 
-def test_release_lets_go_and_the_next_turn_opens_again(lane: Lane, play: Play) -> None:
+def test_the_turn_after_a_release_opens_again(lane: Lane, play: Play) -> None:
     """An open handle defeats a GPU reset."""
     play(gpus(1))
     collector = lane()

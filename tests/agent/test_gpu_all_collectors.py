@@ -184,9 +184,7 @@ def test_all_let_go_when_asked_and_nobody_opens_by_itself(sampler: Sampler, host
 
 
 @pytest.mark.parametrize("has_fields", [True, False])
-def test_what_a_gpu_with_everything_is_asked_is_far_below_the_cap(
-    has_fields: bool, sampler: Sampler, host: GpuHost
-) -> None:
+def test_a_full_gpu_is_far_below_cap(has_fields: bool, sampler: Sampler, host: GpuHost) -> None:
     """MIG instances, NVLinks, sixty processes, no fields: a lower cap would skip readings."""
     devices = [with_gpm(with_fabric(with_mig(with_links(gpu, 18)))) for gpu in gpus(2)]
     for gpu in devices:
@@ -207,9 +205,7 @@ def test_what_a_gpu_with_everything_is_asked_is_far_below_the_cap(
     assert sum(seconds[-60:]) / 60 < nvml.CALLS_PER_SECOND_MAX * 0.75
 
 
-def test_every_call_stands_in_the_place_with_its_name_and_its_gpu(
-    sampler: Sampler, host: GpuHost
-) -> None:
+def test_every_call_is_in_the_slot_with_its_gpu(sampler: Sampler, host: GpuHost) -> None:
     """One call of a hundred bypassed the slot: another GPU was blamed for its hang."""
     called, misplaced = sampler.library.fake_nvml_calls, sampler.library.fake_nvml_misplaced
     called.argtypes, called.restype = [ctypes.c_char_p], ctypes.c_ulong

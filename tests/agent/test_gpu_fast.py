@@ -188,9 +188,7 @@ def test_a_gpu_without_gpm_has_the_rest(lane: Callable[..., Lane]) -> None:
 
 
 @pytest.mark.parametrize("symbol", nvml_gpm.SYMBOLS)
-def test_a_driver_that_lacks_a_symbol_costs_gpm_alone(
-    symbol: str, roots: Roots, play: Play, tmp_path: Path
-) -> None:
+def test_a_missing_symbol_costs_gpm(symbol: str, roots: Roots, play: Play, tmp_path: Path) -> None:
     """Drivers before 520 do not export them."""
     play(hoppers())
     (tmp_path / "older").mkdir()
@@ -210,9 +208,7 @@ def test_a_driver_that_lacks_a_symbol_costs_gpm_alone(
         ("!1000", None),  # the driver omits it from its answer: not 0 % busy
     ],
 )
-def test_a_share_that_cannot_be_is_no_reading(
-    value: str, expected: float | None, lane: Callable[..., Lane]
-) -> None:
+def test_impossible_shares(value: str, expected: float | None, lane: Callable[..., Lane]) -> None:
     """A driver rounds 100.02 up; a share of four billion is garbage, and must not raise a mean."""
     gpu, neighbour = hoppers()
     gpu.values["gpm_sm_util"] = value
@@ -224,9 +220,7 @@ def test_a_share_that_cannot_be_is_no_reading(
     assert values(block, 1)["sm_active_ratio"] == 0.0
 
 
-def test_a_gpu_that_fails_begins_anew_and_its_neighbour_does_not_notice(
-    lane: Callable[..., Lane], tmp_path: Path
-) -> None:
+def test_a_failed_gpu_restarts_alone(lane: Callable[..., Lane], tmp_path: Path) -> None:
     """A GPU was reset: its first sample afterwards must not be compared with an earlier one."""
     sick, well = hoppers()
     sick.lines.append("error nvmlGpmSampleGet 0 999 0")
@@ -245,9 +239,7 @@ def test_a_gpu_that_fails_begins_anew_and_its_neighbour_does_not_notice(
     assert len(fast_lane.known(ACTIVE, 0)) == 4 + 4
 
 
-def test_what_is_of_no_use_any_more_is_opened_anew(
-    lane: Callable[..., Lane], tmp_path: Path
-) -> None:
+def test_useless_handles_are_opened_anew(lane: Callable[..., Lane], tmp_path: Path) -> None:
     """The driver was reloaded: old handles only return errors."""
     devices = hoppers()
     for gpu in devices:
@@ -318,9 +310,7 @@ def test_one_sick_gpu_disturbs_its_neighbours_ever_more_rarely(
     assert ctypes.CDLL(library).fake_nvml_gpm_samples() == 0
 
 
-def test_a_driver_that_answers_nothing_is_asked_ever_more_rarely(
-    lane: Callable[..., Lane], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_driver(lane: Callable[..., Lane], monkeypatch: pytest.MonkeyPatch) -> None:
     """A container may not read its GPU's clock: NVML was reopened every ten seconds."""
     devices = hoppers(1)
     devices[0].lines.append("error nvmlDeviceGetClockInfo 4")
@@ -510,9 +500,7 @@ def test_a_rest_ends_when_somebody_calls(roots: Roots, play: Play) -> None:
     fast._session.close()
 
 
-def test_a_spared_gpu_is_not_asked_and_its_row_is_missing(
-    roots: Roots, play: Play, library: str
-) -> None:
+def test_an_excluded_gpu_is_not_asked(roots: Roots, play: Play, library: str) -> None:
     """The hanging GPU must not be called ten times a second either."""
     devices = hoppers()
     devices[1].lines.append("block * crash -")

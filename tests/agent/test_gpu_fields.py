@@ -169,7 +169,7 @@ def test_a_setting_is_never_published(changes: list[tuple[int, int | None]]) -> 
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**63), st.sampled_from([0, 4, 0x23, None])), max_size=60))
-def test_nothing_is_published_whose_reason_was_never_set(
+def test_nothing_is_published_without_its_reason(
     samples: list[tuple[int, int | None]],
 ) -> None:
     """It counts something else than the flag."""
@@ -213,9 +213,7 @@ def test_a_field_that_is_read_in_turns_is_judged_by_all_that_was_seen_meanwhile(
         ("field 270 ull 5000", None),  # not zero, and not verified
     ],
 )
-def test_zeros_of_an_idle_gpu_are_published_where_type_and_neighbors_agree(
-    line: str, published: int | None, host: GpuHost
-) -> None:
+def test_zeros_of_an_idle_gpu(line: str, published: int | None, host: GpuHost) -> None:
     gpu = gpus(1)[0]
     gpu.values["event_reasons"] = 1
     gpu.lines.append(line)
@@ -261,9 +259,7 @@ def test_no_wrong_quantity_is_published(says: str, behaves: str, host: GpuHost) 
 
 @pytest.mark.parametrize("says", ["", "garbage", "999.12.34", "580.65", "600.1.2"])
 @pytest.mark.parametrize("behaves", COUNTERS_AT)
-def test_a_driver_nobody_knows_must_prove_itself_too(
-    says: str, behaves: str, host: GpuHost
-) -> None:
+def test_an_unknown_driver_must_prove_itself(says: str, behaves: str, host: GpuHost) -> None:
     """A branch newer than this table, and an invalid version."""
     course = throttling(STEPS)
     rows = played(host, says or "x", behaves, course)

@@ -171,9 +171,7 @@ def test_a_number_dealt_again_while_it_is_listed_is_nobodys(host: JobsHost) -> N
     assert host.counts(last)["unknown_count"] == 1
 
 
-def test_another_process_takes_the_number_while_we_look(
-    host: JobsHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_number_reused_in_the_read(host: JobsHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """Start of one and control group of another made a process that never existed."""
     host.process(4711, SLURM, start=5_000)
     read = process_state._read_or_nothing
@@ -277,9 +275,7 @@ def test_a_hidden_process_is_unknown_and_not_gone(host: JobsHost) -> None:
     assert (host.counts(last)["unknown_count"], host.counts(last)["dead_count"]) == (1, 0)
 
 
-def test_a_stat_that_may_not_be_read_is_hidden(
-    host: JobsHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_stat_is_hidden(host: JobsHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """hidepid=1 shows the folders but not their content."""
 
     def refuse(path: str, most: int) -> bytes:
@@ -439,9 +435,7 @@ def test_who_takes_over_says_from_when_on_all_was_told_anew(host: JobsHost) -> N
     assert len(host.anew) == 2  # once
 
 
-def test_what_is_held_back_is_not_said_to_be_told(
-    host: JobsHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_held_back_is_not_reported(host: JobsHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a takeover in a storm, processes whose events did not fit would have counted as ended."""
     monkeypatch.setattr(change_events, "AT_ONCE_MAX", 8)
     many = range(2, 12)
@@ -479,9 +473,7 @@ def test_what_found_no_room_is_told_at_the_next_turn(host: JobsHost) -> None:
     assert host.told() == []
 
 
-def test_who_shows_himself_later_stays_one_event(
-    host: JobsHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_shown_later(host: JobsHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """/proc was remounted without hidepid: each process was listed twice, for an hour."""
     host.process(4711, SLURM)
     host.end(1)

@@ -107,9 +107,7 @@ def test_what_nvml_lost_is_found_again_by_opening_it_anew(host: GpuHost) -> None
     assert host.turn(slow).outcome is CollectOutcome.OK
 
 
-def test_a_gpu_that_stays_lost_disturbs_the_others_ever_more_rarely(
-    host: GpuHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_gpu_disturbs_others_rarely(host: GpuHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reopening attaches eight GPUs; a repair may take a week."""
     devices = gpus(2)
     devices[1].lines.append("error * 15")
@@ -188,9 +186,7 @@ def test_library_and_driver_of_two_versions_is_an_update(host: GpuHost) -> None:
     assert host.events == []
 
 
-def test_the_new_library_is_taken_up_without_a_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_new_library_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loaded library stays loaded: the old one never fits the new driver."""
     older = build(tmp_path / "older", version="580.65.06")
     newer = build(tmp_path / "newer", version="590.48.01")
@@ -212,9 +208,7 @@ def test_the_new_library_is_taken_up_without_a_restart(
     host.close()
 
 
-def test_a_library_that_cannot_be_unloaded_has_the_process_start_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_that_stays_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Something else in the process held the old library: no attempt succeeded until a restart."""
     installed = build(tmp_path, version="580.65.06")
     host = GpuHost(tmp_path, str(installed), monkeypatch)
@@ -232,7 +226,7 @@ def test_a_library_that_cannot_be_unloaded_has_the_process_start_anew(
     assert held.fake_nvml_users() == 0
 
 
-def test_nvml_is_opened_again_as_soon_as_it_can_be_and_not_in_the_way_of_a_repair(
+def test_nvml_is_opened_again_early_and_not_in_the_way_of_a_repair(
     tmp_path: Path,
 ) -> None:
     """Half of the lanes stayed dark for a minute; but opening NVML may load an unloaded driver."""
@@ -346,9 +340,7 @@ def test_a_reset_gpu_has_another_epoch(host: GpuHost) -> None:
 
 
 @pytest.mark.parametrize("was_reset", [True, False])
-def test_what_was_let_go_of_has_another_epoch_only_if_it_was_reset(
-    was_reset: bool, host: GpuHost
-) -> None:
+def test_a_released_gpu_has_another_epoch_if_reset(was_reset: bool, host: GpuHost) -> None:
     """XID 119: a GPU's return was taken for a reset; after a true reset nothing knew of it."""
     devices = gpus(2)
     host.play(devices).step(1)
@@ -510,7 +502,7 @@ def test_a_mig_mode_that_changed_renews_the_inventory(host: GpuHost) -> None:
 
 
 @given(st.lists(FINDS | LOOKS, max_size=30))
-def test_epochs_never_fall_and_losses_alternate(
+def test_epochs_rise_losses_alternate(
     history: list[dict[str, str] | dict[str, bool]],
 ) -> None:
     """Different counts would be subtracted if an epoch fell."""

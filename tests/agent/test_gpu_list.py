@@ -97,9 +97,7 @@ def without(*numbers: int) -> dict[str, str]:
 
 @pytest.mark.parametrize("boots", [True, False])
 @pytest.mark.parametrize("numbers", [(3,), tuple(range(8))], ids=["7 of 8", "0 of 8"])
-def test_a_gpu_that_was_there_before_is_missing(
-    machine: Machine, numbers: tuple[int, ...], boots: bool
-) -> None:
+def test_an_earlier_gpu_is_missing(machine: Machine, numbers: tuple[int, ...], boots: bool) -> None:
     """A host booted with 7 of 8 GPUs: `gangline check` reported that nothing is wrong."""
     if boots:
         machine.boot(20 * SECOND)
@@ -183,9 +181,7 @@ def _has_a_damaged_list(machine: Machine) -> None:
         _is_passed_through, _boots_slowly, _is_retired, _has_a_damaged_list,
     ],
 )  # fmt: skip
-def test_what_looks_like_a_missing_gpu_and_is_not(
-    machine: Machine, what: Callable[[Machine], None]
-) -> None:
+def test_gpus_that_are_not_missing(machine: Machine, what: Callable[[Machine], None]) -> None:
     """A repair, a released GPU, a virtual machine, a driver that is loading: nothing is missing."""
     what(machine)
     assert machine.after(10) == []

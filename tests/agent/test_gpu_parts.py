@@ -166,9 +166,7 @@ def test_no_library_is_no_data(kind: LaneKind, tmp_path: Path) -> None:
         (GpuFabric, "no GPU is part of an NVLink fabric"),
     ],
 )
-def test_a_gpu_without_the_part_is_no_data(
-    kind: LaneKind, words: str, lane: Lane, play: Play, library: str
-) -> None:
+def test_gpus_without_it(kind: LaneKind, words: str, lane: Lane, play: Play, library: str) -> None:
     """A PCIe card has no NVLink: not zero links, and not a request each second either."""
     devices = gpus(2)
     for gpu in devices:
@@ -182,9 +180,7 @@ def test_a_gpu_without_the_part_is_no_data(
     assert counted(b"nvmlDeviceGetHandleByPciBusId_v2") == before
 
 
-def test_what_is_not_there_is_said_now_and_then_and_looked_for_as_ever(
-    lane: Lane, play: Play
-) -> None:
+def test_an_absent_part_is_reported_seldom_and_looked_for_as_before(lane: Lane, play: Play) -> None:
     """Each second the agent loaded half of its code to report that this host has no fabric."""
     devices = [with_fabric(gpu, state=(0, 3)) for gpu in gpus(2)]
     devices[0].lines.append("error nvmlDeviceGetGpuFabricInfoV 0 0 999")
@@ -203,9 +199,7 @@ def test_what_is_not_there_is_said_now_and_then_and_looked_for_as_ever(
         assert turn(collector).outcome is CollectOutcome.BLIND
 
 
-def test_who_has_nothing_to_say_speaks_as_soon_as_nvml_is_opened_anew(
-    lane: Lane, play: Play
-) -> None:
+def test_an_idle_collector_reports_once_nvml_is_opened_anew(lane: Lane, play: Play) -> None:
     """The driver was reloaded, with the fabric manager this time."""
     play(gpus(1))
     collector = lane(GpuFabric)
@@ -275,9 +269,7 @@ def test_a_gpu_that_comes_back_is_found_again(kind: LaneKind, lane: Lane, play: 
 
 
 @pytest.mark.parametrize("kind", LANES)
-def test_release_lets_go_and_the_next_turn_opens_again(
-    kind: LaneKind, lane: Lane, play: Play
-) -> None:
+def test_the_turn_after_a_release_opens_again(kind: LaneKind, lane: Lane, play: Play) -> None:
     """An open handle defeats a GPU reset."""
     play(everything())
     collector = lane(kind)
@@ -484,9 +476,7 @@ def test_the_mode_that_is_switched_asks_for_a_new_inventory(lane: Lane, play: Pl
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_mig_that_is_not_shown_is_blind_with_the_line_that_opens_it(
-    whole: bool, lane: Lane, play: Play, roots: Roots
-) -> None:
+def test_hidden_mig_has_a_remedy(whole: bool, lane: Lane, play: Play, roots: Roots) -> None:
     """Without mig/monitor an agent sees only its own instances: `no errors` was a guess."""
     grant(roots, minor=2)
     gpu, device = with_mig(gpus(1)[0]), mig_device(0, 1)
@@ -525,9 +515,7 @@ def grant(roots: Roots, *, minor: int, node: bool = False, capabilities: int = 0
         (False, ~(1 << 21) % 2**41, False),
     ],
 )
-def test_who_sees_all_mig_instances(
-    node: bool, capabilities: int, sees: bool, roots: Roots
-) -> None:
+def test_who_sees_mig_instances(node: bool, capabilities: int, sees: bool, roots: Roots) -> None:
     """The driver does not refuse, it shows less: the agent itself must know its rights."""
     grant(roots, minor=12, node=node, capabilities=capabilities)
     assert sees_all_mig_instances(roots) is sees
@@ -597,9 +585,7 @@ def test_a_pid_that_is_dealt_again_is_another_process(lane: Lane, play: Play, ro
     assert starts[0] != starts[1]
 
 
-def test_what_could_not_be_filled_is_filled_the_next_second(
-    lane: Lane, play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unfilled_rows_come_next(lane: Lane, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     """Out of descriptors when a job began: for ten seconds its GPU had no process."""
     gpu = gpus(1)[0]
     gpu.lines += [process(1, last=0), process(2, first=1)]

@@ -285,7 +285,7 @@ def test_the_next_agent_does_not_take_back_what_this_one_let_go_of(host: Release
     assert host.begin().released() == [], "what was taken back is"
 
 
-def test_the_next_agent_takes_back_what_was_unbound_when_the_driver_is_there_again(
+def test_the_next_agent_resumes_an_unbound_gpu_once_it_is_bound(
     host: ReleaseHost,
 ) -> None:
     host.observe(binding("unbind"))
@@ -444,7 +444,7 @@ def test_a_driver_that_goes_as_a_whole_is_no_surprise(host: ReleaseHost) -> None
         )
     )
 )
-def test_whatever_is_said_a_gpu_with_a_driver_is_not_let_go_of_for_long(
+def test_a_gpu_with_a_driver_is_not_released_for_long(
     steps: list[tuple[str, str]],
 ) -> None:
     """Three signs in any order: with a driver for STAYS_NS a GPU is sampled, else released."""
@@ -515,7 +515,7 @@ def test_nvml_names_the_address_in_an_attribute(host: ReleaseHost) -> None:
         )
     )
 )
-def test_however_it_storms_each_rest_begins_seldom_and_none_is_missed(
+def test_in_a_storm_each_quarantine_begins_once(
     steps: list[tuple[int, int, str]],
 ) -> None:
     """One incident wrote 800,000 lines. Quarantines are at least AGAIN_NS_MIN apart."""

@@ -99,9 +99,7 @@ def test_to_be_warm_is_to_have_opened_no_gpu(host: GpuHost, calls: Callable[[str
     assert host.turn(lane).outcome is CollectOutcome.OK
 
 
-def test_where_the_kernel_lists_the_gpus_none_is_asked_for_by_number(
-    host: GpuHost, calls: Callable[[str], int]
-) -> None:
+def test_gpus_of_the_kernels_list(host: GpuHost, calls: Callable[[str], int]) -> None:
     """A handle by number attaches every GPU, including the hung one."""
     devices = gpus(3)
     host.play(devices)
@@ -137,9 +135,7 @@ def test_a_gpu_that_kills_whoever_asks_it_is_left_alone(host: GpuHost) -> None:
     assert nvml.account(devices[2].address).calls == 0
 
 
-def test_where_only_nvml_knows_the_gpus_a_spared_one_is_not_attached(
-    host: GpuHost, calls: Callable[[str], int]
-) -> None:
+def test_gpus_that_only_nvml_knows(host: GpuHost, calls: Callable[[str], int]) -> None:
     """In a container /proc/driver is empty: finding the neighbors attached the faulty GPU again."""
     devices = gpus(3)
     host.play(devices)
@@ -154,9 +150,7 @@ def test_where_only_nvml_knows_the_gpus_a_spared_one_is_not_attached(
     assert nvml.account(devices[1].address).calls == own
 
 
-def test_what_is_spared_while_open_is_let_go_of_and_taken_back_without_a_restart(
-    host: GpuHost, library: str
-) -> None:
+def test_an_open_gpu_is_excluded_and_taken_back(host: GpuHost, library: str) -> None:
     """One GPU is reset: its handle is closed, its neighbors are sampled, and it comes back."""
     devices = [with_links(gpu, 2) for gpu in gpus(3)]
     host.play(devices)
@@ -183,9 +177,7 @@ def test_what_is_spared_while_open_is_let_go_of_and_taken_back_without_a_restart
 
 
 @pytest.mark.parametrize("which", ["each", "the driver as a whole"])
-def test_when_all_are_left_alone_nvml_is_not_even_opened(
-    which: str, host: GpuHost, library: str
-) -> None:
+def test_all_excluded_nvml_is_not_opened(which: str, host: GpuHost, library: str) -> None:
     """The driver's lock: each caller of nvmlInit hangs behind the others."""
     devices = gpus(2)
     host.play(devices, host="block nvmlInitWithFlags crash -")
@@ -395,9 +387,7 @@ values = st.lists(st.none() | st.integers(0, 2**64 - 1), min_size=6, max_size=6)
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(values, max_size=12), st.sampled_from([nvml.ALL_BITS, 0xE0]))
-def test_the_rows_that_are_looked_at_are_those_that_changed(
-    turns: list[list[int | None]], mask: int
-) -> None:
+def test_changed_rows_are_looked_at(turns: list[list[int | None]], mask: int) -> None:
     """A GPU that was lost while its row was not checked would look healthy forever."""
     nvml.forget_accounts()
     addresses = [f"0000:0{row}:00.0" for row in range(3)]

@@ -90,9 +90,7 @@ def test_an_answer_counts_once_its_status_is_ok() -> None:
         ([("grpc-status", "x" * 9)], "status " + "x" * 9, ""),
     ],
 )  # fmt: skip
-def test_a_refusal_is_told_in_its_words(
-    trailers: list[tuple[str, str]], status: str, words: str
-) -> None:
+def test_a_refusals_message(trailers: list[tuple[str, str]], status: str, words: str) -> None:
     """Headers and status come together when a server refuses at once."""
     session, server, call = registering()
     result = session.receive(server.answer(call, HEAD + trailers))
@@ -154,7 +152,7 @@ def test_windows_are_respected_and_events_overtake_frames() -> None:
         max_size=30,
     )
 )
-def test_messages_arrive_whole_and_in_order_whatever_the_windows(
+def test_messages_arrive_in_order_for_any_windows(
     course: list[tuple[str, int]],
 ) -> None:
     """The second message overtook the first, and no receipt came."""
@@ -339,9 +337,7 @@ def test_a_frame_too_long_is_told_by_its_head() -> None:
 
 
 @given(st.lists(st.integers(0, FRAME_BYTES_MAX), max_size=5), st.lists(st.integers(1, 20_000)))
-def test_lengths_of_frames_are_found_however_they_are_cut(
-    sizes: list[int], cuts: list[int]
-) -> None:
+def test_lengths_of_frames_are_found_in_any_pieces(sizes: list[int], cuts: list[int]) -> None:
     """The first frame over the limit is refused at its ninth byte; no piece has two frames."""
     good = b"".join(size.to_bytes(3, "big") + bytes(6 + size) for size in sizes)
     data = good + b"\xff" * 9
@@ -416,9 +412,7 @@ def test_random_http2_frames_are_a_session_error(
     ),
     st.integers(1, 300),
 )
-def test_random_frames_of_an_open_stream_are_a_session_error(
-    parts: list[tuple[int, int, int, bytes]], step: int
-) -> None:
+def test_random_frames_of_a_stream(parts: list[tuple[int, int, int, bytes]], step: int) -> None:
     """The stream has its head: the next data is receipts, or hostile."""
     session, server = connected()
     stream = session.open_stream("s-1")

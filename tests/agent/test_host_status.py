@@ -245,9 +245,7 @@ def test_a_restart_keeps_what_stands(tmp_path: Path) -> None:
     assert host.names() == ["xid79"]
 
 
-def test_a_torn_file_of_what_was_kept_is_replaced(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_torn_file_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A power cut left half of it: logged once, and not by cron on every run until the next XID."""
     (tmp_path / "state").mkdir()
     kept = tmp_path / "state" / "findings.json"

@@ -181,9 +181,7 @@ def test_a_torn_slot_is_read_again(host: RanksHost) -> None:
         (20, 6.0, 1e300),
     ],
 )
-def test_a_slot_that_lies_harms_its_own_rank_only(
-    host: RanksHost, lie: tuple[float, float, float]
-) -> None:
+def test_a_slot_that_lies(host: RanksHost, lie: tuple[float, float, float]) -> None:
     """Time that runs back, a count that falls, more than a day a step: the other rank is right."""
     for index, lying in enumerate(((10, 5.0), lie)):
         host.ranks[0].write(*lying)
@@ -194,9 +192,7 @@ def test_a_slot_that_lies_harms_its_own_rank_only(
     assert cell(block, 1, "step_seconds") == pytest.approx(0.1)
 
 
-def test_the_control_group_names_the_job_where_it_does(
-    host: RanksHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_control_group_names_the_job(host: RanksHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of job 9 that claims to be rank 0 of job 77 would have blamed a host of 77."""
     liar = Rank(host.folder, 0, "77", name="1-aaa")
     owners = {liar.child.pid: Owner("slurm", job_id="9")}
@@ -234,9 +230,7 @@ def test_a_dead_process_is_out_at_once_and_its_slot_is_removed(host: RanksHost) 
     assert os.listdir(host.folder) == [host.ranks[1].path.name]
 
 
-def test_what_is_planted_neither_waits_nor_harms_and_is_removed(
-    host: RanksHost, tmp_path: Path
-) -> None:
+def test_planted_files_are_removed(host: RanksHost, tmp_path: Path) -> None:
     """A FIFO hung a reader; a link led to another user's file; a sparse terabyte was read."""
     target = tmp_path / "target"
     target.write_bytes(b"secret" * 100)
@@ -265,9 +259,7 @@ def test_a_slot_cut_short_or_unlinked_under_the_reader(host: RanksHost) -> None:
     assert host.collector.access_error == ""
 
 
-def test_more_slots_than_are_read_are_left_out_and_said(
-    host: RanksHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_slots_are_left_out(host: RanksHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """One user's ten thousand slots would have cost every host a second each second."""
     monkeypatch.setattr(job_steps, "SLOTS_PER_USER_MAX", 1)
     host.write()
@@ -300,9 +292,7 @@ def test_no_users_fill_the_slots_of_another(others: list[tuple[int, int]], start
         assert users[user] == SLOTS_PER_USER_MAX or users[user] >= max(users.values()) - 1
 
 
-def test_a_user_without_a_slot_takes_the_latest_of_another(
-    host: RanksHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_user_without_a_slot(host: RanksHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slots that were already open kept the table full, and new users got none."""
     monkeypatch.setattr(job_steps, "SLOTS_MAX", 1)
     host.write()

@@ -217,9 +217,7 @@ def test_a_complete_line_with_the_flag_of_a_fragment_joins_no_other() -> None:
     ("between", "ago", "is_joined"),
     [((), 0.0, True), (("usb 1-1: new device",), 0.0, False), ((), 30.0, False)],
 )
-def test_a_fragment_joins_the_line_that_it_follows_at_once(
-    between: tuple[str, ...], ago: float, is_joined: bool
-) -> None:
+def test_a_fragment_joins_its_line(between: tuple[str, ...], ago: float, is_joined: bool) -> None:
     ring = Ring()
     ring.say("INFO: task python:4711 blocked ", ago=ago)
     for line in between:
@@ -305,9 +303,7 @@ def test_another_boot_is_another_log(tmp_path: Path) -> None:
     assert len({e.event_id for e in reported}) == 2
 
 
-def test_numbers_that_go_back_within_a_boot_are_a_new_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_falling_numbers_are_a_new_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A sandbox was restored from its image, boot id and all."""
     ring, reported = Ring(), list[HealthEvent]()
     for _ in range(50):
@@ -431,9 +427,7 @@ def test_a_position_that_cannot_be_kept_leaves_nothing_behind(tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
 
-def test_a_position_that_cannot_be_kept_is_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unsaved_position_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The state folder was a file: each restart read the whole ring again, without a hint."""
     (tmp_path / "state").write_text("in the way")
     ring, reported = Ring(), list[HealthEvent]()
@@ -465,7 +459,7 @@ def test_a_log_that_tells_nothing_moves_its_position_too(tmp_path: Path) -> None
 
 @settings(max_examples=150, deadline=None)
 @given(lives=st.lists(st.tuples(LINES, st.integers(-1, 6), st.booleans()), min_size=1, max_size=6))
-def test_killed_anywhere_nothing_is_twice_and_nothing_is_missed(
+def test_killed_anywhere(
     lives: list[tuple[list[tuple[str, int, int]], int, bool]],
 ) -> None:
     """kill -9 between record, event and position, life after life; the last life reads to the end."""
@@ -567,9 +561,7 @@ def test_only_an_adapter_that_failed_is_back(tmp_path: Path) -> None:
         ({}, False),  # unknown
     ],
 )
-def test_an_empty_cage_is_no_unplugged_cable(
-    files: dict[str, str], told: bool, tmp_path: Path
-) -> None:
+def test_an_empty_cage(files: dict[str, str], told: bool, tmp_path: Path) -> None:
     """Half of the ports were never cabled: each boot put their hosts into WATCH."""
     for name, text in files.items():
         path = tmp_path / "bus/pci/devices/0000:98:00.0" / name

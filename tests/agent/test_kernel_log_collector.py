@@ -116,9 +116,7 @@ def listening(tmp_path: Path, source: socket.socket) -> tuple[KernelLog, Kept]:
     return log, events
 
 
-def test_a_record_is_told_the_moment_it_is_written(
-    tmp_path: Path, sockets: tuple[socket.socket, socket.socket]
-) -> None:
+def test_told_at_once(tmp_path: Path, sockets: tuple[socket.socket, socket.socket]) -> None:
     """The thread waits in poll: no tick and no timer is between the kernel's line and the event."""
     log, events = listening(tmp_path, sockets[0])
     sockets[1].send(b"6,7,5000000000,-;nothing\n")
@@ -136,9 +134,7 @@ def test_a_record_is_told_the_moment_it_is_written(
     assert (tmp_path / "kernel_log" / FILE_NAME).exists()
 
 
-def test_an_xid_is_witnessed_for_who_hears_of_it_elsewhere(
-    tmp_path: Path, sockets: tuple[socket.socket, socket.socket]
-) -> None:
+def test_xids_are_recorded(tmp_path: Path, sockets: tuple[socket.socket, socket.socket]) -> None:
     """NVML delivers the same XID without its text: two events of one fault count as two faults."""
     log, events = listening(tmp_path, sockets[0])
     until(
@@ -153,9 +149,7 @@ def test_an_xid_is_witnessed_for_who_hears_of_it_elsewhere(
     until(lambda: not XID_DEDUPLICATOR.reads_the_kernel_log, "nobody reads it any more")
 
 
-def test_a_log_that_ends_is_a_stand_in(
-    tmp_path: Path, sockets: tuple[socket.socket, socket.socket]
-) -> None:
+def test_a_log_that_ends(tmp_path: Path, sockets: tuple[socket.socket, socket.socket]) -> None:
     """In nested containers /dev/kmsg is a link to /dev/null or a console."""
     log, _ = listening(tmp_path, sockets[0])
     sockets[1].close()
@@ -226,7 +220,7 @@ def closed_by(number: int) -> Callable[[Path], Kmsg]:
         (errno.EIO, RuntimeError, "Input/output error"),
     ],
 )
-def test_each_refusal_has_its_words(
+def test_refusals(
     number: int,
     kind: type[Exception],
     words: str,

@@ -702,9 +702,7 @@ def test_a_user_who_names_an_interface_says_nothing(word: str) -> None:
         ("CPU: 3 UID: 0 PID: 88 Comm: python Not tainted 6.18.0", "fault", {"cpu": "3"}),
     ],
 )
-def test_details_belong_to_the_line_before(
-    line: str, group: str, attributes: dict[str, str]
-) -> None:
+def test_details_of_the_line_before(line: str, group: str, attributes: dict[str, str]) -> None:
     """One PCIe error is five lines: it must not count five times."""
     notice = classify(line)
     assert notice is not None and notice.part is LinePart.DETAIL
@@ -777,9 +775,7 @@ def test_no_text_raises(text: str) -> None:
         st.text(max_size=30), st.sampled_from(["9" * 40, "\n", "x" * 5000, "\0", ")"])
     ),
 )
-def test_a_damaged_line_is_read_within_its_limits_or_not_at_all(
-    line: str, at: int, size: int, rubbish: str
-) -> None:
+def test_a_damaged_line_within_its_limits(line: str, at: int, size: int, rubbish: str) -> None:
     """Two CPUs printed at once, and the ring cut the end."""
     notice = classify(line[:at] + rubbish + line[at + size :])
     if notice is not None:

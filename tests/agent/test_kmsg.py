@@ -115,9 +115,7 @@ def test_no_bytes_raise_anything_but_value_error(data: bytes) -> None:
     text=st.binary(max_size=200),
     cut=st.integers(0, 80),
 )
-def test_what_the_kernel_writes_comes_back(
-    prefix: int, sequence: int, microseconds: int, text: bytes, cut: int
-) -> None:
+def test_kernel_lines(prefix: int, sequence: int, microseconds: int, text: bytes, cut: int) -> None:
     """Any line of any driver; cut off anywhere, it is a shorter line or empty."""
     data = b"%d,%d,%d,-;%b\n SUBSYSTEM=pci\n DEVICE=+pci:0000:9b:00.0\n" % (
         prefix, sequence, microseconds, escaped(text),

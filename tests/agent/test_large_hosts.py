@@ -98,9 +98,7 @@ def test_what_is_spread_is_even_and_no_more(count: int, most: int) -> None:
         assert chosen[0] == 0 and count - chosen[-1] <= max(1, -(-count // most))
 
 
-def test_files_of_cores_are_looked_for_when_cores_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_cores_have_new_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """512 cores: each minute the list of their files blocked the daemon's thread for 130 ms."""
     online = tmp_path / "sys/devices/system/cpu/online"
     online.parent.mkdir(parents=True)

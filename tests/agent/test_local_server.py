@@ -333,9 +333,7 @@ def test_an_idle_connection_ends_and_its_client_does_not_notice(tmp_path: Path) 
             )
 
 
-def test_after_many_calls_a_connection_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_has_a_limit_of_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """h2 remembers every stream of a connection: an endless connection would be a leak."""
     monkeypatch.setattr("gangline.agent.local.server.CALLS_MAX", 5)
     with serving(tmp_path) as server, channel(tmp_path) as client:

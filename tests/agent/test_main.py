@@ -328,9 +328,7 @@ def test_settings_are_listed_without_a_start(capsys: pytest.CaptureFixture[str])
     assert 'aggregator = "127.0.0.1:7600"' in capsys.readouterr().out
 
 
-def test_a_folder_that_cannot_be_made_ends_with_one_and_words(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_impossible_folder_exits_1(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     folder = tmp_path / "file" / "spool"
     arguments = ["--set", f"spool_folder={folder}", "--set", f"events_folder={tmp_path / 'events'}"]

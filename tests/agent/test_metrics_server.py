@@ -130,9 +130,7 @@ def test_gzip_for_who_asks_for_it() -> None:
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, b"expected a request line"),
     ],
 )
-def test_what_is_asked_badly_is_refused_in_words(
-    request_head: bytes, status: int, words: bytes
-) -> None:
+def test_bad_requests_are_refused(request_head: bytes, status: int, words: bytes) -> None:
     answer = local_http.respond(request_head, render)
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status)
@@ -222,9 +220,7 @@ def test_many_at_once_are_all_answered() -> None:
     assert [answer.endswith(BODY) for answer in answers] == [True] * CONNECTIONS_MAX
 
 
-def test_a_port_that_another_holds_is_tried_again(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_taken_port(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another exporter with the same port must not end the agent."""
     monkeypatch.setattr(metrics, "LISTEN_RETRY_SECONDS", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -236,9 +232,7 @@ def test_a_port_that_another_holds_is_tried_again(
     server.close()
 
 
-def test_a_unix_socket_takes_the_place_of_a_dead_one_and_of_nothing_else(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_dead_unix_socket_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "metrics.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
@@ -257,9 +251,7 @@ def test_a_unix_socket_takes_the_place_of_a_dead_one_and_of_nothing_else(
     assert path.read_text() == "an operator's notes"
 
 
-def test_a_unix_socket_of_an_agent_that_lives_stays_its_own(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_live_unix_socket_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A second agent was started by hand, and Prometheus then read that one, and later nothing."""
     path = tmp_path / "metrics.sock"
     with serving(f"unix:{path}") as server:

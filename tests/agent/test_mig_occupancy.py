@@ -118,7 +118,7 @@ def test_instances_that_come_and_go_begin_anew(host: Host, play: Play, library: 
     assert (host.outcome, host.words) == (CollectOutcome.OK, "")
 
 
-def test_what_is_not_permitted_is_said_once_and_costs_the_shares_alone(
+def test_a_missing_permission_is_reported_once_and_costs_shares_only(
     host: Host, play: Play
 ) -> None:
     """Without mig/monitor the occupancy is not shown; `0 % busy` would have moved the tenant."""
@@ -142,9 +142,7 @@ def test_what_is_permitted_later_is_seen_without_a_restart(host: Host, play: Pla
 
 
 @pytest.mark.parametrize("line", ["gpm_supported 0", "error nvmlGpmMigSampleGet 3"])
-def test_a_gpu_without_gpm_has_the_rest_and_nothing_to_open(
-    line: str, host: Host, play: Play
-) -> None:
+def test_a_gpu_without_gpm_has_no_remedy(line: str, host: Host, play: Play) -> None:
     """An A100 was always reported blind, although no permission was missing."""
     play([hopper([line]), instance(1)])
     host.turn()

@@ -147,9 +147,7 @@ def test_what_a_datagram_says_in_its_order() -> None:
     [(0x1, {"carrier": 1}, True), (0x1, {"carrier": 0}, False), (0x0, {"carrier": 1}, False),
      (0x41, {}, True), (0x1, {}, False)],
 )  # fmt: skip
-def test_up_is_switched_on_and_with_a_carrier(
-    flags: int, carrier: dict[str, int], up: bool
-) -> None:
+def test_up_is_on_and_with_a_carrier(flags: int, carrier: dict[str, int], up: bool) -> None:
     """An interface that was switched off keeps its carrier in some drivers: it is not up."""
     link = netlink.parse_link(link_payload(b"eth0", flags=flags, **carrier))
     assert link is not None and link.up is up

@@ -208,9 +208,7 @@ def test_an_import_says_how_it_stands_with_a_target(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [LustreMounts, LustreTargets])
-def test_lustre_in_debugfs_is_blind_not_absent(
-    make: type[LustreMounts | LustreTargets], tmp_path: Path
-) -> None:
+def test_lustre_in_debugfs(make: type[LustreMounts | LustreTargets], tmp_path: Path) -> None:
     """All see the mount in /sys/fs/lustre; its numbers are root's: the message has the remedy."""
     host = hosts.unpack("h100-ib", tmp_path)
     shutil.rmtree(host.roots.sys / "kernel/debug/lustre")

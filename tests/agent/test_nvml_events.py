@@ -122,9 +122,7 @@ def test_an_xid_is_told_with_its_gpu(listener: Listener, play: Play) -> None:
     }
 
 
-def test_an_xid_that_the_kernel_log_shows_is_told_from_there(
-    listener: Listener, play: Play
-) -> None:
+def test_an_xid_of_the_kernel_log_is_told_from_there(listener: Listener, play: Play) -> None:
     """Both sources reported it, and one failure counted as two."""
     devices = with_events(gpus(2))
     devices[0].lines += ["event 1 8 94", "event 1 8 95"]
@@ -257,9 +255,7 @@ def test_a_failed_wait_is_counted_and_the_listener_goes_on(listener: Listener, p
     assert listener.turn().outcome is CollectOutcome.OK
 
 
-def test_a_set_that_fails_again_and_again_is_made_ever_more_rarely(
-    listener: Listener, play: Play, library: str
-) -> None:
+def test_a_failing_set_is_made_rarely(listener: Listener, play: Play, library: str) -> None:
     """One GPU was lost for a week: eight were registered again each second."""
     play(with_events(gpus(1)), host="error nvmlEventSetWait_v2 15")
     created = sets_made(listener, library)
@@ -268,9 +264,7 @@ def test_a_set_that_fails_again_and_again_is_made_ever_more_rarely(
     assert ctypes.CDLL(library).fake_nvml_event_sets() == 0
 
 
-def test_gpus_that_support_no_events_are_asked_ever_more_rarely(
-    listener: Listener, play: Play, library: str
-) -> None:
+def test_unsupported_events_are_asked_rarely(listener: Listener, play: Play, library: str) -> None:
     """After a minute the agent asked eight GPUs each second for unsupported events."""
     play(gpus(1))
     listener.now_ns = 1000 * SECOND
@@ -292,9 +286,7 @@ def sets_made(listener: Listener, library: str) -> list[int]:
     return result
 
 
-def test_release_lets_go_and_the_next_turn_listens_again(
-    listener: Listener, play: Play, library: str
-) -> None:
+def test_a_release_closes_the_sets(listener: Listener, play: Play, library: str) -> None:
     """An open handle defeats a GPU reset; an event set is one."""
     sets = ctypes.CDLL(library).fake_nvml_event_sets
     listener.start(play(with_events(gpus(1))))
@@ -307,9 +299,7 @@ def test_release_lets_go_and_the_next_turn_listens_again(
     assert sets() == 2
 
 
-def test_a_gpu_that_the_driver_is_taken_off_is_let_go_of_at_once(
-    listener: Listener, play: Play, library: str, tmp_path: Path
-) -> None:
+def test_an_unbind_releases(listener: Listener, play: Play, library: str, tmp_path: Path) -> None:
     """`echo 0000:2a:00.0 > unbind` waited forever for the agent's handle."""
     attached = ctypes.CDLL(library).fake_nvml_calls
     devices = with_events(gpus(2))
@@ -340,9 +330,7 @@ def test_a_gpu_that_the_driver_is_taken_off_is_let_go_of_at_once(
     assert [gpu.excluded for gpu in session.gpus] == [False, False]
 
 
-def test_a_driver_that_was_not_taken_off_after_all(
-    listener: Listener, play: Play, tmp_path: Path
-) -> None:
+def test_a_refused_unbind(listener: Listener, play: Play, tmp_path: Path) -> None:
     """The operator was refused; the GPU was not sampled again until the agent was restarted."""
     devices = with_events(gpus(2))
     is_unbound(devices[1])

@@ -110,7 +110,7 @@ def test_words_that_an_older_kernel_lacks_are_missing(h100: hosts.HostFolder) ->
     assert row["aer_fatal_data_link_protocol_errors"] == 0
 
 
-def test_a_function_without_a_root_ports_files_has_no_root_port_counts(
+def test_a_function_without_root_port_files_has_no_such_counts(
     h100: hosts.HostFolder,
 ) -> None:
     """Only root ports have them; elsewhere they are missing."""
@@ -322,9 +322,7 @@ def test_settings_of_functions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("late", ["iommu_group", "config", "link"])
-def test_what_comes_with_a_functions_driver_is_shown_in_the_next_turn(
-    late: str, tmp_path: Path
-) -> None:
+def test_what_a_functions_driver_brings_is_in_the_next_turn(late: str, tmp_path: Path) -> None:
     """A GPU's IOMMU group came with its driver (Grace), and was missing for an hour."""
     host = hosts.unpack("h100-ib", tmp_path)
     function = (host.roots.sys / "bus/pci/devices" / GPU).resolve()

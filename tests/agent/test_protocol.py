@@ -246,9 +246,7 @@ def test_the_end_waits_for_receipts_and_leaves_backlog(talk: Talk) -> None:
 @pytest.mark.parametrize(
     ("code", "kind"), [("6", RefusedError), ("16", RefusedError), ("14", SessionError)]
 )
-def test_a_refusal_of_who_we_are_is_told_from_a_failure(
-    talk: Talk, code: str, kind: type[SessionError]
-) -> None:
+def test_a_refused_identity_is_told(talk: Talk, code: str, kind: type[SessionError]) -> None:
     """Only the first leads to a long wait."""
     talk.step(0.0)
     trailers = [("grpc-status", code), ("grpc-message", "words")]
@@ -305,7 +303,7 @@ def test_a_report_above_the_servers_limit_is_halved(talk: Talk) -> None:
     assert "larger than max" in talk.events.last_refusal
 
 
-def test_refused_for_room_again_and_again_a_report_becomes_shorter_and_nothing_is_dropped(
+def test_a_report_refused_for_room_becomes_shorter_and_nothing_is_dropped(
     talk: Talk,
 ) -> None:
     """A proxy may have another message for a long report; a full disk must not drop events."""

@@ -117,9 +117,7 @@ def test_another_process_under_the_number_is_not_read(tmp_path: Path) -> None:
     ]
 
 
-def test_an_environment_that_may_not_be_read(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_environment(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without CAP_SYS_PTRACE another user's environment is closed: the message names the remedy."""
     opened = os.open
 

@@ -178,9 +178,7 @@ def test_release_of_all(agent: Agent, run: Run) -> None:
 
 
 @pytest.mark.parametrize("form", ["{0}|{1}", "{0}={1}"], ids=["apart", "joined"])
-def test_the_agent_is_named_by_its_run_folder_as_check_has_it(
-    agent: Agent, said: Said, form: str
-) -> None:
+def test_the_agent_is_named_by_its_run_folder(agent: Agent, said: Said, form: str) -> None:
     """`gangline check --run-folder` found the agent; `release` with this option did not."""
     place = form.format("--run-folder", agent.socket.parent).split("|")
     assert said("release", A, *place)[0] == 0
@@ -191,9 +189,7 @@ def test_the_agent_is_named_by_its_run_folder_as_check_has_it(
 
 
 @pytest.mark.parametrize("command", [["release"], ["release", "--status"], ["resume"]])
-def test_a_run_folder_without_an_agent_is_told_as_a_socket_is(
-    said: Said, command: list[str]
-) -> None:
+def test_a_run_folder_without_an_agent(said: Said, command: list[str]) -> None:
     by_socket = said(*command, "--socket", "/nowhere/agent.sock")
     assert "there is no /nowhere/agent.sock" in by_socket[1]
     assert said(*command, "--run-folder", "/nowhere") == by_socket
@@ -207,9 +203,7 @@ def test_which_agent_is_meant_is_said_once(said: Said, command: str) -> None:
     assert code == 2 and "--run-folder: expected a folder" in err
 
 
-def test_a_sampler_that_cannot_let_go_is_named(
-    agent: Agent, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stuck_sampler_is_named(agent: Agent, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit 1 and the call: a script must not continue with the reset."""
     monkeypatch.setattr("gangline.agent.gpu_release.RELEASE_NS_MAX", 50_000_000)
     agent.samplers.holding, agent.samplers.stuck = True, [Stuck(next_try_ns=agent.now_ns + 10**10)]
@@ -343,9 +337,7 @@ def test_the_commands_start_light() -> None:
     assert out.stdout == "False False\n"
 
 
-def test_an_agent_whose_socket_is_taken_goes_on_without(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_agent_whose_socket_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/agent.sock").write_text("")
     with Agent(tmp_path).running():
@@ -359,9 +351,7 @@ def test_roots_of_a_folder_show_nobody(tmp_path: Path) -> None:
     assert list(agent_processes(Roots(proc=tmp_path / "proc").proc)) == []
 
 
-def test_an_agent_that_begins_heeds_what_was_released_before_it_answered(
-    tmp_path: Path, run: Run
-) -> None:
+def test_a_starting_agent_heeds_earlier_releases(tmp_path: Path, run: Run) -> None:
     """`release` during a reload held nothing, exit 0; then the new agent opened the GPU."""
     agent = Agent(tmp_path)
     agent.socket.parent.mkdir()
@@ -375,7 +365,7 @@ def test_an_agent_that_begins_heeds_what_was_released_before_it_answered(
         assert B not in out and agent.samplers.released().keys() == {A}
 
 
-def test_an_agent_that_has_begun_meanwhile_is_asked_itself(
+def test_an_agent_begun_meanwhile(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had looked at the note before it was written; and answered before it was asked again."""

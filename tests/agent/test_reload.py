@@ -125,9 +125,7 @@ def test_a_terminal_that_is_closed_ends_what_was_started_in_it(tmp_path: Path) -
     assert "stopping on SIGHUP" in process.said()
 
 
-def test_a_driver_that_hangs_does_not_hold_up_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hung_driver_and_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The unit ran into its stop time-out and was killed, including its spool."""
     library = str(build(tmp_path / "library"))
     host = GpuHost(tmp_path, library, monkeypatch)

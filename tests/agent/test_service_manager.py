@@ -131,9 +131,7 @@ def unblocked() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("unblocked")
-def test_good_settings_end_the_run_and_bad_ones_do_not(
-    manager: Manager, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_good_and_bad(manager: Manager, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A comma was missing on all hosts: each agent ended, and none restarted."""
     settings = [SettingsError("agent.toml: not TOML: Expected '=' (at line 3)")]
 

@@ -337,9 +337,7 @@ def test_a_length_that_swallows_the_records_after_it_costs_its_frame_alone(folde
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), sizes=st.lists(st.integers(0, 700), min_size=1, max_size=40))
-def test_flipped_bytes_cost_their_own_frames_and_all_are_counted(
-    data: st.DataObject, sizes: list[int]
-) -> None:
+def test_flipped_bytes_cost_only_their_frames(data: st.DataObject, sizes: list[int]) -> None:
     """One flipped byte in a length once cost 1,022 frames, and 1 was counted."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "spool"
@@ -429,7 +427,7 @@ def test_whatever_is_in_the_folder_it_opens(junk: bytes, name: int) -> None:
         spool.close()
 
 
-def test_the_newest_frame_is_given_back_without_the_disk_and_the_others_from_it(
+def test_the_newest_frame_is_read_from_memory_and_the_others_from_disk(
     folder: Path,
 ) -> None:
     """It is sent within the second of its write; after its receipt it is nowhere."""
@@ -455,9 +453,7 @@ def test_full_means_the_oldest_first(folder: Path) -> None:
     spool.close()
 
 
-def test_a_receipt_that_comes_while_its_frame_is_read(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_receipt_during_the_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The receipt overtook the second reading of a frame, and the frame was sent once more."""
     spool = open_spool(folder)
     append(spool, b"one", b"two", b"three")
@@ -474,9 +470,7 @@ def test_a_receipt_that_comes_while_its_frame_is_read(
     spool.close()
 
 
-def test_a_segment_whose_frames_all_went_while_it_was_read_hides_no_other(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_segment_emptied_in_the_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`pending` returned nothing although frames waited, and the backlog was taken for sent."""
     spool = open_spool(folder)
     append(spool, *(bytes(2000) for _ in range(4)))  # two a segment
@@ -567,7 +561,7 @@ def test_another_process_that_holds_the_folder_is_named(folder: Path) -> None:
     open_spool(folder).close()
 
 
-def test_a_killed_agent_whose_thread_is_stuck_in_a_driver_does_not_hold_the_folder(
+def test_a_killed_agent_stuck_in_a_driver_does_not_hold_the_folder(
     folder: Path,
 ) -> None:
     """`kill -9` left a zombie that kept the lock: the new agent refused to start."""

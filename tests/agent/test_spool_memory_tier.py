@@ -183,9 +183,7 @@ def test_without_receipts_frames_go_on_to_the_disk_deflated(tmp_path: Path) -> N
     spool.close()
 
 
-def test_frames_that_go_on_to_the_disk_while_they_are_read_are_not_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_frames_moved_during_the_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames that moved to the disk during a read were taken for receipted."""
     seconds = Seconds()
     spool = open_spool(tmp_path, seconds)
@@ -365,9 +363,7 @@ def test_a_folder_that_is_removed_under_way_is_made_again(tmp_path: Path) -> Non
     spool.close()
 
 
-def test_an_open_that_fails_leaves_all_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_open_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All numbers counted as known when the disk had just lost some: they were used again."""
     spool = open_spool(tmp_path)
     append(spool, b"one", b"two", b"three")
@@ -401,9 +397,7 @@ def test_an_end_on_a_disk_that_takes_nothing_leaves_frames_in_memory(tmp_path: P
     spool.close()
 
 
-def test_a_full_memory_costs_no_frame_while_the_disk_has_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_memory_uses_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job filled /dev/shm: the oldest frames were dropped for the newest."""
     (tmp_path / "memory").mkdir()
     spool = Spool.open(

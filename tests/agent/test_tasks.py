@@ -163,9 +163,7 @@ def test_a_host_without_gpu_looks_at_no_descriptor(tmp_path: Path) -> None:
     assert collector.access_error == ""
 
 
-def test_processes_of_others_are_blind_not_none(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_processes_of_others_are_blind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without CAP_SYS_PTRACE an agent saw no GPU process, and reported that none hung."""
     host = hosts.unpack("h100-ib", tmp_path)
 

@@ -158,9 +158,7 @@ def test_a_reader_that_is_slow_costs_nothing_but_time(secured: Secured, agent: S
         assert [batch.frame == frame for batch in aggregator.batches] == [True] * 4
 
 
-def test_credentials_are_read_anew_at_each_connection(
-    secured: Secured, agent: SecureAgent, tmp_path: Path
-) -> None:
+def test_renewed_credentials(secured: Secured, agent: SecureAgent, tmp_path: Path) -> None:
     """A certificate was renewed on disk, which would have required a restart on ten thousand hosts."""
     token = tmp_path / "token"
     token.write_text("old")
@@ -190,9 +188,7 @@ def test_no_certificate_of_ours(secured: Secured, agent: SecureAgent) -> None:
         assert "requires a client certificate, and none is set" in failure(agent, aggregator.port)
 
 
-def test_a_certificate_of_ours_from_another_ca(
-    secured: Secured, agent: SecureAgent, tmp_path: Path
-) -> None:
+def test_a_certificate_of_another_ca(secured: Secured, agent: SecureAgent, tmp_path: Path) -> None:
     """The host of a neighboring cluster."""
     other = credentials(Secured(tmp_path / "other", tmp_path / "data"), "agent", "a")
     agent.credentials = Credentials(str(secured.ca), other.tls_certificate_file, other.tls_key_file)

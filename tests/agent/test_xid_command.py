@@ -195,9 +195,7 @@ def test_any_line_of_the_kernel_log(
      "rules exist for lines with 'mlx5_core', and none for these words"),
     ("python[4711]: segfault at 8 NVRM: fallen off the bus", "begins with the name of a process"),
 ])  # fmt: skip
-def test_a_line_that_the_agent_ignores(
-    capsys: pytest.CaptureFixture[str], line: str, why: str
-) -> None:
+def test_lines_the_agent_ignores(capsys: pytest.CaptureFixture[str], line: str, why: str) -> None:
     """The text names the reason; scripts see the exit code."""
     code, out = said(capsys, line)
     assert code == cli.NOT_FOUND and out.startswith("The agent ignores this line")
@@ -206,7 +204,7 @@ def test_a_line_that_the_agent_ignores(
     assert answer["known"] is False and why in answer["why"]
 
 
-def test_a_line_that_only_counts_under_a_condition_says_so(
+def test_a_line_with_a_condition_says_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The driver prints these at every boot of a healthy host."""

@@ -102,9 +102,7 @@ def sealed(header: bytes, body: bytes) -> bytes:
 
 
 @given(st.integers(0, 300), st.integers(0, 2), st.binary(max_size=200), st.integers(0, 300))
-def test_a_right_checksum_does_not_open_the_door(
-    tables: int, coding: int, body: bytes, length: int
-) -> None:
+def test_a_right_checksum_is_not_enough(tables: int, coding: int, body: bytes, length: int) -> None:
     """A hostile agent can compute checksums: every length is checked before use."""
     header = bytearray(EXAMPLE[:72])
     header[9] = coding

@@ -57,9 +57,7 @@ def test_defaults_then_the_file_then_the_command_line(tmp_path: Path) -> None:
         ("spool_bytes_max=1_024", 1024),
     ],
 )
-def test_an_assignment_is_read_for_the_type_that_is_wanted(
-    assignment: str, expected: object
-) -> None:
+def test_an_assignment_is_read_for_the_wanted_type(assignment: str, expected: object) -> None:
     """`--set host=1234` was refused as not being a text, and users do not quote within quotes."""
     name = assignment.partition("=")[0].strip()
     value = getattr(load(Example, None, [assignment]), name)

@@ -41,9 +41,7 @@ LOSSES = [
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(values=st.lists(UNSIGNED, min_size=1, max_size=64))
-def test_a_blank_is_missing_and_all_else_is_kept(
-    values: list[int], library: str, play: Play
-) -> None:
+def test_blanks_are_missing_others_are_kept(values: list[int], library: str, play: Play) -> None:
     """An ECC count of 18446744073709551615 drained a healthy node."""
     gpu = gpus(1)[0]
     gpu.fields = {4: ("ull", values)}
@@ -114,9 +112,7 @@ def test_a_margin_of_minus_one_is_a_value(library: str, play: Play) -> None:
         ("double", "67.5", 67.5),
     ],
 )
-def test_a_field_may_come_as_any_type(
-    kind: str, text: str, value: float, library: str, play: Play
-) -> None:
+def test_fields_of_any_type(kind: str, text: str, value: float, library: str, play: Play) -> None:
     """The driver chooses the value type; read by another member of the union it is noise."""
     gpu = gpus(1)[0]
     gpu.fields[196] = (kind, text)
@@ -231,9 +227,7 @@ def test_garbage_of_one_gpu_costs_no_neighbour(line: str, library: str, play: Pl
 
 @pytest.mark.parametrize("versioned", [0, 1])
 @pytest.mark.parametrize("flag", [0, 1])
-def test_memory_beyond_repair_is_read_in_either_layout(
-    versioned: int, flag: int, library: str, play: Play
-) -> None:
+def test_unrepairable_memory_layouts(versioned: int, flag: int, library: str, play: Play) -> None:
     """NVIDIA's header and its Python binding disagree: one layout would miss the fault."""
     gpu = gpus(1)[0]
     gpu.values |= {"unrepairable": flag, "unrepairable_versioned": versioned}
@@ -285,9 +279,7 @@ def test_a_place_that_the_driver_passes_over_is_no_zero(library: str, play: Play
 @pytest.mark.parametrize(
     ("more", "said"), [(2, (5, 35, 4)), (4094, (None, None, None))], ids=["a few", "no end"]
 )
-def test_places_that_come_between_the_two_calls(
-    more: int, said: tuple[int | None, ...], library: str, play: Play
-) -> None:
+def test_added_places(more: int, said: tuple[int | None, ...], library: str, play: Play) -> None:
     """Data was lost in a new place between the count and the list: all counts went missing."""
     gpu = gpus(1)[0]
     gpu.values |= {"sram_unique": 3, "sram_unique_more": more, "sram_unique_parity": 4}

@@ -485,9 +485,7 @@ def test_a_garbage_count_of_processes_is_refused(play: Play, opened: Open, libra
     assert counted(b"nvmlDeviceGetGraphicsRunningProcesses_v3") - before <= 4
 
 
-def test_the_older_call_gives_the_fabric_without_its_health(
-    folder: Path, play: Play, opened: Open
-) -> None:
+def test_the_older_call_has_no_health_of_the_fabric(folder: Path, play: Play, opened: Open) -> None:
     """A driver without the versioned call still returns a GPU's clique."""
     gpu = with_fabric(gpus(1)[0])
     play([gpu])
@@ -566,9 +564,7 @@ def _registered(parts: Parts, address: str) -> int:
 
 
 @pytest.mark.parametrize("symbol", [*nvml_parts.SYMBOLS, "nothing"])
-def test_a_missing_symbol_costs_its_readings_only(
-    symbol: str, folder: Path, play: Play, opened: Open
-) -> None:
+def test_a_missing_symbols_readings(symbol: str, folder: Path, play: Play, opened: Open) -> None:
     """A binding linked at build time does not even start under a driver one branch older."""
     gpu = with_c2c(with_fabric(with_mig(with_links(gpus(1)[0], 2, BLACKWELL))), 1)
     gpu.values["events_supported"] = 8

@@ -131,9 +131,7 @@ def test_the_last_samples_are_there_as_they_were(
 
 @several
 @given(st.lists(cells, min_size=1, max_size=LENGTH))
-def test_sums_are_sums(
-    nvml: Nvml, taken: list[tuple[list[float | None], list[int | None]]]
-) -> None:
+def test_sums_of_ring(nvml: Nvml, taken: list[tuple[list[float | None], list[int | None]]]) -> None:
     """For any flags and clocks; GPUs are never mixed."""
     filled, summary = Filled(nvml), Summary()
     for sample in taken:
@@ -215,9 +213,7 @@ def test_what_follows_the_ring_has_its_samples(
 
 
 @pytest.mark.parametrize(("clock", "samples"), [("nights", 2), ("none", 0)])
-def test_a_rest_by_a_clock_that_is_not_as_it_should_be(
-    clock: str, samples: int, nvml: Nvml, tmp_path: Path
-) -> None:
+def test_a_rest_by_a_faulty_clock(clock: str, samples: int, nvml: Nvml, tmp_path: Path) -> None:
     """A suspended host called its GPUs 460,800 times; in a sandbox a sampler never slept."""
     source, library = tmp_path / "clock.c", tmp_path / "clock.so"
     source.write_text(CLOCK.replace("SLEEP", CLOCKS[clock]))

@@ -134,9 +134,7 @@ def test_power_smoothing_hides_waiting_from_power_but_not_from_gpm() -> None:
 @pytest.mark.parametrize("gpm", [True, False], ids=["gpm", "power alone"])
 @pytest.mark.parametrize("writer", [True, False], ids=["writer", "waits"])
 @pytest.mark.parametrize(("every", "seconds"), [(24, 6.0), (45, 3.0), (16, 2.0), (40, 40.0)])
-def test_checkpoints_of_several_cadences(
-    every: int, seconds: float, writer: bool, gpm: bool
-) -> None:
+def test_checkpoints_of_any_cadence(every: int, seconds: float, writer: bool, gpm: bool) -> None:
     """A checkpoint is not a fault: waiting recognized as regular checkpoints needs no culprit."""
     gpu_trace = trace(checkpointing(6, every, seconds), writer=writer, gpm=gpm)
     tracker = PhaseTracker(1)
@@ -194,9 +192,7 @@ def test_stalls_at_random_are_no_checkpoints(seed: int) -> None:
 
 
 @pytest.mark.parametrize(("has_steps", "low", "high"), [(False, 0.5, 0.9), (True, 0.9, 1.0)])
-def test_regular_pauses_are_surer_checkpoints_with_steps_between_them(
-    has_steps: bool, low: float, high: float
-) -> None:
+def test_pauses_between_steps_are_surer(has_steps: bool, low: float, high: float) -> None:
     """The exchanges of a step of 28 s were checkpoints with a probability of .97."""
     tracker = PhaseTracker(1)
     gpu_trace = trace(checkpointing(20, 23, 5.0) if has_steps else steps(20, 23.0, 5.0))
@@ -327,9 +323,7 @@ samples = st.tuples(
 
 
 @given(st.lists(samples, max_size=60), st.integers(0, 60))
-def test_whatever_a_driver_says_shares_are_shares(
-    given_samples: list[tuple[int, list[float]]], job_at: int
-) -> None:
+def test_shares_of_any_samples(given_samples: list[tuple[int, list[float]]], job_at: int) -> None:
     """Garbage in any order: the five shares add up to 1, or are missing."""
     tracker = PhaseTracker(1)
     for index, (now_ns, values) in enumerate(given_samples):

@@ -201,9 +201,7 @@ def test_a_request_is_answered_from_memory(host: Host) -> None:
         ({"name": "20260102T030405Z-0a1b2c3d"}, "none is stored"),
     ],
 )
-def test_a_wrong_request_is_answered_with_words(
-    host: Host, fields: dict[str, object], words: str
-) -> None:
+def test_a_wrong_request_is_refused(host: Host, fields: dict[str, object], words: str) -> None:
     """The client gets the reason; a name cannot be a path."""
     host.request(**fields)
     host.seconds(1)
@@ -252,9 +250,7 @@ def test_a_host_without_gpus_says_so(host: Host) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
-def test_a_full_disk_costs_a_recording_and_nothing_else(
-    host: Host, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_a_full_disk(host: Host, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """No partial file remains, the loss is counted, and the next recording is stored."""
 
     def fail(path: Path, data: bytes) -> None:
@@ -272,9 +268,7 @@ def test_a_full_disk_costs_a_recording_and_nothing_else(
     assert len(host.storage.recordings()) == 1
 
 
-def test_a_hung_disk_stops_neither_ticks_nor_requests(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hung_disk_stops_nothing(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests from memory are answered, those for the disk fail; nothing waits."""
     released = threading.Event()
     monkeypatch.setattr(storage_module, "replace", lambda *_: released.wait(GUARD_SECONDS))

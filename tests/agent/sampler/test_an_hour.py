@@ -20,9 +20,7 @@ HOUR = 3600
     ],
     ids=["gpu", "gpu and port that ignore SIGKILL", "disk"],
 )
-def test_one_device_that_hangs_for_45_seconds_costs_the_others_of_its_host_next_to_nothing(
-    sick: dict[str, str], holds: bool
-) -> None:
+def test_a_hung_device_costs_the_others_little(sick: dict[str, str], holds: bool) -> None:
     """A driver call blocked for 45 s: an agent with one process lost seven healthy GPUs as well."""
     host = Watched()
     host.run(30)

@@ -85,9 +85,7 @@ def plain(told: SampleBatch) -> object:
 
 
 @given(st.lists(rounds(), max_size=4), st.data())
-def test_rounds_come_out_as_they_went_in_whatever_the_pieces(
-    sent: list[SampleBatch], data: st.DataObject
-) -> None:
+def test_rounds_survive_any_pieces(sent: list[SampleBatch], data: st.DataObject) -> None:
     """A daemon that reads half a message must not take it for another."""
     encoder, decoder = SampleBatchEncoder(NAMES), SampleBatchDecoder(NAMES)
     again = data.draw(st.lists(st.sampled_from(sent), max_size=6)) if sent else []
@@ -106,9 +104,7 @@ def test_rounds_come_out_as_they_went_in_whatever_the_pieces(
 
 
 @given(rounds(), st.integers(0, 1 << 16), st.integers(0, 255), st.integers(0, 1 << 16))
-def test_garbage_is_refused_or_understood_and_never_read_past(
-    told: SampleBatch, at: int, byte: int, cut: int
-) -> None:
+def test_garbage_is_never_read_past(told: SampleBatch, at: int, byte: int, cut: int) -> None:
     """A sampler's memory was overwritten, or it was killed in a message."""
     encoder, decoder = SampleBatchEncoder(NAMES), SampleBatchDecoder(NAMES)
     data = bytearray(encoder.encode(*told) + encoder.encode(*told))
@@ -187,7 +183,7 @@ def test_after_a_message_that_was_refused_no_reading_of_before_is_taken_for_a_ne
     assert (block.devices, block.ints[0]) == (("b",), 0x0707070707070707)
 
 
-def test_what_only_the_collector_still_knows_gives_its_memory_back(
+def test_a_dropped_collector_frees_its_memory(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """An ending agent printed a line of SystemError for each table of its samplers."""
@@ -206,9 +202,7 @@ def test_what_only_the_collector_still_knows_gives_its_memory_back(
 @pytest.mark.parametrize(
     ("began_ns", "blocks"), [(-1, 0), (1 << 64, 0), (1, 256)], ids=["negative", "long", "blocks"]
 )
-def test_a_turn_that_no_message_can_tell_is_refused_where_it_is_made(
-    began_ns: int, blocks: int
-) -> None:
+def test_a_turn_too_large_is_refused_by_its_maker(began_ns: int, blocks: int) -> None:
     turn = CollectResult("gpu_1s", [Block("gpu_1s", ["a"])] * blocks, 0.0, CollectOutcome.OK)
     with pytest.raises(CodecError):
         SampleBatchEncoder(NAMES).encode(1, 0.0, 0, 0, [TimedResult(began_ns, turn)], frozenset())
@@ -329,9 +323,7 @@ def test_a_round_that_no_message_can_hold_is_refused_where_it_is_made() -> None:
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), text)
-def test_an_order_to_record_and_its_end_come_out_as_they_went_in(
-    number: int, size: int, message: str
-) -> None:
+def test_orders_to_record_survive_the_codec(number: int, size: int, message: str) -> None:
     """The number identifies the finished command; the samples themselves go by shared memory."""
     buffer, decoder = MessageBuffer(), SampleBatchDecoder(NAMES)
     order = messages.RecordCommand(number, size)

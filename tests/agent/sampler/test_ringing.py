@@ -85,7 +85,7 @@ class Poll:
         return []
 
 
-def test_the_daemon_comes_when_who_begins_with_the_second_has_spoken(
+def test_the_daemon_waits_for_the_first_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Eight GPUs answer after 30 ms: a daemon that came with the second had to come again."""

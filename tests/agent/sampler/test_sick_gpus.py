@@ -52,9 +52,7 @@ def running(library: str, proc: Path, log: Path) -> Iterator[Run]:
         yield Run(process)
 
 
-def test_lost_garbage_a_crash_and_calls_that_ignore_sigkill(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_with_all_faults_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rack lost its cooling: each of its GPUs failed in its own way, and a port's firmware with
     them. Then the agent was killed, and its successor left another process in each of them, and so
     did the next, all night.

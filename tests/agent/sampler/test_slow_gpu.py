@@ -20,9 +20,7 @@ from tests.processes import Process, until
 
 
 @pytest.mark.slow
-def test_one_that_is_a_hundred_times_slower_is_sampled_apart_and_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_gpu_is_sampled_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sweep was cut short each second for the others: one in three of its readings was seen."""
     library = str(build(tmp_path / "fake_nvml"))
     host = GpuHost(tmp_path, library, monkeypatch)

@@ -181,7 +181,7 @@ def happen(model: Model, what: tuple[object, ...]) -> None:
 
 @settings(max_examples=120, deadline=None)
 @given(st.lists(happenings, max_size=30))
-def test_in_any_course_of_events_the_promises_hold_and_health_returns(
+def test_the_promises_hold_in_any_course(
     course: list[tuple[object, ...]],
 ) -> None:
     """At the end all devices answer: three processes sample them within the longest interval."""
