@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -95,10 +96,26 @@ print("went through", errors)
 """
 
 
-def open_spool(folder: Path, *, boot_id: bytes = BOOT, owner: str = "this machine") -> Spool:
-    return Spool.open(
-        folder, bytes_max=BYTES_MAX, segment_bytes=SEGMENT_BYTES, boot_id=boot_id, owner=owner
-    )
+#: Spools of the running test.
+_OPENED: list[Spool] = []
+
+
+def open_spool(folder: Path, *, boot_id: bytes = BOOT, **changes: Any) -> Spool:
+    """Open a spool that ends with the test."""
+    values: dict[str, Any] = {
+        "bytes_max": BYTES_MAX,
+        "segment_bytes": SEGMENT_BYTES,
+        "owner": "this machine",
+    }
+    _OPENED.append(Spool.open(folder, boot_id=boot_id, **values | changes))
+    return _OPENED[-1]
+
+
+@pytest.fixture(autouse=True)
+def closed_spools() -> Iterator[None]:
+    yield
+    while _OPENED:
+        _OPENED.pop().close()
 
 
 def append(spool: Spool, *frames: bytes) -> list[int]:
@@ -246,11 +263,10 @@ def test_kill_9_loses_nothing_that_append_took(folder: Path) -> None:
                 seen = int(agent.stdout.readline())
             agent.send_signal(signal.SIGKILL)
             seen = max([seen, *map(int, agent.stdout.read().split("\n")[:-1])])
-    spool = Spool.open(folder, bytes_max=1 << 24, segment_bytes=4096, boot_id=b"b" * 16, owner="m")
+    spool = open_spool(folder, bytes_max=1 << 24, owner="m")
     result = everything(spool, 100)
     assert all(frame == b"%d," % sequence * 50 for sequence, frame in result.items())
     assert result.keys() >= set(range(1, seen + 1))
-    spool.close()
 
 
 def test_numbers_go_on_where_they_were(folder: Path) -> None:
@@ -262,7 +278,6 @@ def test_numbers_go_on_where_they_were(folder: Path) -> None:
     spool.close()
     spool = open_spool(folder)
     assert (spool.run_id, spool.next_sequence(), spool.notice) == (run_id, 3, "")
-    spool.close()
 
 
 def test_a_torn_record_is_cut_off_and_counted(folder: Path) -> None:
@@ -276,7 +291,6 @@ def test_a_torn_record_is_cut_off_and_counted(folder: Path) -> None:
     assert (everything(spool), spool.dropped_frames) == ({1: b"whole"}, 1)
     assert spool.next_sequence() == JUMP_SEQUENCES
     assert "29 damaged bytes cut off" in spool.notice
-    spool.close()
 
 
 def test_a_flipped_bit_costs_its_frame_alone(folder: Path) -> None:
@@ -286,7 +300,6 @@ def test_a_flipped_bit_costs_its_frame_alone(folder: Path) -> None:
     [path] = segments(folder)
     path.write_bytes(path.read_bytes().replace(b"bbbb", b"bbcb"))
     assert (everything(spool), spool.dropped_frames) == ({1: b"aaaa", 3: b"cccc"}, 1)
-    spool.close()
 
 
 def test_after_a_power_cut_numbers_jump(folder: Path) -> None:
@@ -301,7 +314,6 @@ def test_after_a_power_cut_numbers_jump(folder: Path) -> None:
     spool = open_spool(folder, boot_id=b"d" * 16)
     assert append(spool, b"c") == [2 * JUMP_SEQUENCES]
     assert everything(spool) == {1: b"a", 2: b"b", 2 * JUMP_SEQUENCES: b"c"}
-    spool.close()
 
 
 def test_a_cloned_image_begins_a_run_of_its_own(folder: Path) -> None:
@@ -314,7 +326,6 @@ def test_a_cloned_image_begins_a_run_of_its_own(folder: Path) -> None:
     assert clone.run_id != run_id
     assert (everything(clone), clone.dropped_frames, clone.next_sequence()) == ({}, 2, 1)
     assert "this machine" in clone.notice and "2 frames" in clone.notice
-    clone.close()
 
 
 def test_a_length_that_swallows_the_records_after_it_costs_its_frame_alone(folder: Path) -> None:
@@ -332,7 +343,6 @@ def test_a_length_that_swallows_the_records_after_it_costs_its_frame_alone(folde
     assert spool.next_sequence() == 3
     assert (everything(spool), spool.dropped_frames) == ({2: bytes(240)}, 1)
     assert "1 damaged frames skipped" in spool.notice
-    spool.close()
 
 
 @settings(max_examples=150, deadline=None)
@@ -383,7 +393,6 @@ def test_a_damaged_note_begins_a_new_run(folder: Path, content: bytes) -> None:
     spool = open_spool(folder)
     assert spool.run_id != run_id and spool.dropped_frames == 1
     assert "meta.json is missing or damaged" in spool.notice
-    spool.close()
 
 
 def test_removed_segments_begin_a_new_run(folder: Path) -> None:
@@ -396,7 +405,6 @@ def test_removed_segments_begin_a_new_run(folder: Path) -> None:
         path.unlink()
     spool = open_spool(folder)
     assert spool.run_id != run_id and "all segments are gone" in spool.notice
-    spool.close()
 
 
 def test_removed_segments_under_a_running_agent_are_counted(folder: Path) -> None:
@@ -407,7 +415,6 @@ def test_removed_segments_under_a_running_agent_are_counted(folder: Path) -> Non
         path.unlink()
     assert spool.pending(0, 9) == []
     assert (spool.dropped_frames, spool.unacknowledged_frames) == (2, 0)
-    spool.close()
 
 
 @settings(max_examples=150)
@@ -439,7 +446,6 @@ def test_the_newest_frame_is_read_from_memory_and_the_others_from_disk(
     assert spool.pending(2, 9) == [(3, b"three")]
     spool.acknowledge(3, 3)
     assert spool.pending(2, 9) == []
-    spool.close()
 
 
 def test_full_means_the_oldest_first(folder: Path) -> None:
@@ -450,49 +456,43 @@ def test_full_means_the_oldest_first(folder: Path) -> None:
     assert sorted(result) == sequences[-len(result) :]
     assert len(result) * 416 > BYTES_MAX - 2 * SEGMENT_BYTES
     assert spool.dropped_frames == 300 - len(result)
-    spool.close()
 
 
-def test_a_receipt_during_the_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The receipt overtook the second reading of a frame, and the frame was sent once more."""
+@pytest.mark.parametrize(
+    ("frames", "receipted", "left"),
+    [
+        ([b"one", b"two", b"three"], (2, 2), [(1, b"one"), (3, b"three")]),
+        ([bytes(2000)] * 4, (1, 2), [(3, bytes(2000)), (4, bytes(2000))]),  # two frames a segment
+    ],
+    ids=["it was sent once more", "an emptied segment hid the others"],
+)
+def test_a_receipt_during_the_read(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    frames: list[bytes],
+    receipted: tuple[int, int],
+    left: list[tuple[int, bytes]],
+) -> None:
     spool = open_spool(folder)
-    append(spool, b"one", b"two", b"three")
+    append(spool, *frames)
     read = FileSegment.read
 
     def slow(segment: FileSegment, sequences: Sequence[int]) -> list[tuple[int, bytes | None]]:
         result = read(segment, sequences)
-        spool.acknowledge(2, 2)
+        spool.acknowledge(*receipted)
         return result
 
     monkeypatch.setattr(FileSegment, "read", slow)
-    assert spool.pending(0, 10) == [(1, b"one"), (3, b"three")]
+    assert spool.pending(0, 10) == left
     assert spool.dropped_frames == 0
-    spool.close()
-
-
-def test_a_segment_emptied_in_the_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`pending` returned nothing although frames waited, and the backlog was taken for sent."""
-    spool = open_spool(folder)
-    append(spool, *(bytes(2000) for _ in range(4)))  # two a segment
-    read = FileSegment.read
-
-    def slow(segment: FileSegment, sequences: Sequence[int]) -> list[tuple[int, bytes | None]]:
-        result = read(segment, sequences)
-        spool.acknowledge(1, 2)
-        return result
-
-    monkeypatch.setattr(FileSegment, "read", slow)
-    assert [sequence for sequence, _ in spool.pending(0, 10)] == [3, 4]
-    spool.close()
 
 
 def test_a_small_spool_has_small_segments(folder: Path) -> None:
     """The newest segment cannot be dropped: with the size of the spool it would break the limit."""
-    spool = Spool.open(folder, bytes_max=BYTES_MAX, segment_bytes=1 << 20, boot_id=BOOT, owner="o")
+    spool = open_spool(folder, segment_bytes=1 << 20)
     for _ in range(100):
         append(spool, bytes(1000))
         assert spool.disk_bytes <= BYTES_MAX
-    spool.close()
 
 
 def test_out_of_descriptors_costs_no_frame(folder: Path) -> None:
@@ -508,7 +508,6 @@ def test_out_of_descriptors_costs_no_frame(folder: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert spool.dropped_frames == 0
     assert spool.pending(0, 10) == [(1, b"one"), (2, b"two")]
-    spool.close()
 
 
 def test_reboots_leave_no_empty_segments_behind(folder: Path) -> None:
@@ -520,9 +519,7 @@ def test_reboots_leave_no_empty_segments_behind(folder: Path) -> None:
 
 def test_appending_and_sending_at_once(folder: Path) -> None:
     """The daemon appends while the client reads and deletes: nothing is lost, torn or counted."""
-    spool = Spool.open(
-        folder, bytes_max=1 << 24, segment_bytes=SEGMENT_BYTES, boot_id=BOOT, owner="m"
-    )
+    spool = open_spool(folder, bytes_max=1 << 24)
     count = 3000
     frames = [b"%d," % n * 20 for n in range(count)]
     daemon = threading.Thread(target=append, args=(spool, *frames))
@@ -537,7 +534,6 @@ def test_appending_and_sending_at_once(folder: Path) -> None:
     assert [result[sequence] for sequence in sorted(result)] == frames
     assert (spool.dropped_frames, spool.unacknowledged_frames) == (0, 0)
     assert len(segments(folder)) == 1
-    spool.close()
 
 
 def test_a_frame_too_large_or_a_number_used_before_is_counted(folder: Path) -> None:
@@ -608,7 +604,6 @@ def test_a_disk_that_takes_nothing_costs_durability_not_frames(folder: Path) -> 
     spool.close()
     spool = open_spool(folder)
     assert spool.next_sequence() == 6
-    spool.close()
 
 
 def test_the_window_in_memory_is_bounded(folder: Path) -> None:
@@ -620,7 +615,6 @@ def test_the_window_in_memory_is_bounded(folder: Path) -> None:
     assert spool.dropped_frames + spool.unacknowledged_frames == 200
     assert max(everything(spool)) == 200
     assert len(segments(folder)) == 1
-    spool.close()
 
 
 def test_killed_while_frames_lived_in_memory_numbers_jump(folder: Path) -> None:
@@ -632,7 +626,6 @@ def test_killed_while_frames_lived_in_memory_numbers_jump(folder: Path) -> None:
     spool.close()
     spool = open_spool(folder)
     assert spool.next_sequence() >= JUMP_SEQUENCES
-    spool.close()
 
 
 def test_a_full_disk_drops_the_oldest_and_recovers(tmp_path: Path) -> None:

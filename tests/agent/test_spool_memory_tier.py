@@ -29,17 +29,19 @@ from gangline.agent.spool.tiers import (
 from gangline.agent.spool.tiers import SEGMENT_BYTES as SEGMENT_BYTES_OF_HEAD
 from gangline.contract import frame as frames
 from gangline.contract.block import Block
+from tests.agent import test_spool
 from tests.agent.test_spool import (
     BOOT,
-    BYTES_MAX,
-    SEGMENT_BYTES,
     SpoolAgainstModel,
     append,
+    closed_spools,
     disk_that_takes_nothing,
     everything,
     segments,
 )
 from tests.processes import GUARD_SECONDS
+
+__all__ = ["closed_spools"]
 
 APPENDER = """
 import sys
@@ -70,12 +72,9 @@ class Seconds:
 
 def open_spool(root: Path, seconds: Seconds | None = None, *, boot_id: bytes = BOOT) -> Spool:
     (root / "memory").mkdir(exist_ok=True)
-    return Spool.open(
+    return test_spool.open_spool(
         root / "spool",
-        bytes_max=BYTES_MAX,
-        segment_bytes=SEGMENT_BYTES,
         boot_id=boot_id,
-        owner="this machine",
         memory_folder=root / "memory",
         seconds=seconds or Seconds(),
     )
@@ -105,12 +104,9 @@ class HeadAgainstModel(SpoolAgainstModel):
         self.seconds = Seconds()
 
     def open(self) -> Spool:
-        return Spool.open(
+        return test_spool.open_spool(
             self.folder,
-            bytes_max=BYTES_MAX,
-            segment_bytes=SEGMENT_BYTES,
             boot_id=bytes([self.boot]) * 16,
-            owner="this machine",
             memory_folder=self.memory,
             seconds=self.seconds,
         )
@@ -163,7 +159,6 @@ def test_while_receipts_come_the_disk_is_left_alone(tmp_path: Path) -> None:
     assert {p.name: p.stat().st_mtime_ns for p in (tmp_path / "spool").iterdir()} == before
     in_memory = sum(p.stat().st_size for p in tmp_path.glob("memory/*/*"))
     assert in_memory < 1 << 18, "what has its receipt goes from memory too"
-    spool.close()
 
 
 def test_without_receipts_frames_go_on_to_the_disk_deflated(tmp_path: Path) -> None:
@@ -180,7 +175,6 @@ def test_without_receipts_frames_go_on_to_the_disk_deflated(tmp_path: Path) -> N
     kept = everything(spool)
     assert sorted(kept) == list(range(1, int(WAIT_SECONDS_MAX) + 2))
     assert all(frames.decode(frame).stamp.sequence == s for s, frame in kept.items())
-    spool.close()
 
 
 def test_frames_moved_during_the_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +193,6 @@ def test_frames_moved_during_the_read(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(FileSegment, "read", slow)
     assert [sequence for sequence, _ in spool.pending(0, 10)] == [1, 2]
     assert spool.dropped_frames == 0
-    spool.close()
 
 
 def test_a_late_receipt_frees_what_is_on_the_disk_and_in_memory(tmp_path: Path) -> None:
@@ -212,7 +205,6 @@ def test_a_late_receipt_frees_what_is_on_the_disk_and_in_memory(tmp_path: Path) 
     assert sorted(everything(spool)) == [1, 2, 3]
     spool.acknowledge(1, 3)
     assert (spool.unacknowledged_frames, spool.bytes, everything(spool)) == (0, 0, {})
-    spool.close()
 
 
 def test_the_memory_is_bounded(tmp_path: Path) -> None:
@@ -227,7 +219,6 @@ def test_the_memory_is_bounded(tmp_path: Path) -> None:
         assert in_memory <= 2 * MEMORY_TIER_BYTES_MAX
     append(spool, os.urandom(MEMORY_TIER_BYTES_MAX - 100))  # too large for the head with its record
     assert len(everything(spool)) == 41
-    spool.close()
 
 
 def test_the_end_puts_all_on_the_disk(tmp_path: Path) -> None:
@@ -237,13 +228,9 @@ def test_the_end_puts_all_on_the_disk(tmp_path: Path) -> None:
     spool.acknowledge(2, 2)
     spool.close()
     assert not list((tmp_path / "memory").iterdir())
-    older = Spool.open(
-        tmp_path / "spool", bytes_max=BYTES_MAX, segment_bytes=SEGMENT_BYTES, boot_id=BOOT,
-        owner="this machine",
-    )  # fmt: skip
+    older = test_spool.open_spool(tmp_path / "spool")
     assert everything(older) == {1: b"one", 3: b"three"}
     assert older.next_sequence() == 4
-    older.close()
 
 
 def test_an_end_with_nothing_left_keeps_the_numbers(tmp_path: Path) -> None:
@@ -260,15 +247,11 @@ def test_an_older_agent_after_a_kill_gives_out_no_number_twice(tmp_path: Path) -
     spool = open_spool(tmp_path)
     append(spool, b"one", b"two")
     kill(spool)
-    older = Spool.open(
-        tmp_path / "spool", bytes_max=BYTES_MAX, segment_bytes=SEGMENT_BYTES, boot_id=BOOT,
-        owner="this machine",
-    )  # fmt: skip
+    older = test_spool.open_spool(tmp_path / "spool")
     assert append(older, b"older") == [JUMP_SEQUENCES]
     older.close()
     newer = open_spool(tmp_path)
     assert everything(newer, 1) == {1: b"one", 2: b"two", JUMP_SEQUENCES: b"older"}
-    newer.close()
 
 
 def test_killed_while_frames_went_on_to_the_disk(tmp_path: Path) -> None:
@@ -289,7 +272,6 @@ def test_killed_while_frames_went_on_to_the_disk(tmp_path: Path) -> None:
     assert everything(spool) == {1: b"one", 2: b"two", 3: b"three"}
     assert (spool.dropped_frames, spool.unacknowledged_frames) == (0, 3)
     assert spool.next_sequence() == 4
-    spool.close()
 
 
 def test_a_head_of_another_run_is_not_sent(tmp_path: Path) -> None:
@@ -302,7 +284,6 @@ def test_a_head_of_another_run_is_not_sent(tmp_path: Path) -> None:
     spool = open_spool(tmp_path)
     assert everything(spool) == {}
     assert append(spool, b"new") == [1]
-    spool.close()
 
 
 def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path) -> None:
@@ -320,21 +301,16 @@ def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path) -> None:
     head.symlink_to(tmp_path)
     spool = open_spool(tmp_path)
     assert everything(spool) == {1: b"one"} and not list(tmp_path.glob("*.seg"))
-    spool.close()
 
 
 def test_without_such_a_folder_the_disk_is_used(tmp_path: Path) -> None:
     """In a container without /dev/shm the spool works as before."""
-    spool = Spool.open(
-        tmp_path / "spool", bytes_max=BYTES_MAX, segment_bytes=SEGMENT_BYTES, boot_id=BOOT,
-        owner="m", memory_folder=tmp_path / "none",
-    )  # fmt: skip
+    spool = test_spool.open_spool(tmp_path / "spool", memory_folder=tmp_path / "none")
     append(spool, b"one")
     assert spool.notice.endswith(
         "none: No such file or directory: frames are written to the disk at once"
     )
     assert disk_bytes(tmp_path) > 0 and (tmp_path / "spool" / UNBROKEN_NAME).exists()
-    spool.close()
 
 
 def test_a_folder_that_is_removed_under_way_is_made_again(tmp_path: Path) -> None:
@@ -360,7 +336,6 @@ def test_a_folder_that_is_removed_under_way_is_made_again(tmp_path: Path) -> Non
     assert everything(spool) == {5: b"five"} and disk_bytes(tmp_path) > 0
     assert spool.dropped_frames == 2 and "only this user can access" in spool.last_error
     assert (tmp_path / "spool" / UNBROKEN_NAME).exists()
-    spool.close()
 
 
 def test_a_failed_open_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,7 +357,6 @@ def test_a_failed_open_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert not (tmp_path / "spool" / UNBROKEN_NAME).exists()
     spool = open_spool(tmp_path)
     assert append(spool, b"four") == [JUMP_SEQUENCES]
-    spool.close()
 
 
 def test_an_end_on_a_disk_that_takes_nothing_leaves_frames_in_memory(tmp_path: Path) -> None:
@@ -394,17 +368,15 @@ def test_an_end_on_a_disk_that_takes_nothing_leaves_frames_in_memory(tmp_path: P
     assert spool.write_errors == 1
     spool = open_spool(tmp_path)
     assert (everything(spool), spool.next_sequence()) == ({1: b"one", 2: b"two"}, 3)
-    spool.close()
 
 
 def test_a_full_memory_uses_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job filled /dev/shm: the oldest frames were dropped for the newest."""
     (tmp_path / "memory").mkdir()
-    spool = Spool.open(
+    spool = test_spool.open_spool(
         tmp_path / "spool",
         bytes_max=1 << 22,
-        boot_id=BOOT,
-        owner="m",
+        segment_bytes=262144,
         memory_folder=tmp_path / "memory",
     )
     long = [bytes([letter]) * (SEGMENT_BYTES_OF_HEAD // 2) for letter in b"abc"]
@@ -423,7 +395,6 @@ def test_a_full_memory_uses_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert spool.dropped_frames == 0
     assert "No space left" in spool.last_error
     assert list(everything(spool)) == [1, 2, 3, 4]
-    spool.close()
 
 
 def test_nothing_takes_frames_and_none_is_lost(tmp_path: Path) -> None:
@@ -439,7 +410,6 @@ def test_nothing_takes_frames_and_none_is_lost(tmp_path: Path) -> None:
     assert list(everything(spool).values()) == [b"one", b"two", b"three", b"four"]
     spool.acknowledge(1, 4)
     assert (spool.unacknowledged_frames, spool.dropped_frames) == (0, 0)
-    spool.close()
 
 
 @pytest.fixture
@@ -462,15 +432,11 @@ def test_kill_9_loses_nothing_that_append_took(tmp_path: Path, memory: Path) -> 
         child.send_signal(signal.SIGKILL)
         child.stdout.close()
         child.wait(GUARD_SECONDS)
-    spool = Spool.open(
-        spool_folder, bytes_max=1 << 24, segment_bytes=4096, boot_id=BOOT, owner="m",
-        memory_folder=memory,
-    )  # fmt: skip
+    spool = test_spool.open_spool(spool_folder, bytes_max=1 << 24, owner="m", memory_folder=memory)
     result = everything(spool, 100)
     assert set(range(1, confirmed + 1)) <= result.keys()
     assert all(frame == b"%d," % sequence * 50 for sequence, frame in result.items())
     assert spool.dropped_frames == 0
-    spool.close()
 
 
 def test_the_uninstall_removes_this_agent_s_folder_and_no_other(tmp_path: Path) -> None:
