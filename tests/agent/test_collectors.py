@@ -99,9 +99,8 @@ def test_this_machine_is_read_without_error() -> None:
     assert {c.name for c in collectors} >= {"host_1s", "disk_1s"}
 
 
-def test_a_turn_gives_the_same_blocks_and_no_more_descriptors(tmp_path: Path) -> None:
+def test_a_turn_gives_the_same_blocks_and_no_more_descriptors(host: hosts.HostFolder) -> None:
     """Blocks are made once; a descriptor a turn would end the agent within the hour."""
-    host = hosts.unpack("h100-ib", tmp_path)
     collectors = collectors_of(host.roots)
     first = [run_collector(collector, StoppedClock()).blocks for collector in collectors]
     assert sum(map(len, first)) > 30
@@ -123,9 +122,8 @@ def devices(collector: Collector) -> tuple[str, ...]:
     return collector.collect()[0].devices
 
 
-def test_ports_that_come_and_go(tmp_path: Path) -> None:
+def test_ports_that_come_and_go(host: hosts.HostFolder) -> None:
     """An HCA was reset: its port went, and came back. Each time in the next turn, no turn failed."""
-    host = hosts.unpack("h100-ib", tmp_path)
     collector = rdma.rdma_1s(host.roots)
     link = host.roots.sys / "class/infiniband/mlx5_1"
     target = os.readlink(link)
@@ -137,9 +135,8 @@ def test_ports_that_come_and_go(tmp_path: Path) -> None:
     assert devices(collector) == whole
 
 
-def test_a_host_that_loses_its_last_device_says_so(tmp_path: Path) -> None:
+def test_a_host_that_loses_its_last_device_says_so(host: hosts.HostFolder) -> None:
     """The module was unloaded: no data, instead of the last readings forever."""
-    host = hosts.unpack("h100-ib", tmp_path)
     collector = rdma.rdma_10s(host.roots)
     collector.collect()
     shutil.rmtree(host.roots.sys / "class/infiniband")
@@ -147,9 +144,8 @@ def test_a_host_that_loses_its_last_device_says_so(tmp_path: Path) -> None:
         collector.collect()
 
 
-def test_a_device_gone_between_list_and_read_costs_no_neighbour(tmp_path: Path) -> None:
+def test_a_device_gone_between_list_and_read_costs_no_neighbour(host: hosts.HostFolder) -> None:
     """The list named four ports; one went before its files were opened."""
-    host = hosts.unpack("h100-ib", tmp_path)
 
     def list_then_unplug() -> list[CounterDevice]:
         ports = rdma_ports(host.roots.sys)
@@ -231,9 +227,8 @@ def test_kernel_names_with_odd_characters(tmp_path: Path) -> None:
     ]
 
 
-def test_a_pcie_device_that_fell_off_the_bus(tmp_path: Path) -> None:
+def test_a_pcie_device_that_fell_off_the_bus(host: hosts.HostFolder) -> None:
     """All ones from a dead device: 63 lanes at an unknown speed are not a reading."""
-    host = hosts.unpack("h100-ib", tmp_path)
     gpu = host.roots.sys / "bus/pci/devices/0000:18:00.0"
     (gpu / "current_link_speed").write_text("Unknown\n")
     (gpu / "current_link_width").write_text("63\n")
@@ -243,9 +238,8 @@ def test_a_pcie_device_that_fell_off_the_bus(tmp_path: Path) -> None:
     assert row["link_width_max_lanes"] == 16
 
 
-def test_a_mount_that_goes_before_it_is_asked(tmp_path: Path) -> None:
+def test_a_mount_that_goes_before_it_is_asked(host: hosts.HostFolder) -> None:
     """Only its own size is missing."""
-    host = hosts.unpack("h100-ib", tmp_path)
 
     def statvfs(point: str) -> os.statvfs_result:
         if point != "/":
@@ -264,9 +258,8 @@ def test_a_mount_that_goes_before_it_is_asked(tmp_path: Path) -> None:
     }
 
 
-def test_a_filesystem_below_a_folder_of_somebody_else(tmp_path: Path) -> None:
+def test_a_filesystem_below_a_folder_of_somebody_else(host: hosts.HostFolder) -> None:
     """/var/lib/kubelet is root's: the volumes' free space was missing, without a message."""
-    host = hosts.unpack("h100-ib", tmp_path)
 
     def statvfs(point: str) -> os.statvfs_result:
         if point != "/":

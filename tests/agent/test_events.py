@@ -43,9 +43,13 @@ def reopened(queue: EventQueue) -> EventQueue:
     return EventQueue.open(queue.folder)
 
 
-def test_events_wait_for_their_receipt_over_restarts(tmp_path: Path) -> None:
+@pytest.fixture
+def queue(tmp_path: Path) -> EventQueue:
+    return EventQueue.open(tmp_path / "events")
+
+
+def test_events_wait_for_their_receipt_over_restarts(queue: EventQueue) -> None:
     """The host reset itself after the XID: its last event must not be lost."""
-    queue = EventQueue.open(tmp_path / "events")
     for number in range(5):
         queue.put(xid(number))
     queue.put(xid(3))  # the same again
@@ -86,18 +90,16 @@ def test_too_many_drop_the_oldest_and_count(tmp_path: Path) -> None:
     queue.close()
 
 
-def test_an_event_without_an_id_gets_one_and_a_flood_of_words_is_cut(tmp_path: Path) -> None:
+def test_an_event_without_an_id_gets_one_and_a_flood_of_words_is_cut(queue: EventQueue) -> None:
     """A driver dumped its whole state into one kernel line."""
-    queue = EventQueue.open(tmp_path / "events")
     queue.put(HealthEvent(message="x" * 10 * MESSAGE_CHARACTERS_MAX))
     [event] = queue.pending(9)
     assert event.event_id and len(event.message) == MESSAGE_CHARACTERS_MAX
     queue.close()
 
 
-def test_the_file_stays_small(tmp_path: Path) -> None:
+def test_the_file_stays_small(queue: EventQueue, tmp_path: Path) -> None:
     """A thousand events a day for a year, each receipted soon, and one without a receipt."""
-    queue = EventQueue.open(tmp_path / "events")
     queue.put(xid(0))
     for number in range(1, 200):
         queue.put(xid(number, "x" * 2000))
@@ -108,9 +110,8 @@ def test_the_file_stays_small(tmp_path: Path) -> None:
     queue.close()
 
 
-def test_a_disk_that_takes_nothing_keeps_events_in_memory(tmp_path: Path) -> None:
+def test_a_disk_that_takes_nothing_keeps_events_in_memory(queue: EventQueue) -> None:
     """The disk fails, and the XID has the reason: it must still be sent."""
-    queue = EventQueue.open(tmp_path / "events")
     queue.put(xid(1))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
@@ -125,9 +126,8 @@ def test_a_disk_that_takes_nothing_keeps_events_in_memory(tmp_path: Path) -> Non
     queue.close()
 
 
-def test_the_folder_is_held(tmp_path: Path) -> None:
+def test_the_folder_is_held(queue: EventQueue, tmp_path: Path) -> None:
     """Two agents must not share a queue."""
-    queue = EventQueue.open(tmp_path / "events")
     with pytest.raises(FolderError, match="in use by process"):
         EventQueue.open(tmp_path / "events")
     queue.put(xid(1))
@@ -140,9 +140,8 @@ def revision(number: int, count: int) -> HealthEvent:
     return HealthEvent(event_id="storm", name="gpu.xid", revision=number, count=count)
 
 
-def test_a_higher_revision_takes_the_place_of_a_lower_one(tmp_path: Path) -> None:
+def test_a_higher_revision_takes_the_place_of_a_lower_one(queue: EventQueue) -> None:
     """A storm's count grows while the aggregator is unreachable: it gets the last count, once."""
-    queue = EventQueue.open(tmp_path / "events")
     assert queue.put(revision(0, 1)) and queue.put(xid(1)) and queue.put(revision(2, 500))
     queue.put(revision(1, 20))  # an older one, repeated after a crash
     assert queue.pending(9) == [revision(2, 500), xid(1)]
@@ -151,9 +150,8 @@ def test_a_higher_revision_takes_the_place_of_a_lower_one(tmp_path: Path) -> Non
     queue.close()
 
 
-def test_a_receipt_is_for_the_revision_that_was_sent(tmp_path: Path) -> None:
+def test_a_receipt_is_for_the_revision_that_was_sent(queue: EventQueue) -> None:
     """The count rose while the event was in flight: the new count must also be sent."""
-    queue = EventQueue.open(tmp_path / "events")
     queue.put(revision(0, 1))
     assert queue.pending(9) == [revision(0, 1)]
     queue.put(revision(1, 20))
@@ -166,9 +164,8 @@ def test_a_receipt_is_for_the_revision_that_was_sent(tmp_path: Path) -> None:
     queue.close()
 
 
-def test_put_says_whether_the_event_is_on_disk(tmp_path: Path) -> None:
+def test_put_says_whether_the_event_is_on_disk(queue: EventQueue) -> None:
     """A log reader must not advance past a line whose event a crash would lose."""
-    queue = EventQueue.open(tmp_path / "events")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:
@@ -236,9 +233,8 @@ def test_who_runs_gives_way_to_a_fault(tmp_path: Path) -> None:
     queue.close()
 
 
-def test_a_fault_is_sent_before_who_runs(tmp_path: Path) -> None:
+def test_a_fault_is_sent_before_who_runs(queue: EventQueue) -> None:
     """A job of 500 processes began, and the XID of its first second waited behind them."""
-    queue = EventQueue.open(tmp_path / "events")
     for number in range(3):
         queue.put(of_job(number))
     queue.put(xid(0))
@@ -252,9 +248,10 @@ def test_a_fault_is_sent_before_who_runs(tmp_path: Path) -> None:
     queue.close()
 
 
-def test_no_fsync_is_waited_for_who_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_fsync_is_waited_for_who_runs(
+    queue: EventQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A job of 500 processes blocked the daemon for ten seconds, with an fsync for each."""
-    queue = EventQueue.open(tmp_path / "events")
     synced: list[int] = []
     monkeypatch.setattr("gangline.agent.spool.event_queue.os.fsync", synced.append)
     for number in range(5):

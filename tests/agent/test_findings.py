@@ -189,6 +189,11 @@ _OFTEN = {
 _OF_A_RESET = {name: _OFTEN[name] for name in ("gpu.counter_epoch_count", "gpu.energy_joules")}
 
 
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
 def test_every_row_has_its_case() -> None:
     """A row was added without a test: it fired on every idle host."""
     tried = READINGS.keys() | ONCE.keys() | EVENTS.keys() | {"out_of_memory"}
@@ -196,10 +201,9 @@ def test_every_row_has_its_case() -> None:
 
 
 @pytest.mark.parametrize("name", READINGS)
-def test_a_reading_is_found_and_its_look_alike_is_not(name: str) -> None:
+def test_a_reading_is_found_and_its_look_alike_is_not(host: Host, name: str) -> None:
     """The faulty reading is found, but not too early; the look-alike is not found."""
     device, wrong, alike, seconds = READINGS[name]
-    host = Host()
     host.read(device, alike)
     assert name not in host.after(seconds + 30)
     host.read(device, wrong)
@@ -210,10 +214,9 @@ def test_a_reading_is_found_and_its_look_alike_is_not(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", READINGS)
-def test_a_reading_that_is_well_again_clears_with_a_record(name: str) -> None:
+def test_a_reading_that_is_well_again_clears_with_a_record(host: Host, name: str) -> None:
     """A finding once set silently remained: the host stayed drained after its repair."""
     device, wrong, alike, seconds = READINGS[name]
-    host = Host()
     host.read(device, wrong)
     assert name in host.after(seconds + 10)
     host.read(device, dict.fromkeys(wrong, 0) | alike)
@@ -224,13 +227,12 @@ def test_a_reading_that_is_well_again_clears_with_a_record(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ONCE)
-def test_only_what_was_well_before_is_found(name: str) -> None:
+def test_only_what_was_well_before_is_found(host: Host, name: str) -> None:
     """A port that was never cabled is healthy; a port that was up before is faulty."""
     device, well, wrong, alike, seconds = ONCE[name]
     never = Host()
     never.read(device, wrong)
     assert name not in never.after(2 * seconds + 60)
-    host = Host()
     host.read(device, well)
     host.after(60)
     host.read(device, alike)
@@ -240,10 +242,9 @@ def test_only_what_was_well_before_is_found(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVENTS)
-def test_an_event_is_found_and_its_look_alike_is_not(name: str) -> None:
+def test_an_event_is_found_and_its_look_alike_is_not(host: Host, name: str) -> None:
     """Another code, another boot, or an earlier boot does not count against this host."""
     event, code, device, alike = EVENTS[name]
-    host = Host()
     other: dict[str, object] = {"name": event, "code": code, "device": device, **alike}
     host.event(**other)  # type: ignore[arg-type]
     assert host.after(8) == []
@@ -273,9 +274,8 @@ def test_the_aggregator_is_not_contradicted() -> None:
         assert fatal == {row.severity is FindingSeverity.FATAL}, row.name
 
 
-def test_xids_follow_their_policy() -> None:
+def test_xids_follow_their_policy(host: Host) -> None:
     """79 condemns the host until it boots, 31 is the program's own, 63 a sign, 45 nothing."""
-    host = Host()
     for code in (79, 31, 63, 45):
         host.event("gpu.xid", code)
     assert host.after(1) == ["xid79", "xid63", "xid31"]
@@ -297,9 +297,8 @@ def test_xids_follow_their_policy() -> None:
         {"message": "Memory cgroup out of memory: Killed process 7 (python)"},
     ],
 )
-def test_a_program_that_met_its_own_limit_of_memory(said: dict[str, object]) -> None:
+def test_a_program_that_met_its_own_limit_of_memory(host: Host, said: dict[str, object]) -> None:
     """The user's problem, unless the host ran out: the node's problem, by a job or a leak."""
-    host = Host()
     host.event("host.out_of_memory", 0, "host", **said)
     assert host.after(1) == ["out_of_memory"]
     assert host.findings.findings[0].severity == "application"
@@ -310,8 +309,7 @@ def test_a_program_that_met_its_own_limit_of_memory(said: dict[str, object]) -> 
 
 
 @pytest.mark.parametrize("incident", COURSES)
-def test_a_course(incident: str) -> None:
-    host = Host()
+def test_a_course(host: Host, incident: str) -> None:
     for step in COURSES[incident]:
         match step:
             case str():
@@ -324,9 +322,8 @@ def test_a_course(incident: str) -> None:
                 assert host.after(seconds) == expected
 
 
-def test_what_is_not_read_any_more_is_not_confirmed_and_ends() -> None:
+def test_what_is_not_read_any_more_is_not_confirmed_and_ends(host: Host) -> None:
     """A hung driver froze the last reading: the finding neither stays fresh nor remains forever."""
-    host = Host()
     host.read(GPU, {"gpu.lost_state": 1})
     host.after(3)
     host.unread("gpu_1s")
@@ -345,9 +342,8 @@ def test_a_booting_host_has_time_to_train_its_links() -> None:
     assert host.after(120) == ["nvlink_down"]
 
 
-def test_a_hung_gpu_is_not_the_hung_driver() -> None:
+def test_a_hung_gpu_is_not_the_hung_driver(host: Host) -> None:
     """One GPU of eight hangs: the rows of the whole driver and of host devices do not fire."""
-    host = Host()
     host.read(PROBED, HANGS | {"probe.state": 1})
     assert host.after(60) == ["gpu_hung"]
     assert host.findings.address_of(PROBED) == ADDRESS
@@ -389,18 +385,16 @@ def test_a_driver_that_hangs_is_one_finding() -> None:
     assert hung(host, 60) == {"driver_hung": ("gpu",)}
 
 
-def test_one_bad_gpu_costs_its_neighbours_nothing() -> None:
+def test_one_bad_gpu_costs_its_neighbours_nothing(host: Host) -> None:
     """Eight GPUs, one lost, one not read: one finding, of the right one."""
-    host = Host()
     for number in range(8):
         host.read(f"GPU-{number}", {"gpu.lost_state": int(number == 5)} if number != 2 else {})
     assert host.after(3) == ["gpu_lost"]
     assert host.findings.findings[0].device == "GPU-5"
 
 
-def test_memory_is_bounded_whatever_comes() -> None:
+def test_memory_is_bounded_whatever_comes(host: Host) -> None:
     """One incident wrote 800,000 lines; a fleet of faulty links flapped all night."""
-    host = Host()
     for number in range(3 * EVENTS_WAITING_MAX):
         host.event("disk.error", device=f"sd{number}")
     host.event("gpu.xid", 79)
@@ -415,9 +409,8 @@ def test_memory_is_bounded_whatever_comes() -> None:
     assert host.findings.findings[0].count == 800_001
 
 
-def test_a_restart_knows_what_needs_a_boot() -> None:
+def test_a_restart_knows_what_needs_a_boot(host: Host) -> None:
     """The agent was upgraded after XID 79: the new process reported the host as healthy."""
-    host = Host()
     host.event("gpu.xid", 79)
     host.event("gpu.xid", 95)
     host.read(GPU, {"gpu.energy_joules": 5e6})
@@ -442,9 +435,8 @@ def test_a_restart_knows_what_needs_a_boot() -> None:
     assert after.after(40) == ["rdma_port_down", "xid79"]
 
 
-def test_what_is_older_than_the_agent_is_not_enforced() -> None:
+def test_what_is_older_than_the_agent_is_not_enforced(host: Host) -> None:
     """At the installation the kernel log had an XID 95 of last week, long since reset."""
-    host = Host()
     host.event("gpu.xid", 95, boottime_ns=START - 3600 * SECOND)
     host.event("gpu.xid", 79, boottime_ns=START - 3600 * SECOND)
     host.event("gpu.xid", 119, boottime_ns=START - 5 * SECOND)
@@ -455,9 +447,8 @@ def test_what_is_older_than_the_agent_is_not_enforced() -> None:
     assert seen["xid119"].enforceable
 
 
-def test_an_event_told_again_does_not_come_back() -> None:
+def test_an_event_told_again_does_not_come_back(host: Host) -> None:
     """The kernel log was read again after a crash: an ended finding stays ended."""
-    host = Host()
     first: HealthEvent = host.event("gpu.lost", event_id="x")
     host.after(1)
     host.event("gpu.lost", attributes={"state": "back"})
@@ -466,9 +457,8 @@ def test_an_event_told_again_does_not_come_back() -> None:
     assert host.after(1) == []
 
 
-def test_a_device_is_one_by_address_and_by_uuid() -> None:
+def test_a_device_is_one_by_address_and_by_uuid(host: Host) -> None:
     """The kernel names a GPU by address, before the inventory has its UUID."""
-    host = Host()
     host.findings.set_gpu_addresses({})
     host.event("gpu.xid", 79)
     host.after(1)
@@ -479,9 +469,8 @@ def test_a_device_is_one_by_address_and_by_uuid() -> None:
     assert result.device == GPU and host.findings.address_of(GPU) == ADDRESS
 
 
-def test_another_policy_keeps_what_its_same_rows_know() -> None:
+def test_another_policy_keeps_what_its_same_rows_know(host: Host) -> None:
     """A policy was rolled out: ports that were up before it are still known to have been up."""
-    host = Host()
     host.read(PORT, ONCE["rdma_port_down"][1])
     host.event("gpu.xid", 79)
     host.after(3)
@@ -524,9 +513,8 @@ def test_what_reads_as_before_is_not_looked_at_again_and_nothing_is_missed_by_it
             )
 
 
-def test_a_second_that_reads_as_the_one_before_concerns_nobody() -> None:
+def test_a_second_that_reads_as_the_one_before_concerns_nobody(host: Host) -> None:
     """Each row was checked each second, on every healthy host of the fleet."""
-    host = Host()
     for device, _, alike, _ in READINGS.values():
         host.read(device, alike)
     for device, well, *_ in ONCE.values():
@@ -551,9 +539,8 @@ def test_a_limit_that_is_read_with_another_table_may_change_by_itself() -> None:
     assert host.after(10) == ["new"]
 
 
-def test_what_came_late_is_looked_at_again_when_it_comes_in_time() -> None:
+def test_what_came_late_is_looked_at_again_when_it_comes_in_time(host: Host) -> None:
     """A reading from before a suspension was too old; the same value later must count."""
-    host = Host()
     host.read(GPU, {"gpu.ecc_uncorrected_volatile_errors": 0})
     assert host.after(5) == []
     host.read(GPU, {"gpu.ecc_uncorrected_volatile_errors": 2})

@@ -176,9 +176,8 @@ def test_throttle_counts_of_threads_are_not_added_up(tmp_path: Path) -> None:
     )
 
 
-def test_a_sensor_keeps_its_name_when_the_numbers_change(tmp_path: Path) -> None:
+def test_a_sensor_keeps_its_name_when_the_numbers_change(host: hosts.HostFolder) -> None:
     """After a reboot hwmon3 was another chip: a fan was compared with a processor's heat."""
-    host = hosts.unpack("h100-ib", tmp_path)
     before = {name: s.reading for name, s in sensors(host.roots.sys).items()}
     folder = host.roots.sys / "class/hwmon"
     (folder / "hwmon0").rename(folder / "hwmon77")
@@ -314,9 +313,8 @@ def test_a_folders_clock_is_handed_in() -> None:
     }
 
 
-def test_settings_that_somebody_changed(tmp_path: Path) -> None:
+def test_settings_that_somebody_changed(host: hosts.HostFolder) -> None:
     """A governor had changed back to powersave on a quarter of the cores."""
-    host = hosts.unpack("h100-ib", tmp_path)
     collector = SettingsMinute(host.roots)
     assert row(collector)["cpu_governor_other_ratio"] == 0.25
     # The deep state is disabled on core 0; core 4 is the first of the other package, not core 12.
@@ -338,9 +336,8 @@ def test_settings_that_somebody_changed(tmp_path: Path) -> None:
     assert (result["clocksource_state"], result["turbo_state"]) == (10, 0)
 
 
-def test_the_ways_to_gpu_memory(tmp_path: Path) -> None:
+def test_the_ways_to_gpu_memory(host: hosts.HostFolder) -> None:
     """RDMA went through the host's memory: no module, and the closed driver without DMA-BUF."""
-    host = hosts.unpack("h100-ib", tmp_path)
     collector = SettingsMinute(host.roots)
     assert row(collector)["gpu_peer_memory_state"] == 1
     (host.roots.sys / "module/nvidia_peermem").rename(host.roots.sys / "module/nv_peer_mem")

@@ -76,9 +76,8 @@ def changes_of(roots: Roots) -> dict[str, dict[str, float | int | None] | None]:
     return dict(rows_of(pcie.PcieTenSeconds(roots).collect()[1]))
 
 
-def test_every_type_of_error_is_a_signal_of_its_own(tmp_path: Path) -> None:
+def test_every_type_of_error_is_a_signal_of_its_own(host: hosts.HostFolder) -> None:
     """A `fatal` by a surprise-down is a cable, by a malformed packet the device."""
-    host = hosts.unpack("h100-ib", tmp_path)
     folder = host.roots.sys / "bus/pci/devices" / BRIDGE
     write_aer(folder, "correctable", CORRECTABLE, "COR", 100)
     write_aer(folder, "nonfatal", UNCORRECTABLE, "NONFATAL", 200)
@@ -142,9 +141,8 @@ def plug(host: hosts.HostFolder, link: Path, target: str, errors: int) -> None:
     new.replace(link)
 
 
-def test_a_function_that_is_unplugged_and_put_back(tmp_path: Path) -> None:
+def test_a_function_that_is_unplugged_and_put_back(host: hosts.HostFolder) -> None:
     """A GPU was exchanged: its last readings stayed, then joined the new one's counts."""
-    host = hosts.unpack("h100-ib", tmp_path)
     link = host.roots.sys / "bus/pci/devices" / GPU
     target = os.readlink(link)
     folder = link.resolve()
@@ -169,9 +167,8 @@ def test_a_function_that_is_unplugged_and_put_back(tmp_path: Path) -> None:
     assert counters.compare(before, now).outcome is counters.StepOutcome.RESET
 
 
-def test_a_function_exchanged_between_two_turns(tmp_path: Path) -> None:
+def test_a_function_exchanged_between_two_turns(host: hosts.HostFolder) -> None:
     """Kept descriptors read the old function's files: the new folder's inode differs."""
-    host = hosts.unpack("h100-ib", tmp_path)
     link = host.roots.sys / "bus/pci/devices" / GPU
     collector = pcie.PcieTenSeconds(host.roots)
     teller = EventPublisher(StoppedClock(), Asked(), lambda: None)
@@ -189,9 +186,8 @@ def receiver_errors(collector: pcie.PcieTenSeconds) -> float | int | None:
     return row["aer_receiver_errors"] if row else None
 
 
-def test_a_reader_is_told_that_the_function_is_gone(tmp_path: Path) -> None:
+def test_a_reader_is_told_that_the_function_is_gone(host: hosts.HostFolder) -> None:
     """Without a last row the fleet's arrays would keep the last counts."""
-    host = hosts.unpack("h100-ib", tmp_path)
     collector, framer = pcie.PcieTenSeconds(host.roots), FrameBuilder(bytes(16), bytes(16))
     framer.build(1, 0, 0, collector.collect())
     (host.roots.sys / "bus/pci/devices" / GPU).unlink()
@@ -200,9 +196,8 @@ def test_a_reader_is_told_that_the_function_is_gone(tmp_path: Path) -> None:
     assert dict(rows_of(block))[GPU] is None
 
 
-def test_a_storm_of_functions_is_named_in_part(tmp_path: Path) -> None:
+def test_a_storm_of_functions_is_named_in_part(host: hosts.HostFolder) -> None:
     """A switch was removed with everything below it: the reason stays one line."""
-    host = hosts.unpack("h100-ib", tmp_path)
     collector = pcie.PcieTenSeconds(host.roots)
     teller = EventPublisher(StoppedClock(), Asked(), lambda: None)
     collector.start(teller)
@@ -296,9 +291,8 @@ def _edited(space: bytes, edits: list[tuple[int, int]]) -> bytes:
     return bytes(work)
 
 
-def test_settings_of_functions(tmp_path: Path) -> None:
+def test_settings_of_functions(host: hosts.HostFolder) -> None:
     """A sleeping device is not read: that would wake it."""
-    host = hosts.unpack("h100-ib", tmp_path)
     devices = host.roots.sys / "bus/pci/devices"
     for name in (GPU, "0000:1a:00.0"):
         (devices / name / "config").write_bytes(config())
@@ -322,9 +316,10 @@ def test_settings_of_functions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("late", ["iommu_group", "config", "link"])
-def test_what_a_functions_driver_brings_is_in_the_next_turn(late: str, tmp_path: Path) -> None:
+def test_what_a_functions_driver_brings_is_in_the_next_turn(
+    host: hosts.HostFolder, late: str, tmp_path: Path
+) -> None:
     """A GPU's IOMMU group came with its driver (Grace), and was missing for an hour."""
-    host = hosts.unpack("h100-ib", tmp_path)
     function = (host.roots.sys / "bus/pci/devices" / GPU).resolve()
     (function / "config").write_bytes(config())
     (function / "link/l0s_aspm").write_text("1\n")  # the configuration space differs
@@ -336,9 +331,8 @@ def test_what_a_functions_driver_brings_is_in_the_next_turn(late: str, tmp_path:
     assert dict(rows_of(collector.collect()[0]))[GPU] == whole
 
 
-def test_closed_settings_are_blind_and_the_rest_is_told(tmp_path: Path) -> None:
+def test_closed_settings_are_blind_and_the_rest_is_told(host: hosts.HostFolder) -> None:
     """An agent without CAP_SYS_ADMIN: the remedy, and the public part of sysfs."""
-    host = hosts.unpack("h100-ib", tmp_path)
     (host.roots.sys / "bus/pci/devices" / GPU / "config").write_bytes(config()[:64])
     turn = run_collector(PcieMinute(host.roots), StoppedClock())
     assert turn.outcome is CollectOutcome.BLIND
@@ -373,9 +367,8 @@ def test_the_nearest_of_several(h100: hosts.HostFolder) -> None:
     assert (word, len(result)) == ("same socket", 1)
 
 
-def test_an_nvswitch_is_watched_and_another_bridge_is_not(tmp_path: Path) -> None:
+def test_an_nvswitch_is_watched_and_another_bridge_is_not(host: hosts.HostFolder) -> None:
     """A baseboard's NVSwitch lost half its lanes, unseen: it is not a GPU, NIC or NVMe."""
-    host = hosts.unpack("h100-ib", tmp_path)
     for number, vendor in (("05", "0x10de"), ("06", "0x8086")):
         folder = host.roots.sys / f"bus/pci/devices/0000:{number}:00.0"
         folder.mkdir()

@@ -251,6 +251,11 @@ TestSpoolAgainstModel.settings = settings(
 )
 
 
+@pytest.fixture
+def spool(folder: Path) -> Spool:
+    return open_spool(folder)
+
+
 def test_kill_9_loses_nothing_that_append_took(folder: Path) -> None:
     """The OOM killer kills the agent during append, repeatedly."""
     seen = 0
@@ -269,9 +274,8 @@ def test_kill_9_loses_nothing_that_append_took(folder: Path) -> None:
     assert result.keys() >= set(range(1, seen + 1))
 
 
-def test_numbers_go_on_where_they_were(folder: Path) -> None:
+def test_numbers_go_on_where_they_were(spool: Spool, folder: Path) -> None:
     """A restarted agent continues its run, even if every frame had its receipt."""
-    spool = open_spool(folder)
     run_id = spool.run_id
     assert append(spool, b"a", b"b") == [1, 2]
     spool.acknowledge(1, 2)
@@ -280,9 +284,8 @@ def test_numbers_go_on_where_they_were(folder: Path) -> None:
     assert (spool.run_id, spool.next_sequence(), spool.notice) == (run_id, 3, "")
 
 
-def test_a_torn_record_is_cut_off_and_counted(folder: Path) -> None:
+def test_a_torn_record_is_cut_off_and_counted(spool: Spool, folder: Path) -> None:
     """Killed in the middle of the write: half a frame remains at the end."""
-    spool = open_spool(folder)
     append(spool, b"whole", b"torn in the middle")
     spool.close()
     [path] = segments(folder)
@@ -293,18 +296,16 @@ def test_a_torn_record_is_cut_off_and_counted(folder: Path) -> None:
     assert "29 damaged bytes cut off" in spool.notice
 
 
-def test_a_flipped_bit_costs_its_frame_alone(folder: Path) -> None:
+def test_a_flipped_bit_costs_its_frame_alone(spool: Spool, folder: Path) -> None:
     """A cell of the disk failed under the backlog."""
-    spool = open_spool(folder)
     append(spool, b"aaaa", b"bbbb", b"cccc")
     [path] = segments(folder)
     path.write_bytes(path.read_bytes().replace(b"bbbb", b"bbcb"))
     assert (everything(spool), spool.dropped_frames) == ({1: b"aaaa", 3: b"cccc"}, 1)
 
 
-def test_after_a_power_cut_numbers_jump(folder: Path) -> None:
+def test_after_a_power_cut_numbers_jump(spool: Spool, folder: Path) -> None:
     """Power failed before the page cache was on disk: receipted numbers must not come again."""
-    spool = open_spool(folder)
     append(spool, b"a", b"b")
     spool.close()
     for boot, first in ((b"c" * 16, JUMP_SEQUENCES), (b"d" * 16, 2 * JUMP_SEQUENCES)):
@@ -316,9 +317,8 @@ def test_after_a_power_cut_numbers_jump(folder: Path) -> None:
     assert everything(spool) == {1: b"a", 2: b"b", 2 * JUMP_SEQUENCES: b"c"}
 
 
-def test_a_cloned_image_begins_a_run_of_its_own(folder: Path) -> None:
+def test_a_cloned_image_begins_a_run_of_its_own(spool: Spool, folder: Path) -> None:
     """Sixty hosts were started from one disk image that had run an agent: one run id, sixty hosts."""
-    spool = open_spool(folder)
     run_id = spool.run_id
     append(spool, b"a", b"b")
     spool.close()
@@ -328,9 +328,10 @@ def test_a_cloned_image_begins_a_run_of_its_own(folder: Path) -> None:
     assert "this machine" in clone.notice and "2 frames" in clone.notice
 
 
-def test_a_length_that_swallows_the_records_after_it_costs_its_frame_alone(folder: Path) -> None:
+def test_a_length_that_swallows_the_records_after_it_costs_its_frame_alone(
+    spool: Spool, folder: Path
+) -> None:
     """One flipped bit: record 1 reached to the end of the file, and number 2 was used again."""
-    spool = open_spool(folder)
     assert append(spool, b"", bytes(240)) == [1, 2]
     run_id = spool.run_id
     spool.close()
@@ -383,9 +384,8 @@ def test_flipped_bytes_cost_only_their_frames(data: st.DataObject, sizes: list[i
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff\x00", b"[" * 4000, b'{"format": 1}'])
-def test_a_damaged_note_begins_a_new_run(folder: Path, content: bytes) -> None:
+def test_a_damaged_note_begins_a_new_run(spool: Spool, folder: Path, content: bytes) -> None:
     """Without the run id the frames may be another run's: report and count them."""
-    spool = open_spool(folder)
     run_id = spool.run_id
     append(spool, b"a")
     spool.close()
@@ -395,9 +395,8 @@ def test_a_damaged_note_begins_a_new_run(folder: Path, content: bytes) -> None:
     assert "meta.json is missing or damaged" in spool.notice
 
 
-def test_removed_segments_begin_a_new_run(folder: Path) -> None:
+def test_removed_segments_begin_a_new_run(spool: Spool, folder: Path) -> None:
     """An operator freed a full disk with `rm *.seg`: the numbering was lost with them."""
-    spool = open_spool(folder)
     run_id = spool.run_id
     append(spool, b"a")
     spool.close()
@@ -407,9 +406,8 @@ def test_removed_segments_begin_a_new_run(folder: Path) -> None:
     assert spool.run_id != run_id and "all segments are gone" in spool.notice
 
 
-def test_removed_segments_under_a_running_agent_are_counted(folder: Path) -> None:
+def test_removed_segments_under_a_running_agent_are_counted(spool: Spool, folder: Path) -> None:
     """The same `rm` while the agent runs: the frames are lost, and none remains waiting."""
-    spool = open_spool(folder)
     append(spool, b"a", b"b")
     for path in segments(folder):
         path.unlink()
@@ -435,10 +433,9 @@ def test_whatever_is_in_the_folder_it_opens(junk: bytes, name: int) -> None:
 
 
 def test_the_newest_frame_is_read_from_memory_and_the_others_from_disk(
-    folder: Path,
+    spool: Spool, folder: Path
 ) -> None:
     """It is sent within the second of its write; after its receipt it is nowhere."""
-    spool = open_spool(folder)
     append(spool, b"one", b"two", b"three")
     assert everything(spool, 1) == {1: b"one", 2: b"two", 3: b"three"}
     for segment in segments(folder):
@@ -448,9 +445,8 @@ def test_the_newest_frame_is_read_from_memory_and_the_others_from_disk(
     assert spool.pending(2, 9) == []
 
 
-def test_full_means_the_oldest_first(folder: Path) -> None:
+def test_full_means_the_oldest_first(spool: Spool) -> None:
     """No aggregator for a day: the latest frames remain, and dropped ones are counted."""
-    spool = open_spool(folder)
     sequences = append(spool, *(b"%4d" % n * 100 for n in range(300)))
     result = everything(spool)
     assert sorted(result) == sequences[-len(result) :]
@@ -467,13 +463,12 @@ def test_full_means_the_oldest_first(folder: Path) -> None:
     ids=["it was sent once more", "an emptied segment hid the others"],
 )
 def test_a_receipt_during_the_read(
-    folder: Path,
+    spool: Spool,
     monkeypatch: pytest.MonkeyPatch,
     frames: list[bytes],
     receipted: tuple[int, int],
     left: list[tuple[int, bytes]],
 ) -> None:
-    spool = open_spool(folder)
     append(spool, *frames)
     read = FileSegment.read
 
@@ -495,9 +490,8 @@ def test_a_small_spool_has_small_segments(folder: Path) -> None:
         assert spool.disk_bytes <= BYTES_MAX
 
 
-def test_out_of_descriptors_costs_no_frame(folder: Path) -> None:
+def test_out_of_descriptors_costs_no_frame(spool: Spool) -> None:
     """Every segment that could not be opened was counted as lost."""
-    spool = open_spool(folder)
     append(spool, b"one", b"two")
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
@@ -536,9 +530,8 @@ def test_appending_and_sending_at_once(folder: Path) -> None:
     assert len(segments(folder)) == 1
 
 
-def test_a_frame_too_large_or_a_number_used_before_is_counted(folder: Path) -> None:
+def test_a_frame_too_large_or_a_number_used_before_is_counted(spool: Spool) -> None:
     """`append` never raises, and one number never names two frames."""
-    spool = open_spool(folder)
     append(spool, b"a")
     spool.append(1, b"again")
     spool.append(2, b"x" * (BYTES_MAX + 1))
@@ -548,9 +541,8 @@ def test_a_frame_too_large_or_a_number_used_before_is_counted(folder: Path) -> N
     assert spool.dropped_frames == 3
 
 
-def test_another_process_that_holds_the_folder_is_named(folder: Path) -> None:
+def test_another_process_that_holds_the_folder_is_named(spool: Spool, folder: Path) -> None:
     """Two agents on one spool would give one number to two frames."""
-    spool = open_spool(folder)
     with pytest.raises(FolderError, match=rf"{folder} is in use by process {os.getpid()}"):
         open_spool(folder)
     spool.close()
@@ -587,9 +579,8 @@ def disk_that_takes_nothing() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_disk_that_takes_nothing_costs_durability_not_frames(folder: Path) -> None:
+def test_a_disk_that_takes_nothing_costs_durability_not_frames(spool: Spool, folder: Path) -> None:
     """The disk failed for some minutes: frames remained in memory, then on disk again."""
-    spool = open_spool(folder)
     append(spool, b"before")
     with disk_that_takes_nothing():
         append(spool, *(b"during %d" % n for n in range(3)))
@@ -606,9 +597,8 @@ def test_a_disk_that_takes_nothing_costs_durability_not_frames(folder: Path) -> 
     assert spool.next_sequence() == 6
 
 
-def test_the_window_in_memory_is_bounded(folder: Path) -> None:
+def test_the_window_in_memory_is_bounded(spool: Spool, folder: Path) -> None:
     """The disk stayed broken overnight: the agent must not use up the host's memory."""
-    spool = open_spool(folder)
     with disk_that_takes_nothing():
         append(spool, *(bytes(20_000) for _ in range(200)))
     assert spool.bytes < 1_200_000
@@ -617,9 +607,8 @@ def test_the_window_in_memory_is_bounded(folder: Path) -> None:
     assert len(segments(folder)) == 1
 
 
-def test_killed_while_frames_lived_in_memory_numbers_jump(folder: Path) -> None:
+def test_killed_while_frames_lived_in_memory_numbers_jump(spool: Spool, folder: Path) -> None:
     """Frames 2 to 4 were sent from memory, never on disk; the restarted agent only knew frame 1."""
-    spool = open_spool(folder)
     append(spool, b"before")
     with disk_that_takes_nothing():
         append(spool, b"x", b"y", b"z")
