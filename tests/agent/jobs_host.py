@@ -14,9 +14,8 @@ from gangline.agent.events import EventPublisher
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.job_ranks import RankReader
 from gangline.agent.hardware.process_state import HOST_PID_NAMESPACE
-from gangline.contract.block import Block
-from gangline.contract.signals import BY_ID
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
+from tests.agent.fakes import HandedClock, read
 
 SECOND = 1_000_000_000
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
@@ -31,28 +30,6 @@ POD_CGROUP = (
     f"kubepods-burstable-pod{POD.replace('-', '_')}.slice/cri-containerd-{CONTAINER}.scope\n"
 )
 SESSION = "0::/user.slice/user-1000.slice/session-3.scope\n"
-
-
-class HandedClock:
-    """A clock that advances only by hand."""
-
-    def __init__(self) -> None:
-        self.now_ns = 1_000 * SECOND
-        self.wall_ahead_ns = 1_700_000_000 * SECOND
-
-    def boottime_ns(self) -> int:
-        return self.now_ns
-
-    def wall_ns(self) -> int:
-        return self.now_ns + self.wall_ahead_ns
-
-
-def read(blocks: Iterable[Block]) -> dict[str, dict[str, float | int | None]]:
-    result: dict[str, dict[str, float | int | None]] = {}
-    for block in blocks:
-        for row, key in enumerate(block.devices):
-            result.setdefault(key, {}).update((BY_ID[i].column, v) for i, v in block.values(row))
-    return result
 
 
 class JobsHost:

@@ -39,6 +39,7 @@ from gangline.contract.wire.telemetry_pb2_grpc import (
     TelemetryServiceServicer,
     add_TelemetryServiceServicer_to_server,
 )
+from tests.agent.fakes import HandedClock
 from tests.processes import GUARD_SECONDS
 
 
@@ -152,22 +153,6 @@ class Aggregator(TelemetryServiceServicer):
         return ReportEventsResponse(accepted=len(ids))
 
 
-class HandClock:
-    """A clock that a test advances."""
-
-    def __init__(self) -> None:
-        self.now_ns = 1_000_000_000_000
-
-    def boottime_ns(self) -> int:
-        return self.now_ns
-
-    def wall_ns(self) -> int:
-        return self.now_ns
-
-    def advance(self, seconds: float) -> None:
-        self.now_ns += int(seconds * 1e9)
-
-
 class ToldRandom(random.Random):
     """Notifies that a connection failed (`last_error` is set by then), and shortens the next delay."""
 
@@ -218,7 +203,7 @@ class Agent:
         spool.told = events.told = told
         self.spool, self.events = spool, events
         self.random = ToldRandom(told)
-        self.clock = HandClock()
+        self.clock = HandedClock()
         self.devices = 1
         self.clients: list[Client] = []
 

@@ -26,24 +26,12 @@ from gangline.contract.block import Block
 from gangline.contract.signal import Pace
 from gangline.contract.signals import TABLES
 from gangline.contract.wire import telemetry_pb2
+from tests.agent.fakes import HandedClock, KeptEvents
 from tests.processes import GUARD_SECONDS
 
 SECOND = 1_000_000_000
 START = 1200 * SECOND  # on the grid of every pace except the slowest
 RUN, BOOT = b"r" * 16, b"b" * 16
-
-
-@dataclass
-class HandedClock:
-    """A clock that advances only by hand; the wall clock has another start."""
-
-    now_ns: int = START
-
-    def boottime_ns(self) -> int:
-        return self.now_ns
-
-    def wall_ns(self) -> int:
-        return self.now_ns + 1_700_000_000 * SECOND
 
 
 @dataclass
@@ -68,15 +56,6 @@ class KeptFrames:
     @property
     def bytes(self) -> int:  # last: within the class it hides the type
         return 77
-
-
-@dataclass
-class KeptEvents:
-    events: list[telemetry_pb2.HealthEvent] = field(default_factory=list)
-    dropped_events: int = 0
-
-    def put(self, event: telemetry_pb2.HealthEvent) -> None:
-        self.events.append(event)
 
 
 @dataclass
@@ -122,7 +101,7 @@ class Fixture:
         linger_seconds: float = GUARD_SECONDS,
         on_second: Callable[[], None] = lambda: None,
     ) -> None:
-        self.clock = HandedClock()
+        self.clock = HandedClock(START)
         self.spool, self.events, self.client = KeptFrames(), KeptEvents(), CountingClient()
         self.stop = threading.Event()
         self.framer = FrameBuilder(RUN, BOOT)

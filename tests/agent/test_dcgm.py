@@ -17,7 +17,8 @@ from gangline.agent.xid_reports import NVML_XIDS, XID_DEDUPLICATOR
 from gangline.contract.block import Block
 from gangline.contract.signals import BY_ID
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
-from tests.agent.gpu_host import SECOND, HandedClock
+from tests.agent.fakes import HandedClock
+from tests.agent.gpu_host import SECOND
 from tests.fake_dcgm import MAJORS, HostEngine, build
 
 UUIDS = [f"GPU-00000000-0000-0000-0000-00000000000{number}" for number in range(3)]
@@ -41,7 +42,7 @@ class DcgmHost:
         for number, (uuid, address) in enumerate(zip(UUIDS, ADDRESSES, strict=True)):
             self.engine.gpu(number, uuid, address, 9 if number == 2 else 8)
         self.engine.write()
-        self.clock = HandedClock()
+        self.clock = HandedClock(wall_ahead_ns=0)
         self.roots = Roots(sys, Path("/nowhere"), dcgm=mode, dcgm_library=library)
         self.events: list[HealthEvent] = []
         self.counts: Block | None = None  # last received: sent only after a change
@@ -50,6 +51,11 @@ class DcgmHost:
 
     def put(self, event: HealthEvent) -> None:
         self.events.append(event)
+
+    def play(self, *lines: str) -> None:
+        """Have the engine's file contain these lines besides its readings."""
+        self.engine.lines[:] = lines
+        self.engine.write()
 
     def turn(self, seconds: int = 1) -> CollectResult:
         for _ in range(seconds):
@@ -81,9 +87,11 @@ Make = Callable[..., DcgmHost]
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, libraries: dict[int, str]) -> Make:
-    def made(major: int = 4, mode: str = "listen") -> DcgmHost:
+    def made(*lines: str, major: int = 4, mode: str = "listen") -> DcgmHost:
         monkeypatch.setenv("GANGLINE_FAKE_DCGM", str(tmp_path / "engine"))
-        return DcgmHost(tmp_path, libraries[major], mode)
+        host = DcgmHost(tmp_path, libraries[major], mode)
+        host.play(*lines)
+        return host
 
     return made
 
@@ -101,9 +109,7 @@ def test_without_a_library_there_is_no_lane() -> None:
 @pytest.mark.parametrize("major", MAJORS)
 def test_listening_changes_nothing_in_the_engine(make: Make, major: int) -> None:
     """No watch, group or policy of the agent: quota and counters belong to the engine's users."""
-    host = make(major)
-    host.engine.lines += ["group 0 0x13", FAILURE]
-    host.engine.write()
+    host = make("group 0 0x13", FAILURE, major=major)
     host.turn(70)
     names = {call.split()[0] for call in host.engine.calls}
     assert names == {
@@ -155,13 +161,9 @@ def test_a_pause_is_blind_and_not_idle(make: Make) -> None:
 
 @pytest.mark.parametrize("major", MAJORS)
 def test_an_incident_is_told_with_dcgms_code_and_words(make: Make, major: int) -> None:
-    host = make(major)
-    host.engine.lines += [
-        "group 0 0x13",
-        FAILURE,
-        "incident 0 3 2 0x400 10 44 NVSwitch 2: SXid 11012",
-    ]
-    host.engine.write()
+    host = make(
+        "group 0 0x13", FAILURE, "incident 0 3 2 0x400 10 44 NVSwitch 2: SXid 11012", major=major
+    )
     result = host.turn()
     assert host.value(result, "dcgm.health_systems_flags") == 0x13
     assert host.value(result, "dcgm.incidents_state") == 2
@@ -177,9 +179,7 @@ def test_an_incident_is_told_with_dcgms_code_and_words(make: Make, major: int) -
 
 
 def test_an_incident_that_stands_is_told_again_as_the_same(make: Make) -> None:
-    host = make()
-    host.engine.lines += ["group 0 0x10", FAILURE]
-    host.engine.write()
+    host = make("group 0 0x10", FAILURE)
     host.turn(310)
     assert [(event.revision, event.count) for event in host.events] == [(0, 1), (1, 2)]
     assert len({event.event_id for event in host.events}) == 1
@@ -221,9 +221,7 @@ def test_an_xid_of_before_the_connection_is_no_news(make: Make) -> None:
 
 @pytest.mark.parametrize("major", MAJORS)
 def test_watching_sets_health_fields_and_policies_once(make: Make, major: int) -> None:
-    host = make(major, "watch")
-    host.engine.lines += ["violation 1 0x8 1000000000 95 0"]
-    host.engine.write()
+    host = make("violation 1 0x8 1000000000 95 0", major=major, mode="watch")
     assert host.turn(70).outcome is CollectOutcome.OK
     calls = [call.split()[0] for call in host.engine.calls]
     assert calls.count("dcgmHealthSet_v2") == 1 and calls.count("dcgmWatchFields") == 2
@@ -234,43 +232,33 @@ def test_watching_sets_health_fields_and_policies_once(make: Make, major: int) -
 
 
 def test_health_that_somebody_watches_is_left_as_it_is(make: Make) -> None:
-    host = make(4, "watch")
-    host.engine.lines += ["group 2147483647 0x1"]
-    host.engine.write()
+    host = make("group 2147483647 0x1", mode="watch")
     host.turn(5)
     assert not any("HealthSet" in call for call in host.engine.calls)
 
 
 def test_watching_yields_to_a_profiler(make: Make) -> None:
-    host = make(4, "watch")
-    host.engine.lines += ["error dcgmWatchFields -34"]
-    host.engine.write()
+    host = make("error dcgmWatchFields -34", mode="watch")
     result = host.turn()
     assert result.outcome is CollectOutcome.BLIND
     assert result.message.startswith("paused: profiling metrics cannot be watched")
-    host.engine.lines.clear()
-    host.engine.write()
+    host.play()
     assert host.turn(61).outcome is CollectOutcome.OK
 
 
 def test_no_engine_is_no_data_and_is_looked_for_each_ten_seconds(make: Make) -> None:
-    host = make()
-    host.engine.lines.append("down 1")
-    host.engine.write()
+    host = make("down 1")
     result = host.turn(20)
     assert result.outcome is CollectOutcome.NO_DATA
     assert "no DCGM host engine answers at localhost:5555" in result.message
     connects = [call for call in host.engine.calls if "Connect" in call]
     assert connects == ["dcgmConnect_v2 localhost:5555 500"] * 2
-    host.engine.lines.clear()
-    host.engine.write()
+    host.play()
     assert host.turn(10).outcome is CollectOutcome.OK
 
 
 def test_an_engine_of_another_major_is_blind(make: Make) -> None:
-    host = make()
-    host.engine.lines.append("error dcgmConnect_v2 -12")
-    host.engine.write()
+    host = make("error dcgmConnect_v2 -12")
     result = host.turn()
     assert result.outcome is CollectOutcome.BLIND and "another major" in result.message
 
@@ -287,9 +275,7 @@ def test_an_engine_of_another_major_is_blind(make: Make) -> None:
 )
 def test_different_majors_are_reported(make: Make, lines: list[str], told: str) -> None:
     """The engine accepted the connection, readings were missing, and nothing named the cause."""
-    host = make()
-    host.engine.lines += lines
-    host.engine.write()
+    host = make(*lines)
     result = host.turn()
     assert result.outcome is (CollectOutcome.BLIND if told else CollectOutcome.OK)
     assert told in result.message and ("end of life" in result.message) == ("3.3.8" in told)
@@ -297,9 +283,7 @@ def test_different_majors_are_reported(make: Make, lines: list[str], told: str) 
 
 
 def test_an_engine_that_was_restarted_is_taken_up_again(make: Make) -> None:
-    host = make()
-    host.engine.lines += ["group 0 0x10", FAILURE]
-    host.engine.write()
+    host = make("group 0 0x10", FAILURE)
     host.turn()
     host.engine.lines.append("generation 1")
     host.engine.write()

@@ -11,17 +11,10 @@ from hypothesis import strategies as st
 from gangline.agent.collector import Collector, CollectOutcome, DeadlineThread, NoData
 from gangline.contract.block import Block
 from gangline.contract.signal import Pace
+from tests.hosts.reading import StoppedClock
 from tests.processes import GUARD_SECONDS
 
 SECOND = 1_000_000_000
-
-
-class StoppedClock:
-    def boottime_ns(self) -> int:
-        return 0
-
-    def wall_ns(self) -> int:
-        return 0
 
 
 class Driver(Collector):

@@ -20,8 +20,8 @@ from gangline.agent.diagnostic import (
     parse_report,
 )
 from gangline.agent.inventory import HostDevice
-from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.agent import test_release_command as release_world
+from tests.agent.fakes import KeptEvents
 from tests.agent.test_gpu_release import A, B
 
 UUIDS = [f"GPU-{n:08x}-0000-0000-0000-000000000000" for n in range(2)]
@@ -246,25 +246,16 @@ def test_the_thirteen_systems_and_seven_conditions_of_dcgm() -> None:
     assert len(dcgm_fields.HEALTH_SYSTEMS) == 13 and len(dcgm_fields.POLICY_CONDITIONS) == 7
 
 
-class Told:
-    def __init__(self) -> None:
-        self.events: list[HealthEvent] = []
-
-    def put(self, event: HealthEvent) -> bool:
-        self.events.append(event)
-        return True
-
-
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Told, list[str]]]:
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[KeptEvents, list[str]]]:
     """Yield an agent with two GPUs with serial numbers: its event sink, and the command's options."""
     gpus = [
         HostDevice("gpu", uuid, {"pci_address": address, "serial": serial})
         for uuid, address, serial in zip(UUIDS, (A, B), SERIALS, strict=True)
     ]
-    sink = Told()
+    sink = KeptEvents()
     monkeypatch.setattr(release_world, "GPUS", gpus)
-    monkeypatch.setattr(release_world, "NoEvents", lambda: sink)
+    monkeypatch.setattr(release_world, "KeptEvents", lambda: sink)
     with release_world.Agent(tmp_path).running() as agent:
         yield sink, ["--socket", str(agent.socket)]
 
@@ -276,7 +267,7 @@ def run(content: object, options: list[str], monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_report_becomes_an_event_of_each_gpu(
-    told: tuple[Told, list[str]],
+    told: tuple[KeptEvents, list[str]],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -298,7 +289,7 @@ def test_a_report_becomes_an_event_of_each_gpu(
 
 
 def test_a_gpu_without_serial_number_is_named_by_hand(
-    told: tuple[Told, list[str]],
+    told: tuple[KeptEvents, list[str]],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -315,7 +306,7 @@ def test_a_gpu_without_serial_number_is_named_by_hand(
 
 
 def test_a_report_of_another_host_is_refused(
-    told: tuple[Told, list[str]],
+    told: tuple[KeptEvents, list[str]],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -18,13 +18,14 @@ from gangline.agent.collectors.nvml_collector import NvmlCollector
 from gangline.agent.collectors.nvml_open import RETRY_SECONDS
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.nvidia import device_rules_deny, driver_gpus, parse_uuid
-from gangline.contract.block import Block, is_float
+from gangline.contract.block import is_float
 from gangline.contract.signal import PERIOD_SECONDS, Kind, Pace
-from gangline.contract.signals import BY_ID, TABLES
+from gangline.contract.signals import TABLES
 from gangline.contract.signals.gpu import GPU_SIGNALS
 from gangline.ext import place
 from gangline.ext.nvml import READINGS, NvmlError
-from tests.agent.gpu_host import INFORMATION, SECOND, HandedClock
+from tests.agent.fakes import HandedClock, named
+from tests.agent.gpu_host import INFORMATION, SECOND
 from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.scenario import gpus
 from tests.processes import GUARD_SECONDS
@@ -177,10 +178,6 @@ def lane(roots: Roots) -> Iterator[Lane]:
 
 def turn(collector: NvmlCollector) -> CollectResult:
     return run_collector(collector, SystemClock())
-
-
-def named(block: Block, row: int) -> dict[str, float | int | None]:
-    return {BY_ID[i].column: value for i, value in block.values(row)}
 
 
 def list_in_proc(roots: Roots, address: str, uuid: str) -> None:

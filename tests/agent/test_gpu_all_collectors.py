@@ -23,7 +23,8 @@ from gangline.agent.collectors.nvml_session import REOPEN_SECONDS
 from gangline.agent.sampler.worker import AllExcept
 from gangline.contract.signal import PERIOD_SECONDS
 from gangline.ext import nvml, nvml_gpm, nvml_parts, place
-from tests.agent.gpu_host import SECOND, GpuHost, read
+from tests.agent.fakes import read
+from tests.agent.gpu_host import SECOND, GpuHost
 from tests.agent.test_gpu_session import NAMES
 from tests.fake_nvml.parts_scenario import (
     host_lines,

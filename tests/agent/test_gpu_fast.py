@@ -34,7 +34,7 @@ from gangline.ext import nvml_gpm, place
 from gangline.ext.nvml_gpm import Gpm
 from gangline.ext.nvml_ring import SampleRing
 from gangline.ext.phases import HISTORY_SIGNALS, STATES, PhaseTracker, SampleHistory
-from tests.agent.gpu_host import HandedClock
+from tests.agent.fakes import HandedClock
 from tests.fake_nvml.build import build, compiler, header_folder
 from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.parts_scenario import with_gpm

@@ -517,7 +517,7 @@ def test_of_this_machine() -> None:
     assert process_state.read_process(Path("/proc"), child).state is ProcessState.GONE
 
 
-class World:
+class ProcessTable:
     """Processes that start, end and reuse numbers, and the driver's list."""
 
     def __init__(self) -> None:
@@ -543,11 +543,11 @@ Steps = st.lists(
 @given(Steps)
 def test_what_is_believed_of_a_number_held_at_two_looks(steps: object) -> None:
     """An identity belongs to a process seen under that number, and a dead process does not exist."""
-    world = World()
-    known = ProcessTracker(world.look, world.look)
+    table = ProcessTable()
+    known = ProcessTracker(table.look, table.look)
     assert isinstance(steps, list)
     for now, (starts, listed) in enumerate(steps):
-        world.starts = starts
+        table.starts = starts
         known.observe(
             GpuProcessList((GPU,), tuple(GpuProcess(GPU, pid) for pid in sorted(listed))), now
         )

@@ -22,7 +22,8 @@ from gangline.agent.collectors.nvml_session import REOPEN_SECONDS, REOPEN_SECOND
 from gangline.agent.hardware.nvidia import parse_kernel_driver_version
 from gangline.ext import nvml
 from gangline.ext.nvml import NvmlError
-from tests.agent.gpu_host import SECOND, VERSION, GpuHost, read
+from tests.agent.fakes import read
+from tests.agent.gpu_host import SECOND, VERSION, GpuHost
 from tests.fake_nvml.build import build
 from tests.fake_nvml.scenario import Gpu, gpus
 

@@ -17,23 +17,13 @@ from gangline.agent.latest import LatestReadings
 from gangline.agent.local.host_status import HostStatus, judged_tables
 from gangline.agent.registration import Registration
 from gangline.contract.host_policy import FindingSeverity
+from tests.agent.fakes import HandedClock
 from tests.agent.local_world import BOOT, SECOND
 from tests.fake_nvml.scenario import Scenario, gpus
 
 MINUTE = 60 * SECOND
 UPTIME = 10_000 * SECOND
 EIGHT = {f"GPU-{number}": f"0000:{number:02x}:00.0" for number in range(8)}
-
-
-class Clock:
-    def __init__(self, now_ns: int = UPTIME) -> None:
-        self.now_ns = now_ns
-
-    def boottime_ns(self) -> int:
-        return self.now_ns
-
-    def wall_ns(self) -> int:
-        return self.now_ns
 
 
 class Machine:
@@ -49,7 +39,7 @@ class Machine:
 
     def boot(self, uptime_ns: int = UPTIME) -> None:
         self.boots += 1
-        self.clock = Clock(uptime_ns)
+        self.clock = HandedClock(uptime_ns)
         self.start()
 
     def start(self) -> None:
@@ -253,7 +243,7 @@ def test_gpus_on_the_bus_without_a_driver_are_blind(
     Scenario(tmp_path / "scenario", gpus(0), host=why if why.startswith("error") else "")
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
     nvml = str(tmp_path / "none.so") if why == "no library" else library
-    turn = run_collector(GpuSecond(Roots(sys, tmp_path / "proc", nvml)), Clock())
+    turn = run_collector(GpuSecond(Roots(sys, tmp_path / "proc", nvml)), HandedClock(UPTIME))
     assert turn.outcome is outcome and words in turn.message
 
 

@@ -42,10 +42,10 @@ from gangline.agent.hardware.mig_capabilities import (
     sees_all_mig_instances,
 )
 from gangline.agent.hardware.processes import TaskStat
-from gangline.contract.block import Block
-from gangline.contract.signals import BY_ID, TABLES
+from gangline.contract.signals import TABLES
 from gangline.ext import place
 from gangline.ext.nvml_parts import COMPUTE, GRAPHICS, Fabric, Process
+from tests.agent.fakes import named
 from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.parts_scenario import (
     BLACKWELL,
@@ -117,10 +117,6 @@ def turn(collector: GpuPartsCollector) -> CollectResult:
 def rows(said: CollectResult, table: str) -> dict[str, dict[str, float | int | None]]:
     block = next(block for block in said.blocks if block.table == table)
     return {device: named(block, row) for row, device in enumerate(block.devices)}
-
-
-def named(block: Block, row: int) -> dict[str, float | int | None]:
-    return {BY_ID[i].column: value for i, value in block.values(row)}
 
 
 def present(values: dict[str, float | int | None]) -> dict[str, float | int]:

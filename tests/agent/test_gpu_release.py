@@ -36,6 +36,7 @@ from gangline.agent.xid_quarantine import (
     address_of,
 )
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
+from tests.agent.fakes import HandedClock
 
 SECOND_NS = 1_000_000_000
 A, B = "0000:1b:00.0", "0000:9b:00.0"
@@ -63,7 +64,7 @@ class Stuck:
 class Samplers:
     """Releases GPUs; `holding` represents processes that have not ended yet."""
 
-    clock: HandClock
+    clock: HandedClock
     holding: bool = False
     holds: str | None = None  # only this GPU
     abandoned_count: int = 0
@@ -93,24 +94,13 @@ class Samplers:
 
 
 @dataclass
-class HandClock:
-    now_ns: int = 1000 * SECOND_NS
-
-    def boottime_ns(self) -> int:
-        return self.now_ns
-
-    def wall_ns(self) -> int:
-        return self.now_ns
-
-
-@dataclass
 class ReleaseHost:
     """A host with two GPUs bound to the driver, and the agent's releaser."""
 
     root: Path
 
     def __post_init__(self) -> None:
-        self.clock = HandClock()
+        self.clock = HandedClock()
         self.samplers = Samplers(self.clock)
         self.told: list[HealthEvent] = []
         self.answers: list[Sequence[UnreleasedHandle]] = []

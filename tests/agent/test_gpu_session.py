@@ -20,7 +20,8 @@ from gangline.agent.collectors.nvlink import NvLinkCollector
 from gangline.agent.hardware.nvidia import is_bound, pci_gpus
 from gangline.ext import nvml, nvml_gpm, nvml_parts, place
 from gangline.ext.nvml import Rows
-from tests.agent.gpu_host import GpuHost, read
+from tests.agent.fakes import read
+from tests.agent.gpu_host import GpuHost
 from tests.fake_nvml.parts_scenario import with_links
 from tests.fake_nvml.scenario import Gpu, gpus
 from tests.fake_nvml.sick import blocks, crashes, is_lost, talks_garbage

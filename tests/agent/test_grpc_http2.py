@@ -43,6 +43,13 @@ def connected() -> tuple[ClientSession, Server]:
     return session, server
 
 
+def streaming() -> tuple[ClientSession, Server, int]:
+    session, server = connected()
+    stream = session.open_stream("s-1")
+    session.receive(server.receive(session.data_to_send()))
+    return session, server, stream
+
+
 def registering() -> tuple[ClientSession, Server, int]:
     session, server = connected()
     call = session.call(REGISTER, RegisterNodeRequest(node="a"))
@@ -184,9 +191,7 @@ def test_messages_arrive_in_order_for_any_windows(
 
 def test_receipts_never_end_whatever_the_window() -> None:
     """Read data opens the peer's window again: otherwise no receipt would come after 64 kB."""
-    session, server = connected()
-    stream = session.open_stream("s-1")
-    session.receive(server.receive(session.data_to_send()))
+    session, server, stream = streaming()
     session.receive(server.answer(stream, HEAD, end=False))
     ack = IngestAck(refused=[RefusedFrame(sequence=1, reason="x" * 5000)])
     for _ in range(100):
@@ -200,9 +205,7 @@ def test_receipts_never_end_whatever_the_window() -> None:
        st.integers(1, 300))  # fmt: skip
 def test_answers_are_the_same_however_they_are_cut(parts: list[str], step: int) -> None:
     """The network cuts anywhere, and a server sends settings, pings and padding at any time."""
-    session, server = connected()
-    stream = session.open_stream("s-1")
-    session.receive(server.receive(session.data_to_send()))
+    session, server, stream = streaming()
     reply, wanted = server.answer(stream, HEAD, end=False), []
     for number, part in enumerate(parts):
         if part in ("ack", "padded"):
@@ -258,9 +261,7 @@ def go_away(server: Server, call: int) -> bytes:
 
 def test_an_end_is_told_whatever_follows_it() -> None:
     """A stopping server ends its streams after its answer: the error was "spoke no gRPC"."""
-    session, server = connected()
-    stream = session.open_stream("s-1")
-    session.receive(server.receive(session.data_to_send()))
+    session, server, stream = streaming()
     ack = IngestAck(credit_frames=3)
     reply = server.answer(stream, HEAD, framed(ack.SerializeToString()), end=False)
     end = b"\0\0\x08\7\0\0\0\0\0" + b"\x7f\xff\xff\xff" + bytes(4)
@@ -414,9 +415,7 @@ def test_random_http2_frames_are_a_session_error(
 )
 def test_random_frames_of_a_stream(parts: list[tuple[int, int, int, bytes]], step: int) -> None:
     """The stream has its head: the next data is receipts, or hostile."""
-    session, server = connected()
-    stream = session.open_stream("s-1")
-    session.receive(server.receive(session.data_to_send()))
+    session, server, stream = streaming()
     data = server.answer(stream, HEAD, end=False)
     for kind, flags, number, body in parts:
         data += len(body).to_bytes(3, "big") + bytes((kind, flags)) + number.to_bytes(4, "big")

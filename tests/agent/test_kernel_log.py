@@ -28,6 +28,7 @@ from gangline.agent.kernel_log.rules import classify
 from gangline.agent.kernel_log.timestamps import TimestampConverter
 from gangline.agent.spool.event_queue import EventQueue
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
+from tests.agent.fakes import HandedClock
 
 SECOND = 1_000_000_000
 BOOT = bytes(range(16))
@@ -59,22 +60,11 @@ FAILS = "mlx5_core 0000:98:00.0: poll_health:812:(pid 0): device's health compro
 LOADS = "mlx5_core 0000:{}:00.0: firmware version: 28.39.1002"
 
 
-class HandedClock:
-    def __init__(self, seconds: int = 5000) -> None:
-        self.ns = seconds * SECOND
-
-    def boottime_ns(self) -> int:
-        return self.ns
-
-    def wall_ns(self) -> int:
-        return 1_700_000_000 * SECOND + self.ns
-
-
 class Ring:
     """The kernel's ring, with its behavior: EPIPE after an overrun, EINVAL for a record too long."""
 
     def __init__(self, *lines: str, records_max: int = 1000) -> None:
-        self.clock = HandedClock()
+        self.clock = HandedClock(5000 * SECOND)
         self.records: dict[int, bytes] = {}
         self.next = 0
         self.records_max = records_max
@@ -82,7 +72,7 @@ class Ring:
             self.say(line)
 
     def say(self, text: str, *, facility: int = 0, ago: float = 0, flags: str = "-") -> None:
-        stamp = (self.clock.ns - int(ago * SECOND)) // 1000
+        stamp = (self.clock.now_ns - int(ago * SECOND)) // 1000
         head = f"{facility * 8 + 3},{self.next},{stamp},{flags};"
         self.records[self.next] = (head + text + "\n").encode()
         self.next += 1
@@ -167,7 +157,7 @@ class Agent:
 
     def wait(self, ns: int = SAVE_SOON_NS) -> Agent:
         """Do the thread's work after *ns* without records."""
-        self.clock.ns += ns
+        self.clock.now_ns += ns
         self.follower.on_drained()
         self.follower.flush_due()
         return self
@@ -416,7 +406,7 @@ def test_a_log_that_tells_nothing_moves_its_position_too(tmp_path: Path) -> None
     due = agent.follower.next_ns()
     assert due is not None and not (tmp_path / FILE_NAME).exists()
     agent.wait(SAVE_NS)
-    assert agent.clock.ns >= due
+    assert agent.clock.now_ns >= due
     assert parse_position((tmp_path / FILE_NAME).read_bytes()).sequence == 0
     assert agent.follower.next_ns() is None
 
@@ -440,7 +430,7 @@ def test_killed_anywhere(
                         key = f"0000:{bus:02x}:00.0", code
                         truth[key] = truth.get(key, 0) + 1
                     agent.read()
-                    agent.clock.ns += SECOND
+                    agent.clock.now_ns += SECOND
                 agent.read()
                 if orderly:
                     agent.follower.finish()

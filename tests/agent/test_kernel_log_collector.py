@@ -22,9 +22,9 @@ from gangline.agent.kernel_log.checkpoint_file import FILE_NAME, CheckpointFile
 from gangline.agent.kernel_log.reader import LogReader
 from gangline.agent.kernel_log.timestamps import TimestampConverter
 from gangline.agent.xid_reports import XID_DEDUPLICATOR
-from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from gangline.tests.processes import until
-from tests.agent.test_kernel_log import BOOT, SECOND, XID, HandedClock
+from tests.agent.fakes import HandedClock, KeptEvents
+from tests.agent.test_kernel_log import BOOT, SECOND, XID
 
 CLOSED = """
 import os, sys
@@ -39,17 +39,6 @@ try:
 except AccessDenied as reason:
     print(reason)
 """
-
-
-class Kept:
-    """A stand-in of the event queue."""
-
-    def __init__(self) -> None:
-        self.events: list[HealthEvent] = []
-
-    def put(self, event: HealthEvent) -> bool:
-        self.events.append(event)
-        return True
 
 
 class Busy:
@@ -108,8 +97,8 @@ def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def listening(tmp_path: Path, source: socket.socket) -> tuple[KernelLog, Kept]:
-    events = Kept()
+def listening(tmp_path: Path, source: socket.socket) -> tuple[KernelLog, KeptEvents]:
+    events = KeptEvents()
     roots = Roots(proc=tmp_path, sys=tmp_path, dev=tmp_path, state=tmp_path)
     log = KernelLog(roots, lambda path: Kmsg(source.detach()))
     log.start(EventPublisher(HandedClock(), events, lambda: None))

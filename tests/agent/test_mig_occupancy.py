@@ -12,7 +12,8 @@ from gangline.agent.collector import CollectOutcome, run_collector
 from gangline.agent.collectors.mig import SHARES, MigDevices
 from gangline.agent.hardware.files import Roots
 from gangline.ext.nvml_gpm import MIG_SYMBOL
-from tests.agent.gpu_host import SECOND, HandedClock, read
+from tests.agent.fakes import HandedClock, read
+from tests.agent.gpu_host import SECOND
 from tests.fake_nvml.build import build
 from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.parts_scenario import host_lines, mig_device, with_gpm, with_mig
@@ -32,7 +33,7 @@ def play(play: Play) -> Play:
     return write
 
 
-class Host:
+class MigHost:
     """The collector, on a clock that advances ten seconds a turn."""
 
     def __init__(self, folder: Path, library: str) -> None:
@@ -56,8 +57,8 @@ class Host:
 
 
 @pytest.fixture
-def host(tmp_path: Path, library: str) -> Iterator[Host]:
-    created = Host(tmp_path, library)
+def host(tmp_path: Path, library: str) -> Iterator[MigHost]:
+    created = MigHost(tmp_path, library)
     yield created
     created.mig._session.close()
     assert ctypes.CDLL(library).fake_nvml_gpm_samples() == 0
@@ -74,7 +75,7 @@ def instance(number: int, **where: int) -> Gpu:
     return with_gpm(mig_device(0, number, **where))
 
 
-def test_each_instance_has_its_own_mean(host: Host, play: Play) -> None:
+def test_each_instance_has_its_own_mean(host: MigHost, play: Play) -> None:
     """Seven tenants on one GPU, which as a whole reported `63 % busy`: the waiting one was unknown."""
     idle = instance(2, start=4)
     idle.values |= dict.fromkeys(idle.values.keys() & {"gpm_sm_util", "gpm_tensor_util"}, 0)
@@ -95,7 +96,7 @@ def test_the_shares_are_those_that_the_whole_gpu_has() -> None:
     } == COLUMNS
 
 
-def test_turns_that_are_too_close_say_nothing(host: Host, play: Play) -> None:
+def test_turns_that_are_too_close_say_nothing(host: MigHost, play: Play) -> None:
     """Two turns at once, after a hang: over no time GPM's mean is noise (nvml.h: 100 ms)."""
     play([hopper(), instance(1)])
     host.turn()
@@ -103,7 +104,7 @@ def test_turns_that_are_too_close_say_nothing(host: Host, play: Play) -> None:
     assert host.turn() == {1: IDLE}
 
 
-def test_instances_that_come_and_go_begin_anew(host: Host, play: Play, library: str) -> None:
+def test_instances_that_come_and_go_begin_anew(host: MigHost, play: Play, library: str) -> None:
     """A recreated instance's first mean contained the previous tenant's work."""
     alive = ctypes.CDLL(library).fake_nvml_gpm_samples
     scenario = play(
@@ -119,7 +120,7 @@ def test_instances_that_come_and_go_begin_anew(host: Host, play: Play, library: 
 
 
 def test_a_missing_permission_is_reported_once_and_costs_shares_only(
-    host: Host, play: Play
+    host: MigHost, play: Play
 ) -> None:
     """Without mig/monitor the occupancy is not shown; `0 % busy` would have moved the tenant."""
     devices = [hopper(["error nvmlGpmMigSampleGet 4"]), instance(1), instance(2)]
@@ -131,7 +132,7 @@ def test_a_missing_permission_is_reported_once_and_costs_shares_only(
     assert host.words.count("no permission") == 1
 
 
-def test_what_is_permitted_later_is_seen_without_a_restart(host: Host, play: Play) -> None:
+def test_what_is_permitted_later_is_seen_without_a_restart(host: MigHost, play: Play) -> None:
     """mig/monitor was granted to the running agent, and the instances stayed dark until a restart."""
     scenario = play([hopper(["error nvmlGpmQueryDeviceSupport 4 0"]), instance(1)])
     host.turn()
@@ -142,7 +143,7 @@ def test_what_is_permitted_later_is_seen_without_a_restart(host: Host, play: Pla
 
 
 @pytest.mark.parametrize("line", ["gpm_supported 0", "error nvmlGpmMigSampleGet 3"])
-def test_a_gpu_without_gpm_has_no_remedy(line: str, host: Host, play: Play) -> None:
+def test_a_gpu_without_gpm_has_no_remedy(line: str, host: MigHost, play: Play) -> None:
     """An A100 was always reported blind, although no permission was missing."""
     play([hopper([line]), instance(1)])
     host.turn()
@@ -151,7 +152,7 @@ def test_a_gpu_without_gpm_has_no_remedy(line: str, host: Host, play: Play) -> N
 
 
 @pytest.mark.parametrize("code", [999, 15])
-def test_a_sample_that_fails_costs_its_gpu_alone(code: int, host: Host, play: Play) -> None:
+def test_a_sample_that_fails_costs_its_gpu_alone(code: int, host: MigHost, play: Play) -> None:
     """One GPU was reset between two turns; its neighbor's instances must continue unchanged."""
     sick, well = hopper([f"error nvmlGpmMigSampleGet 0 {code} 0"]), with_gpm(with_mig(gpus(2)[1]))
     scenario = play([sick, well, instance(1), with_gpm(mig_device(1, 3))])
@@ -168,7 +169,7 @@ def test_a_sample_that_fails_costs_its_gpu_alone(code: int, host: Host, play: Pl
 def test_a_driver_without_the_function_costs_the_shares_alone(tmp_path: Path, play: Play) -> None:
     """Drivers before 520 have MIG but not GPM."""
     (tmp_path / "older").mkdir()
-    older = Host(tmp_path, str(build(tmp_path / "older", missing=[MIG_SYMBOL])))
+    older = MigHost(tmp_path, str(build(tmp_path / "older", missing=[MIG_SYMBOL])))
     play([hopper(), instance(1)])
     older.turn()
     assert older.turn() == {1: None}
@@ -176,7 +177,9 @@ def test_a_driver_without_the_function_costs_the_shares_alone(tmp_path: Path, pl
     older.mig._session.close()
 
 
-def test_letting_go_frees_the_samples_and_begins_anew(host: Host, play: Play, library: str) -> None:
+def test_letting_go_frees_the_samples_and_begins_anew(
+    host: MigHost, play: Play, library: str
+) -> None:
     """A GPU was reset while its old samples were held, which the library had freed."""
     play([hopper(), instance(1)])
     host.turn()

@@ -17,7 +17,8 @@ from gangline.agent.hardware.files import Roots
 from gangline.agent.xid_reports import XidDeduplicator
 from gangline.contract.signals import BY_ID, BY_NAME
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
-from tests.agent.gpu_host import SECOND, HandedClock
+from tests.agent.fakes import HandedClock
+from tests.agent.gpu_host import SECOND
 from tests.fake_nvml.build import build
 from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.parts_scenario import host_lines, with_mig

@@ -25,7 +25,8 @@ from gangline.agent.hardware.job_ranks import (
     parse_answers,
 )
 from gangline.agent.hardware.process_state import read_process_state
-from tests.agent.jobs_host import SLURM, HandedClock, JobsHost
+from tests.agent.fakes import HandedClock
+from tests.agent.jobs_host import SLURM, JobsHost
 from tests.processes import GUARD_SECONDS
 
 PROC = Path("/proc")

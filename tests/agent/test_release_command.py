@@ -35,6 +35,7 @@ from gangline.agent.transport.unary_call import CallFailed, call
 from gangline.contract.block import Block
 from gangline.contract.settings import load
 from gangline.contract.wire import agent_pb2 as pb
+from tests.agent.fakes import KeptEvents
 from tests.agent.test_gpu_release import A, B, Samplers, State, Stuck
 from tests.processes import GUARD_SECONDS
 
@@ -46,11 +47,6 @@ GPUS = [
 
 Said = Callable[..., tuple[int, str, str]]
 Run = Said
-
-
-class NoEvents:
-    def put(self, event: object) -> bool:
-        return True
 
 
 class Agent:
@@ -78,7 +74,7 @@ class Agent:
                 f"sys_root={self._folder / 'sys'}",
             ],
         )
-        teller = EventPublisher(self.clock, NoEvents(), lambda: None)
+        teller = EventPublisher(self.clock, KeptEvents(), lambda: None)
         with ExitStack() as stack:
             registration = Registration("here", b"r" * 16, b"b" * 16, self.clock)
             registration.update(Inventory(tuple(GPUS)))

@@ -25,7 +25,7 @@ from gangline.contract.signals import BY_ID
 from gangline.contract.stream import CONTEXT_BYTES_MAX, Receiver, Sender
 from gangline.contract.wire import telemetry_pb2
 from gangline.ext import nvml
-from tests.agent.amd_host import HandClock
+from tests.agent.fakes import HandedClock
 from tests.agent.test_daemon import Fixture, Numa
 from tests.fake_nvml.build import build
 from tests.fake_nvml.parts_scenario import host_lines
@@ -120,7 +120,7 @@ class MixedHost:
         os.environ["GANGLINE_FAKE_NVML"] = str(scenario.path)
         nvml.forget_accounts()
         self.roots = replace(self.host.roots, nvml_library=str(build(root / "nvml")))
-        self.clock = HandClock()
+        self.clock = HandedClock(10**18)
         self.session = amd_session_of(self.roots, self.clock)
         self.collectors = [make(self.roots) for name, make in COLLECTORS.items() if name in LANES]
         self.shared, self.builder = SharedTables(), FrameBuilder(b"R" * 16, b"B" * 16)

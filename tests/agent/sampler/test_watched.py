@@ -94,9 +94,7 @@ def test_a_call_between_the_turns_is_named_as_soon(host: Watched, phase: float) 
     """The ring of samples calls ten times a second, and the daemon checks once."""
     host.run(10 + phase)
     hang(host, GPUS[5])
-    process, began_ns = host.samplers._supervisor.group_process("gpu"), host.world.now_ns
-    assert process is not None
-    child = host.world.children[process.serial]
+    child, began_ns = host.child("gpu"), host.world.now_ns
     child.collector, child.stuck_in = "gpu_fast_1s", (began_ns, GPUS[5], "nvmlGpmSampleGet")
     host.run(2)
     (event,) = host.told("probe.hung")
@@ -199,9 +197,7 @@ def test_a_slow_gpu_is_sampled_apart_and_comes_back_when_it_is_fast(host: Watche
 def test_a_sampler_that_is_stopped_is_replaced(host: Watched) -> None:
     """SIGSTOP was sent to the wrong process, on a Friday."""
     host.run(10)
-    process = host.samplers._supervisor.group_process("gpu")
-    assert process is not None
-    host.world.children[process.serial].stopped = True
+    host.child("gpu").stopped = True
     host.run(60)
     assert host.on_time("gpu_1s", GPUS[0], host.world.now_ns - 50 * SECOND, 50) == 1.0
     assert host.on_time("disk_1s", DISKS[0], START, 70) == 1.0
@@ -443,9 +439,7 @@ def test_thousands_of_takeovers_leave_no_socket_no_slot_and_no_memory(host: Watc
 def test_a_sampler_that_speaks_nonsense_is_replaced_and_its_lane_goes_on(host: Watched) -> None:
     """A driver's library overwrote the memory of its process."""
     host.run(10)
-    process = host.samplers._supervisor.group_process("gpu")
-    assert process is not None
-    child = host.world.children[process.serial]
+    child = host.child("gpu")
     child.say(b"\0\0\0\0\xff")
     child.say_at_once(encode_event(telemetry_pb2.HealthEvent(name="gpu.lost", device="none")))
     host.run(20)
@@ -457,9 +451,7 @@ def test_a_sampler_that_speaks_nonsense_is_replaced_and_its_lane_goes_on(host: W
 def test_a_sampler_that_never_stops_talking_holds_nobody_up(host: Watched) -> None:
     """A collector in a loop sent whenever the socket was writable: the daemon read only from it."""
     host.run(10.5)
-    process = host.samplers._supervisor.group_process("gpu")
-    assert process is not None
-    child = host.world.children[process.serial]
+    child = host.child("gpu")
     child.talks = encode_round()
     turns = len(host.latest.times["host_1s", "host"])
     host.run(5)
