@@ -85,9 +85,7 @@ def test_any_text_is_an_address_and_a_host_or_is_refused_with_words(text: str) -
             assert text.isascii() and not any(c.isspace() or c == "/" for c in text)
 
 
-def test_a_host_name_that_cannot_serve(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_host_name_that_cannot_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     """A container runtime had named the machine `gpu 7`; the agent ended with a traceback."""
     monkeypatch.setattr(socket, "gethostname", lambda: "gpu 7")
     with pytest.raises(

@@ -351,9 +351,7 @@ def test_a_stall_is_counted_in_the_signal_of_every_collector_that_missed_turns()
     assert skipped == {"host": 25, "numa": 2}
 
 
-def test_a_tick_that_fails_is_logged(
-    records: pytest.LogCaptureFixture,
-) -> None:
+def test_a_tick_that_fails_is_logged(records: pytest.LogCaptureFixture) -> None:
     """An event queue on a broken disk raised; the daemon must survive its own faults."""
     host = Numa(name="host", table="host_1s", pace=Pace.SECOND)
     fixture = Fixture(host)
@@ -383,9 +381,7 @@ def test_a_table_left_out_is_said_and_counted(records: pytest.LogCaptureFixture)
 
 
 @pytest.mark.slow
-def test_six_hours_leave_memory_and_spool_bounded_and_samples_on_the_grid(
-    tmp_path: Path,
-) -> None:
+def test_six_hours_leave_memory_and_spool_bounded_and_samples_on_the_grid(tmp_path: Path) -> None:
     """No aggregator, one sensor always fails: bounded memory, and the newest frames remain."""
 
     def fail() -> None:

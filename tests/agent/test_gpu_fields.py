@@ -169,9 +169,7 @@ def test_a_setting_is_never_published(changes: list[tuple[int, int | None]]) -> 
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**63), st.sampled_from([0, 4, 0x23, None])), max_size=60))
-def test_nothing_is_published_without_its_reason(
-    samples: list[tuple[int, int | None]],
-) -> None:
+def test_nothing_is_published_without_its_reason(samples: list[tuple[int, int | None]]) -> None:
     """It counts something else than the flag."""
     proof = FieldValidator(FLAG)
     values: list[int | None] = [value for value, _ in samples]

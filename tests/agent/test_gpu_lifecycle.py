@@ -227,9 +227,7 @@ def test_a_library_that_stays_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert held.fake_nvml_users() == 0
 
 
-def test_nvml_is_opened_again_early_and_not_in_the_way_of_a_repair(
-    tmp_path: Path,
-) -> None:
+def test_nvml_is_opened_again_early_and_not_in_the_way_of_a_repair(tmp_path: Path) -> None:
     """Half of the lanes stayed dark for a minute; but opening NVML may load an unloaded driver."""
     driver = tmp_path / "driver/nvidia/version"
     driver.parent.mkdir(parents=True)
@@ -503,9 +501,7 @@ def test_a_mig_mode_that_changed_renews_the_inventory(host: GpuHost) -> None:
 
 
 @given(st.lists(FINDS | LOOKS, max_size=30))
-def test_epochs_rise_losses_alternate(
-    history: list[dict[str, str] | dict[str, bool]],
-) -> None:
+def test_epochs_rise_losses_alternate(history: list[dict[str, str] | dict[str, bool]]) -> None:
     """Different counts would be subtracted if an epoch fell."""
     machine, seen, states = GpuLifecycle(), dict.fromkeys(KEYS, 0), dict.fromkeys(KEYS, "back")
     for step in history:

@@ -275,9 +275,7 @@ def test_the_next_agent_does_not_take_back_what_this_one_let_go_of(host: Release
     assert host.begin().released() == [], "what was taken back is"
 
 
-def test_the_next_agent_resumes_an_unbound_gpu_once_it_is_bound(
-    host: ReleaseHost,
-) -> None:
+def test_the_next_agent_resumes_an_unbound_gpu_once_it_is_bound(host: ReleaseHost) -> None:
     host.observe(binding("unbind"))
     (host.drivers / A).unlink()
     host.way = host.begin()
@@ -434,9 +432,7 @@ def test_a_driver_that_goes_as_a_whole_is_no_surprise(host: ReleaseHost) -> None
         )
     )
 )
-def test_a_gpu_with_a_driver_is_not_released_for_long(
-    steps: list[tuple[str, str]],
-) -> None:
+def test_a_gpu_with_a_driver_is_not_released_for_long(steps: list[tuple[str, str]]) -> None:
     """Three signs in any order: with a driver for STAYS_NS a GPU is sampled, else released."""
     bound, now_ns = {A, B}, 0
     unbinding, off = DriverUnbindTracker(frozenset(bound)), set[str]()
@@ -505,9 +501,7 @@ def test_nvml_names_the_address_in_an_attribute(host: ReleaseHost) -> None:
         )
     )
 )
-def test_in_a_storm_each_quarantine_begins_once(
-    steps: list[tuple[int, int, str]],
-) -> None:
+def test_in_a_storm_each_quarantine_begins_once(steps: list[tuple[int, int, str]]) -> None:
     """One incident wrote 800,000 lines. Quarantines are at least AGAIN_NS_MIN apart."""
     rests, now_ns = XidQuarantine(), 1000 * SECOND_NS
     began: dict[str, int] = {}

@@ -159,9 +159,7 @@ def test_windows_are_respected_and_events_overtake_frames() -> None:
         max_size=30,
     )
 )
-def test_messages_arrive_in_order_for_any_windows(
-    course: list[tuple[str, int]],
-) -> None:
+def test_messages_arrive_in_order_for_any_windows(course: list[tuple[str, int]]) -> None:
     """The second message overtook the first, and no receipt came."""
     session, server = connected()
     stream = session.open_stream("s-1")
@@ -384,9 +382,7 @@ def test_random_bytes_are_a_session_error(data: bytes, step: int) -> None:
 @settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 255), st.integers(0, 9),
                           st.binary(max_size=60)), max_size=12))  # fmt: skip
-def test_random_http2_frames_are_a_session_error(
-    parts: list[tuple[int, int, int, bytes]],
-) -> None:
+def test_random_http2_frames_are_a_session_error(parts: list[tuple[int, int, int, bytes]]) -> None:
     """A hostile peer that speaks HTTP/2."""
     session, server, _ = registering()
     data = server.connection.data_to_send()

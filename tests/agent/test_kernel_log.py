@@ -413,9 +413,7 @@ def test_a_log_that_tells_nothing_moves_its_position_too(tmp_path: Path) -> None
 
 @settings(max_examples=150, deadline=None)
 @given(lives=st.lists(st.tuples(LINES, st.integers(-1, 6), st.booleans()), min_size=1, max_size=6))
-def test_killed_anywhere(
-    lives: list[tuple[list[tuple[str, int, int]], int, bool]],
-) -> None:
+def test_killed_anywhere(lives: list[tuple[list[tuple[str, int, int]], int, bool]]) -> None:
     """kill -9 between record, event and position, life after life; the last life reads to the end."""
     ring, reported = Ring(), list[HealthEvent]()
     truth: dict[tuple[str, int], int] = {}

@@ -402,9 +402,7 @@ def test_forms_leave_numbers_out_and_stay_few() -> None:
         st.tuples(NOTICES, st.integers(0, 90 * SECOND), st.booleans()), min_size=1, max_size=60
     )
 )
-def test_no_order_of_lines_loses_or_doubles_one(
-    steps: list[tuple[ParsedLine, int, bool]],
-) -> None:
+def test_no_order_of_lines_loses_or_doubles_one(steps: list[tuple[ParsedLine, int, bool]]) -> None:
     """In any order: every complete line counts once, revisions rise, ended incidents are closed."""
     log = Log()
     whole: Counter[tuple[str, str, int]] = Counter()

@@ -109,9 +109,7 @@ def test_words_that_an_older_kernel_lacks_are_missing(h100: hosts.HostFolder) ->
     assert row["aer_fatal_data_link_protocol_errors"] == 0
 
 
-def test_a_function_without_root_port_files_has_no_such_counts(
-    h100: hosts.HostFolder,
-) -> None:
+def test_a_function_without_root_port_files_has_no_such_counts(h100: hosts.HostFolder) -> None:
     """Only root ports have them; elsewhere they are missing."""
     rows = changes_of(h100.roots)
     assert rows["0000:37:01.0"] is not None and rows["0000:97:01.0"] is not None

@@ -303,9 +303,7 @@ def test_a_report_above_the_servers_limit_is_halved(talk: Talk) -> None:
     assert "larger than max" in talk.events.last_refusal
 
 
-def test_a_report_refused_for_room_becomes_shorter_and_nothing_is_dropped(
-    talk: Talk,
-) -> None:
+def test_a_report_refused_for_room_becomes_shorter_and_nothing_is_dropped(talk: Talk) -> None:
     """A proxy may have another message for a long report; a full disk must not drop events."""
     talk.registered(0.0)
     for number in range(4):

@@ -210,9 +210,7 @@ def test_one_process_that_holds_the_helper_up_costs_its_neighbours_nothing() -> 
     assert [(a.identity[0], a.attributes["rank"]) for a in second] == [(3, "3"), (4, "4")]
 
 
-def test_a_helper_that_says_nothing_is_not_asked_again(
-    tmp_path: Path,
-) -> None:
+def test_a_helper_that_says_nothing_is_not_asked_again(tmp_path: Path) -> None:
     """The interpreter was broken: one more helper a second would not help."""
     reader = RankReader(
         PROC, HandedClock(), [sys.executable, "-I", "-S", "-c", "raise SystemExit(1)"]

@@ -217,9 +217,7 @@ def test_ports_of_an_h100_host(h100: tuple[Path, Reading]) -> None:
     assert filled <= {*RDMA_TABLES, "clock_10s"}
 
 
-def test_counters_at_their_ceiling_are_saturated(
-    h100: tuple[Path, Reading],
-) -> None:
+def test_counters_at_their_ceiling_are_saturated(h100: tuple[Path, Reading]) -> None:
     """Every port always shows 15 buffer overruns: a full counter of 4 bits has no information."""
     _, reading = h100
     result = rows(reading, *RDMA_TABLES)

@@ -177,9 +177,7 @@ def test_a_gpu_that_does_not_answer_once_keeps_its_description_and_its_parts() -
     assert gpu.attributes["problem"] in counted.registration.undescribed_gpus(())["GPU-a"]
 
 
-def test_the_first_connection_waits_for_an_inventory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_first_connection_waits_for_an_inventory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two registrations a host at every start of a fleet; or none, if the inventory hangs."""
     counted = Counted()
     asked: list[int] = []

@@ -549,9 +549,7 @@ def test_another_process_that_holds_the_folder_is_named(spool: Spool, folder: Pa
     open_spool(folder).close()
 
 
-def test_a_killed_agent_stuck_in_a_driver_does_not_hold_the_folder(
-    folder: Path,
-) -> None:
+def test_a_killed_agent_stuck_in_a_driver_does_not_hold_the_folder(folder: Path) -> None:
     """`kill -9` left a zombie that kept the lock: the new agent refused to start."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True

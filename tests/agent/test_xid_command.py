@@ -204,9 +204,7 @@ def test_lines_the_agent_ignores(capsys: pytest.CaptureFixture[str], line: str, 
     assert answer["known"] is False and why in answer["why"]
 
 
-def test_a_line_with_a_condition_says_so(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_line_with_a_condition_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     """The driver prints these at every boot of a healthy host."""
     lines = {
         "mlx5_core 0000:98:00.0: firmware version: 28.39.1002": "it ends the event of an adapter that failed before",

@@ -25,9 +25,7 @@ def parts_of(kind: str, period: float, seed: int) -> tuple[list[float], list[flo
 
 
 @pytest.mark.parametrize("kind", step_parts.KINDS)
-def test_parts_are_right_and_missing_where_nothing_separates_them(
-    kind: str,
-) -> None:
+def test_parts_are_right_and_missing_where_nothing_separates_them(kind: str) -> None:
     """With tensor parallelism "backward 85 %" made a user optimize it."""
     reported = [0] * len(PARTS)
     off: list[float] = []

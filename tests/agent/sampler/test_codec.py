@@ -183,9 +183,7 @@ def test_after_a_message_that_was_refused_no_reading_of_before_is_taken_for_a_ne
     assert (block.devices, block.ints[0]) == (("b",), 0x0707070707070707)
 
 
-def test_a_dropped_collector_frees_its_memory(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_dropped_collector_frees_its_memory(capfd: pytest.CaptureFixture[str]) -> None:
     """An ending agent printed a line of SystemError for each table of its samplers."""
     encoder = SampleBatchEncoder(NAMES)
     turns = [

@@ -85,9 +85,7 @@ class Poll:
         return []
 
 
-def test_the_daemon_waits_for_the_first_batches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_daemon_waits_for_the_first_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight GPUs answer after 30 ms: a daemon that came with the second had to come again."""
     poll = Poll()
     monkeypatch.setattr("gangline.agent.main.select.poll", lambda: poll)

@@ -85,9 +85,7 @@ def test_true_processes_as_the_kernel_shows_them() -> None:
     assert live_task(sleeps) is None and stall_reason(sleeps, 0.0) is None and not left.is_alive
 
 
-def test_abandoned_processes_are_found_by_the_next_agent_of_this_boot(
-    tmp_path: Path,
-) -> None:
+def test_abandoned_processes_are_found_by_the_next_agent_of_this_boot(tmp_path: Path) -> None:
     file = AbandonedProcessFile(tmp_path / "state", BOOT)
     assert file.read() == []
     with child(*SLEEP) as pid:
