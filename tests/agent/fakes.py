@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
+from gangline.agent.clock import SystemClock
+from gangline.agent.collector import Collector, CollectResult, run_collector
+from gangline.agent.hardware.files import Roots
 from gangline.contract.block import Block
 from gangline.contract.signals import BY_ID
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 
 SECOND = 1_000_000_000
 Row = dict[str, float | int | None]
+Created = TypeVar("Created")
+
+
+class Lane:
+    """Creates collectors of a host."""
+
+    def __init__(self, roots: Roots) -> None:
+        self.roots, self.created = roots, list[Any]()
+
+    def __call__(self, kind: Callable[[Roots], Created]) -> Created:
+        self.created.append(kind(self.roots))
+        return cast(Created, self.created[-1])
+
+
+def turn(collector: Collector) -> CollectResult:
+    return run_collector(collector, SystemClock())
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from gangline.agent.collector import CollectResult, run_collector
 from gangline.agent.collectors.change_events import RESYNC_NAME
@@ -91,6 +92,13 @@ class JobsHost:
         gpu_jobs = GpuJobs(self.roots, self.clock, ranks)
         gpu_jobs.start(EventPublisher(self.clock, self, lambda: None))
         return gpu_jobs
+
+    def running(self, cgroup: str = SLURM, **process: Any) -> GpuJobs:
+        """Return a collector that has reported process 4711."""
+        self.process(4711, cgroup, **process)
+        collector = self.collector()
+        self.settle(collector, 4711)
+        return collector
 
     def put(self, event: HealthEvent) -> bool:
         """Take an event, like a sampler's channel to the daemon. False: full, the event is lost."""

@@ -55,9 +55,10 @@ class DcgmHost:
     def play(self, *lines: str) -> None:
         """Have the engine's file contain these lines besides its readings."""
         self.engine.lines[:] = lines
-        self.engine.write()
 
     def turn(self, seconds: int = 1) -> CollectResult:
+        """Have the engine read its file, and run the collector each second."""
+        self.engine.write()
         for _ in range(seconds):
             self.clock.now_ns += SECOND
             result = run_collector(self.listener, self.clock)
@@ -79,7 +80,6 @@ class DcgmHost:
         numbers = {"sm": 1002, "tensor": 1004, "graphics": 1001}
         for name, value in values.items():
             self.engine.set(0, numbers[name], "d", at, value)
-        self.engine.write()
 
 
 Make = Callable[..., DcgmHost]
@@ -184,7 +184,6 @@ def test_an_incident_that_stands_is_told_again_as_the_same(make: Make) -> None:
     assert [(event.revision, event.count) for event in host.events] == [(0, 1), (1, 2)]
     assert len({event.event_id for event in host.events}) == 1
     host.engine.lines.remove(FAILURE)
-    host.engine.write()
     assert host.value(host.turn(10), "dcgm.incidents_state") == 0
     assert len(host.events) == 2, "that DCGM finds nothing is told to nobody as health"
 
@@ -193,19 +192,16 @@ def test_an_xid_that_others_have_shown_is_one_event(make: Make) -> None:
     host = make()
     host.engine.set(0, 230, "i", 1, 0)
     host.engine.set(1, 230, "i", 1, 0)
-    host.engine.write()
     host.turn(10)
     at_us = host.clock.wall_ns() // 1000
     for number, code in ((0, 79), (1, 95)):
         host.engine.set(number, 230, "i", at_us, code)
-    host.engine.write()
     XID_DEDUPLICATOR.record(ADDRESSES[0], 79, host.clock.boottime_ns())
     host.turn(20)
     (event,) = host.events
     assert (event.name, event.code, event.device) == ("gpu.xid", 95, UUIDS[1])
     assert event.attributes["source"] == "dcgm" and event.boottime_ns == at_us * 1000
     host.engine.set(1, 230, "i", host.clock.wall_ns() // 1000, 43)
-    host.engine.write()
     NVML_XIDS.record(ADDRESSES[1], 43, host.clock.boottime_ns())
     result = host.turn(20)
     assert len(host.events) == 1 and host.value(result, "dcgm.told_by_others_events") == 2
@@ -214,7 +210,6 @@ def test_an_xid_that_others_have_shown_is_one_event(make: Make) -> None:
 def test_an_xid_of_before_the_connection_is_no_news(make: Make) -> None:
     host = make()
     host.engine.set(0, 230, "i", 1, 79)
-    host.engine.write()
     host.turn(30)
     assert not host.events
 
@@ -286,7 +281,6 @@ def test_an_engine_that_was_restarted_is_taken_up_again(make: Make) -> None:
     host = make("group 0 0x10", FAILURE)
     host.turn()
     host.engine.lines.append("generation 1")
-    host.engine.write()
     outcomes = [host.turn().outcome for _ in range(10)]
     assert outcomes.count(CollectOutcome.ERROR) == 1, outcomes
     result = host.turn()

@@ -6,13 +6,13 @@ import errno
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gangline.agent.clock import SystemClock
-from gangline.agent.collector import CollectOutcome, CollectResult, run_collector
+from gangline.agent.collector import CollectOutcome
 from gangline.agent.collectors.gpu import GpuMinute, GpuSecond, GpuTenSeconds
 from gangline.agent.collectors.nvml_collector import NvmlCollector
 from gangline.agent.collectors.nvml_open import RETRY_SECONDS
@@ -24,7 +24,7 @@ from gangline.contract.signals import TABLES
 from gangline.contract.signals.gpu import GPU_SIGNALS
 from gangline.ext import place
 from gangline.ext.nvml import READINGS, NvmlError
-from tests.agent.fakes import HandedClock, named
+from tests.agent.fakes import HandedClock, Lane, named, turn
 from tests.agent.gpu_host import INFORMATION, SECOND
 from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.scenario import gpus
@@ -44,7 +44,6 @@ UNPROVEN = {
 }
 #: A longer wait fails the test; it is not used for timing.
 
-Lane = Callable[..., NvmlCollector]
 #: A lane's class in the table of collectors.
 LaneKind = Callable[[Roots], NvmlCollector]
 
@@ -154,30 +153,6 @@ VALUES: dict[str, dict[str, float | int | None]] = {
         "settings_calls_failed_errors": 0,
     },
 }  # fmt: skip
-
-
-@pytest.fixture
-def roots(tmp_path: Path, library: str) -> Roots:
-    (tmp_path / "proc").mkdir()
-    return Roots(sys=tmp_path / "sys", proc=tmp_path / "proc", nvml_library=library)
-
-
-@pytest.fixture
-def lane(roots: Roots) -> Iterator[Lane]:
-    """Yield a function that creates a collector, which releases its GPUs at the end of the test."""
-    result: list[NvmlCollector] = []
-
-    def make(kind: LaneKind = GpuSecond) -> NvmlCollector:
-        result.append(kind(roots))
-        return result[-1]
-
-    yield make
-    for collector in result:
-        collector._session.close()
-
-
-def turn(collector: NvmlCollector) -> CollectResult:
-    return run_collector(collector, SystemClock())
 
 
 def list_in_proc(roots: Roots, address: str, uuid: str) -> None:
@@ -291,7 +266,7 @@ def test_a_driver_without_gpus_says_which_way(
 ) -> None:
     """`GPU lost` was reported by a whole fleet while its driver was being updated."""
     play(host=host)
-    result = turn(lane())
+    result = turn(lane(GpuSecond))
     assert result.outcome is outcome
     assert words in result.message
 
@@ -312,7 +287,7 @@ def test_denied_devices(host: str, lane: Lane, play: Play, monkeypatch: pytest.M
     """nvidia-docker #1671: containers lose /dev/nvidia*, and good nodes were drained."""
     refuse_devices(monkeypatch, errno.EPERM)
     play(host=host)
-    result = turn(lane())
+    result = turn(lane(GpuSecond))
     assert result.outcome is CollectOutcome.BLIND
     assert "no GPU is at fault" in result.message and "daemon-reload" in result.message
     assert len(result.message) < 300  # limit of a status document
@@ -357,7 +332,7 @@ def test_a_lost_gpu_costs_no_neighbour(lane: Lane, play: Play) -> None:
     devices = gpus(8)
     devices[4].lines.append("error * 0 15")
     scenario = play(devices)
-    collector = lane()
+    collector = lane(GpuSecond)
     assert turn(collector).outcome is CollectOutcome.OK
     scenario.step(1)
     fast, changes = turn(collector).blocks
@@ -390,7 +365,7 @@ def test_a_silent_gpu_has_its_code(fault: str, code: int, lane: Lane, play: Play
     devices = gpus(3)
     devices[1].lines.append(fault)
     scenario = play(devices)
-    collector = lane()
+    collector = lane(GpuSecond)
     for step, expected in enumerate((0, code, code, 0)):
         scenario.step(step)
         _, changes = turn(collector).blocks
@@ -406,7 +381,7 @@ def test_an_unopened_gpu_has_its_code(code: int, roots: Roots, lane: Lane, play:
         list_in_proc(roots, gpu.address, gpu.uuid)
     devices[1].lines.append(f"error nvmlDeviceGetHandleByPciBusId_v2 {code}")
     play(devices)
-    fast, changes = turn(lane()).blocks
+    fast, changes = turn(lane(GpuSecond)).blocks
     assert fast.devices == tuple(gpu.uuid for gpu in devices)
     assert [named(changes, row)["error_code_state"] for row in range(3)] == [0, code, 0]
 
@@ -436,7 +411,7 @@ def test_a_gpu_lost_before_the_agent_started_is_named(roots: Roots, lane: Lane, 
         gpu.lines.append("error * 15")
     devices[3].lines.append("error * 4")  # another container's: no permission
     play(devices)
-    fast, _ = turn(lane()).blocks
+    fast, _ = turn(lane(GpuSecond)).blocks
     assert fast.devices == (devices[0].uuid, devices[1].uuid, devices[2].address)
     assert [named(fast, row)["lost_state"] for row in range(3)] == [0, 1, 1]
     assert named(fast, 0)["temperature_celsius"] == 41.0
@@ -446,7 +421,7 @@ def test_rows_do_not_depend_on_the_order_of_enumeration(lane: Lane, play: Play) 
     """Indices change at each boot; a GPU identified by its index is another GPU tomorrow."""
     devices = gpus(4)
     play(devices)
-    collector = lane()
+    collector = lane(GpuSecond)
     first, _ = turn(collector).blocks
     collector._session.close()  # closed by its last user: the library reads the scenario again
     play(reversed(devices)).step(1)
@@ -461,14 +436,14 @@ def test_two_gpus_of_one_uuid_are_known_by_their_address(lane: Lane, play: Play)
     devices = gpus(3)
     devices[1].uuid = devices[0].uuid
     play(devices)
-    fast, _ = turn(lane()).blocks
+    fast, _ = turn(lane(GpuSecond)).blocks
     assert fast.devices == (devices[0].address, devices[1].address, devices[2].uuid)
 
 
 def test_the_turn_after_a_release_opens_again(lane: Lane, play: Play) -> None:
     """An open handle defeats a GPU reset."""
     play(gpus(1))
-    collector = lane()
+    collector = lane(GpuSecond)
     turn(collector)
     sweep = collector._sweep
     collector._session.close()

@@ -103,9 +103,7 @@ def test_one_event_for_each_process_on_each_gpu(host: JobsHost) -> None:
 
 def test_an_unchanged_list_costs_nothing(host: JobsHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading /proc of every process every second was the most expensive work of the agent."""
-    host.process(4711, SLURM)
-    collector = host.collector()
-    host.settle(collector, 4711)
+    collector = host.running()
     reads: list[str] = []
     read = process_state._read
 
@@ -124,9 +122,7 @@ def test_an_unchanged_list_costs_nothing(host: JobsHost, monkeypatch: pytest.Mon
 
 def test_what_was_told_is_told_again(host: JobsHost) -> None:
     """The aggregator got a new disk, and for a month it lacked all jobs that had begun before."""
-    host.process(4711, SLURM)
-    collector = host.collector()
-    host.settle(collector, 4711)
+    collector = host.running()
     host.process(4711, SLURM.replace("job_123", "job_124"))  # adopted by another job meanwhile
     host.clock.now_ns += REPEAT_NS
     for _ in range(RECHECK_TURNS + 1):
@@ -137,9 +133,7 @@ def test_what_was_told_is_told_again(host: JobsHost) -> None:
 
 def test_a_number_dealt_again_after_an_end_is_another_process(host: JobsHost) -> None:
     """PID 4711 of the second job was taken for the first's, because the number was the same."""
-    host.process(4711, SLURM, start=5_000)
-    collector = host.collector()
-    host.settle(collector, 4711)
+    collector = host.running(start=5_000)
     host.turn(collector)
     first = host.told()[-1]
     host.process(4711, SLURM.replace("123", "124"), start=9_000)
@@ -160,9 +154,7 @@ def test_a_number_dealt_again_between_the_list_and_the_look_is_never_told(host: 
 
 def test_a_number_dealt_again_while_it_is_listed_is_nobodys(host: JobsHost) -> None:
     """The driver still listed an ended process, until its number was a web server's."""
-    host.process(4711, SLURM, start=5_000)
-    collector = host.collector()
-    host.settle(collector, 4711)
+    collector = host.running(start=5_000)
     host.process(4711, "0::/system.slice/nginx.service\n", start=100_000)
     last = host.turns(RECHECK_TURNS + 1, collector, 4711)
     attributes = host.told()[-1].attributes
@@ -188,9 +180,7 @@ def test_a_number_reused_in_the_read(host: JobsHost, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("zombie", [True, False])
 def test_a_process_that_has_ended_and_holds_a_gpu(host: JobsHost, zombie: bool) -> None:
     """80 GB were held by an ended process that no `kill` reached; the next jobs ran out of memory."""
-    host.process(4711, SLURM)
-    collector = host.collector()
-    host.settle(collector, 4711)
+    collector = host.running()
     if zombie:
         host.process(4711, SLURM, state="Z", threads=1)
     else:
@@ -207,9 +197,7 @@ def test_a_process_that_has_ended_and_holds_a_gpu(host: JobsHost, zombie: bool) 
 
 def test_a_zombie_keeps_its_owner_when_it_is_told_again(host: JobsHost) -> None:
     """After half an hour the GPU's dead process had no owner: zombies are in no group."""
-    host.process(4711, SLURM)
-    collector = host.collector()
-    host.settle(collector, 4711)
+    collector = host.running()
     host.process(4711, "0::/\n", state="Z", threads=1)
     host.turns(RECHECK_TURNS + DEAD_OBSERVATIONS_MIN, collector, 4711)
     host.clock.now_ns += REPEAT_NS
@@ -240,9 +228,7 @@ def test_a_process_that_was_gone_before_the_agent_came(host: JobsHost) -> None:
 
 def test_a_process_that_ends_as_others_do_is_no_finding(host: JobsHost) -> None:
     """Between its end and the driver's next list every process is missing but listed, once."""
-    host.process(4711, SLURM)
-    collector = host.collector()
-    host.settle(collector, 4711)
+    collector = host.running()
     host.end(4711)
     host.turn(collector, 4711, GpuProcess(OTHER_GPU, 1))
     last = host.turn(collector, GpuProcess(OTHER_GPU, 1))
@@ -332,9 +318,7 @@ def test_mig_instances_are_told_apart(host: JobsHost) -> None:
 
 def test_a_gpu_that_does_not_answer_keeps_its_processes(host: JobsHost) -> None:
     """GPU 0 returned an error for a second, and all its jobs were reported as ended."""
-    host.process(4711, SLURM)
-    collector = host.collector()
-    host.settle(collector, 4711)
+    collector = host.running()
     last = host.turn(collector, gpus=[OTHER_GPU])
     assert last.blocks[0].devices == (OTHER_GPU,)
     host.turn(collector, 4711)
@@ -343,9 +327,7 @@ def test_a_gpu_that_does_not_answer_keeps_its_processes(host: JobsHost) -> None:
 
 def test_while_a_gpu_does_not_answer_nobody_dies_on_it(host: JobsHost) -> None:
     """The driver hung, the job was killed meanwhile, and its number reused."""
-    host.process(4711, SLURM, start=5_000)
-    collector = host.collector()
-    host.settle(collector, 4711)
+    collector = host.running(start=5_000)
     host.end(4711)
     for _ in range(RECHECK_TURNS + DEAD_OBSERVATIONS_MIN):
         host.turn(collector, gpus=[OTHER_GPU])
@@ -378,9 +360,7 @@ def test_memory_that_comes_and_goes_is_no_news(host: JobsHost) -> None:
 
 def test_without_a_list_there_is_no_data(host: JobsHost) -> None:
     """The driver's collector failed; its last list must not remain."""
-    host.process(4711, SLURM)
-    collector = host.collector()
-    host.settle(collector, 4711)
+    collector = host.running()
     from gangline.agent.collector import run_collector
 
     assert run_collector(collector, host.clock).outcome is CollectOutcome.NO_DATA

@@ -6,7 +6,7 @@ import ctypes
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from gangline.agent.collector import (
     MESSAGE_CHARACTERS_MAX,
     CollectOutcome,
     CollectResult,
-    run_collector,
 )
 from gangline.agent.collectors import gpu_processes
 from gangline.agent.collectors.gpu_fabric import GpuFabric, health, values_of
@@ -45,13 +44,12 @@ from gangline.agent.hardware.processes import TaskStat
 from gangline.contract.signals import TABLES
 from gangline.ext import place
 from gangline.ext.nvml_parts import COMPUTE, GRAPHICS, Fabric, Process
-from tests.agent.fakes import named
+from tests.agent.fakes import Lane, named, turn
 from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.parts_scenario import (
     BLACKWELL,
     NO_MEMORY,
     hgx,
-    host_lines,
     mig_device,
     process,
     with_c2c,
@@ -59,14 +57,13 @@ from tests.fake_nvml.parts_scenario import (
     with_links,
     with_mig,
 )
-from tests.fake_nvml.scenario import Gpu, Scenario, gpus
+from tests.fake_nvml.scenario import Gpu, gpus
 from tests.processes import GUARD_SECONDS
 
 #: A longer wait fails the test; it is not used for timing.
 
 LaneKind = Callable[[Roots], GpuPartsCollector]
 LANES: list[LaneKind] = [NvLinkCollector, C2cLinkCollector, MigDevices, GpuProcesses, GpuFabric]
-Lane = Callable[[LaneKind], GpuPartsCollector]
 
 PROCESSES = st.builds(
     Process,
@@ -76,42 +73,6 @@ PROCESSES = st.builds(
     st.none() | st.integers(0, 2),
     st.sampled_from([1, 2, 4]),
 )
-
-
-@pytest.fixture
-def play(play: Play) -> Play:
-    """Count MIG devices separately from GPUs."""
-
-    def write(devices: Iterable[Gpu]) -> Scenario:
-        listed = list(devices)
-        return play(listed, host=host_lines(listed))
-
-    return write
-
-
-@pytest.fixture
-def roots(tmp_path: Path, library: str) -> Roots:
-    (tmp_path / "proc").mkdir()
-    return Roots(
-        sys=tmp_path / "sys", proc=tmp_path / "proc", nvml_library=library, dev=tmp_path / "dev"
-    )
-
-
-@pytest.fixture
-def lane(roots: Roots) -> Iterator[Lane]:
-    result: list[GpuPartsCollector] = []
-
-    def make(kind: LaneKind) -> GpuPartsCollector:
-        result.append(kind(roots))
-        return result[-1]
-
-    yield make
-    for collector in result:
-        collector._session.close()
-
-
-def turn(collector: GpuPartsCollector) -> CollectResult:
-    return run_collector(collector, SystemClock())
 
 
 def rows(said: CollectResult, table: str) -> dict[str, dict[str, float | int | None]]:

@@ -562,14 +562,6 @@ def test_a_damaged_position_is_none(damage: bytes | tuple[int, int]) -> None:
     assert 0 <= position.sequence < 1 << 64
 
 
-def test_a_position_that_cannot_be_kept_stops_nothing(tmp_path: Path) -> None:
-    """A file is in place of the folder."""
-    (tmp_path / "kernel_log").write_text("")
-    keeper = CheckpointFile(tmp_path / "kernel_log")
-    assert not keeper.save(LogPosition("ab", 1)) and "kernel_log" in keeper.last_error
-    assert keeper.load() is None
-
-
 def test_stamps_learn_how_far_the_logs_clock_is_off() -> None:
     """Two months up at 30 ppm: the log's clock is 155 s behind, and XIDs must not be."""
     stamps = TimestampConverter()

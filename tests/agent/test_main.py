@@ -29,6 +29,7 @@ from gangline.contract import frame as frames
 from gangline.contract.settings import SettingsError
 from gangline.contract.signals import BY_NAME
 from gangline.contract.wire import telemetry_pb2, telemetry_pb2_grpc
+from tests.hosts.reading import StoppedClock
 from tests.processes import GUARD_SECONDS, Process, until
 
 SECRET = "hunter2-hunter2"  # no output may show it
@@ -377,13 +378,6 @@ def test_a_collector_that_cannot_be_made_harms_no_other(monkeypatch: pytest.Monk
 
     monkeypatch.setitem(COLLECTORS, "gpu_1s", crash)
     (broken,) = [c for c in create_collectors(AgentConfig()) if c.name == "gpu_1s"]
-
-    class StoppedClock:
-        def boottime_ns(self) -> int:
-            return 0
-
-        def wall_ns(self) -> int:
-            return 0
 
     turn = run_collector(broken, StoppedClock())
     assert turn.outcome is CollectOutcome.ERROR

@@ -16,21 +16,12 @@ from tests.agent.fakes import HandedClock, read
 from tests.agent.gpu_host import SECOND
 from tests.fake_nvml.build import build
 from tests.fake_nvml.fixtures import Play
-from tests.fake_nvml.parts_scenario import host_lines, mig_device, with_gpm, with_mig
-from tests.fake_nvml.scenario import Gpu, Scenario, gpus
+from tests.fake_nvml.parts_scenario import mig_device, with_gpm, with_mig
+from tests.fake_nvml.scenario import Gpu, gpus
 
 COLUMNS = {name for _, _, name in SHARES}
 #: An instance's readings at each step: idle, at work.
 IDLE, WORK = (0.0, 0.0, 0.0, 0.01), (0.97, 0.22, 0.51, 0.38)
-
-
-@pytest.fixture
-def play(play: Play) -> Play:
-    def write(devices: Iterable[Gpu]) -> Scenario:
-        listed = list(devices)
-        return play(listed, host=host_lines(listed))
-
-    return write
 
 
 class MigHost:

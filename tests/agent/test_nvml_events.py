@@ -21,7 +21,7 @@ from tests.agent.fakes import HandedClock
 from tests.agent.gpu_host import SECOND
 from tests.fake_nvml.build import build
 from tests.fake_nvml.fixtures import Play
-from tests.fake_nvml.parts_scenario import host_lines, with_mig
+from tests.fake_nvml.parts_scenario import with_mig
 from tests.fake_nvml.scenario import Gpu, Scenario, gpus
 from tests.fake_nvml.sick import is_unbound
 
@@ -54,19 +54,6 @@ class Listener(HandedClock):
         self.collector.start(self.teller)
         assert self.turn().blocks
         scenario.step(1)
-
-
-@pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
-    """Return a function that writes a scenario and makes the library play it."""
-
-    def write(devices: Iterable[Gpu], host: str = "") -> Scenario:
-        monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
-        listed = list(devices)
-        lines = f"{host_lines(listed)}\n{host}"
-        return Scenario(tmp_path / "scenario", listed, host=lines)
-
-    return write
 
 
 @pytest.fixture

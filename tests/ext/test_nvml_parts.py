@@ -33,7 +33,6 @@ from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.parts_scenario import (
     BLACKWELL,
     NO_MEMORY,
-    host_lines,
     mig_device,
     process,
     with_c2c,
@@ -115,11 +114,8 @@ PLAYED: list[Scenario] = []
 
 @pytest.fixture
 def play(play: Play) -> Play:
-    """Count MIG devices separately from GPUs."""
-
     def write(devices: Iterable[Gpu]) -> Scenario:
-        listed = list(devices)
-        PLAYED.append(play(listed, host=host_lines(listed)))
+        PLAYED.append(play(devices))
         return PLAYED[-1]
 
     return write
