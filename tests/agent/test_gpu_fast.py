@@ -92,6 +92,12 @@ class Lane:
     def known(self, column: int, row: int) -> list[int]:
         return [value for value in self.ring.samples(column, row) if value is not None]
 
+    def jobs_after_a_second(self) -> Block:
+        self.second()
+        self.fast.collect()
+        (block,) = self.jobs.collect()
+        return block
+
     def row(self, row: int = 0) -> dict[str, float]:
         (block,) = self.fast.collect()
         return values(block, row)
@@ -339,9 +345,7 @@ def test_another_set_of_processes_is_another_job(lane: Callable[..., Lane]) -> N
     for pids in ((), (1, 2), (1, 2, 3), (2, 3), (7,), (), None, (9,)):
         if pids is not None:
             fast_lane.fast._session.compute_processes = {fast_lane.samples.keys[0]: frozenset(pids)}
-        fast_lane.second()
-        fast_lane.fast.collect()
-        (block,) = fast_lane.jobs.collect()
+        block = fast_lane.jobs_after_a_second()
         changes.append(values(block, 0)["job_changes_count"])
     assert changes == [0, 1, 1, 1, 2, 2, 2, 3]
     assert fast_lane.samples.tracker.state(1)[0] == "idle"  # no data about the neighbor
@@ -359,9 +363,7 @@ def test_what_was_learned_outlives_the_handles(lane: Callable[..., Lane]) -> Non
         fast_lane.jobs.collect()
     fast_lane.fast.collect()
     assert (fast_lane.samples.tracker, fast_lane.samples.history) == (tracker, history)
-    fast_lane.second()
-    fast_lane.fast.collect()
-    (block,) = fast_lane.jobs.collect()
+    block = fast_lane.jobs_after_a_second()
     assert values(block, 0)["job_changes_count"] == 1
 
 
@@ -379,9 +381,7 @@ def test_other_gpus_begin_with_nothing(lane: Callable[..., Lane], play: Play) ->
     fast_lane.fast._session.compute_processes = {}
     fast_lane.fast.collect()
     assert fast_lane.samples.tracker is not tracker
-    fast_lane.second()
-    fast_lane.fast.collect()
-    (block,) = fast_lane.jobs.collect()
+    block = fast_lane.jobs_after_a_second()
     assert [values(block, row)["job_changes_count"] for row in range(2)] == [0, 0]
 
 

@@ -289,26 +289,23 @@ def opened_anew(
     return host.read(lane)
 
 
-def test_a_gpu_in_another_slot_is_the_same_gpu(host: GpuHost) -> None:
-    """Two GPUs were exchanged to see whether the fault moves: their histories did not."""
-    before = gpus(2)
-    after = [replace(before[0], address="0000:9b:00.0"), before[1]]
-    rows = opened_anew(host, before, after)
-    assert epochs(rows) == {before[0].uuid: 1, before[1].uuid: 0}
-    message = host.teller.take_inventory_request()
-    assert f"GPU {before[0].uuid} moved from {before[0].address} to 0000:9b:00.0" in message
+OTHER = "GPU-99999999-1111-2222-3333-444444444444"
 
 
-def test_another_gpu_in_the_slot_is_another_gpu(host: GpuHost) -> None:
-    """A replaced board continued the name and the error history of the broken one."""
+@pytest.mark.parametrize("is_other", [False, True])
+def test_a_gpu_in_another_slot(host: GpuHost, is_other: bool) -> None:
+    """The same GPU keeps its history; a replaced board continued the broken one's."""
     before = gpus(2)
-    other = "GPU-99999999-1111-2222-3333-444444444444"
-    after = [replace(before[0], uuid=other, address="0000:9b:00.0"), before[1]]
+    uuid = OTHER if is_other else before[0].uuid
+    after = [replace(before[0], uuid=uuid, address="0000:9b:00.0"), before[1]]
     rows = opened_anew(host, before, after)
-    assert set(rows) == {other, before[1].uuid}
     message = host.teller.take_inventory_request()
-    assert f"GPU {other} appeared" in message
-    assert f"GPU {before[0].uuid} is gone" in message
+    if is_other:
+        assert set(rows) == {OTHER, before[1].uuid}
+        assert f"GPU {OTHER} appeared" in message and f"GPU {before[0].uuid} is gone" in message
+    else:
+        assert epochs(rows) == {uuid: 1, before[1].uuid: 0}
+        assert f"GPU {uuid} moved from {before[0].address} to 0000:9b:00.0" in message
 
 
 def test_another_gpu_at_the_same_address_is_noticed(host: GpuHost) -> None:

@@ -260,30 +260,33 @@ def test_a_storm_of_messages_is_resynchronised() -> None:
             listener.close()
 
 
-def test_netlink_that_is_refused_is_blind_with_the_line_that_opens_it() -> None:
-    """A unit with RestrictAddressFamilies= prevented events about links, without a message."""
-
-    def refuse() -> LinkSocket:
-        raise OSError(97, "Address family not supported by protocol")
-
-    listener = LinkListener(Roots(), open_socket=refuse)
-    listener.start(Heard().teller)
-    with pytest.raises(AccessDenied, match="RestrictAddressFamilies=AF_NETLINK"):
-        listener.collect()
-    listener.close()
+class Breaks(LinkSocket):
+    def receive(self) -> bytes | None:
+        raise OSError(5, "Input/output error")
 
 
-def test_a_listener_that_broke_says_so() -> None:
-    """The thread died and its last numbers were sent forever."""
+def refuse() -> LinkSocket:
+    raise OSError(97, "Address family not supported by protocol")
 
-    class Breaks(LinkSocket):
-        def receive(self) -> bytes | None:
-            raise OSError(5, "Input/output error")
 
-    listener = LinkListener(Roots(), open_socket=Breaks)
+@pytest.mark.parametrize(
+    ("open_socket", "error", "words"),
+    [
+        (refuse, AccessDenied, "RestrictAddressFamilies=AF_NETLINK"),
+        (Breaks, RuntimeError, "ended"),
+    ],
+    ids=[
+        "a unit's RestrictAddressFamilies=",
+        "the thread died, its last numbers were sent forever",
+    ],
+)
+def test_a_listener_without_netlink(
+    open_socket: Callable[[], LinkSocket], error: type[Exception], words: str
+) -> None:
+    listener = LinkListener(Roots(), open_socket=open_socket)
     listener.start(Heard().teller)
     listener._thread and listener._thread.join(GUARD_SECONDS)  # type: ignore[func-returns-value]
-    with pytest.raises(RuntimeError, match="ended"):
+    with pytest.raises(error, match=words):
         listener.collect()
     listener.close()
 

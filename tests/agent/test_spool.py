@@ -383,27 +383,25 @@ def test_flipped_bytes_cost_only_their_frames(data: st.DataObject, sizes: list[i
         spool.close()
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\x00", b"[" * 4000, b'{"format": 1}'])
-def test_a_damaged_note_begins_a_new_run(spool: Spool, folder: Path, content: bytes) -> None:
-    """Without the run id the frames may be another run's: report and count them."""
-    run_id = spool.run_id
-    append(spool, b"a")
-    spool.close()
-    (folder / "meta.json").write_bytes(content)
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"\xff\x00", b"[" * 4000, b'{"format": 1}', "no segments"]
+)
+def test_a_damaged_folder_begins_a_new_run(folder: Path, content: bytes | str) -> None:
+    """Without run id the frames may be another run's; `rm *.seg` removed the numbering too."""
     spool = open_spool(folder)
-    assert spool.run_id != run_id and spool.dropped_frames == 1
-    assert "meta.json is missing or damaged" in spool.notice
-
-
-def test_removed_segments_begin_a_new_run(spool: Spool, folder: Path) -> None:
-    """An operator freed a full disk with `rm *.seg`: the numbering was lost with them."""
     run_id = spool.run_id
     append(spool, b"a")
     spool.close()
-    for path in segments(folder):
+    if isinstance(content, bytes):
+        (folder / "meta.json").write_bytes(content)
+    for path in segments(folder) if isinstance(content, str) else ():
         path.unlink()
     spool = open_spool(folder)
-    assert spool.run_id != run_id and "all segments are gone" in spool.notice
+    assert spool.run_id != run_id
+    if isinstance(content, bytes):
+        assert spool.dropped_frames == 1 and "meta.json is missing or damaged" in spool.notice
+    else:
+        assert "all segments are gone" in spool.notice
 
 
 def test_removed_segments_under_a_running_agent_are_counted(spool: Spool, folder: Path) -> None:

@@ -109,28 +109,27 @@ def test_what_cannot_be_is_missing(line: str, name: str, reading: Reading) -> No
     assert readings["calls_failed_errors"] == 0
 
 
-def test_a_margin_of_minus_one_is_a_value(reading: Reading) -> None:
-    """One degree past the limit the margin matters most, and -1 is a blank in other calls."""
-    gpu = gpus(1)[0]
-    gpu.values["margin"] = -1
-    assert reading(gpu)["temperature_margin_celsius"] == -1.0
-
-
 @pytest.mark.parametrize(
-    ("kind", "text", "value"),
+    ("field", "name", "value"),
     [
-        ("int", "-7", -7.0),
-        ("sll", "-9", -9.0),
-        ("ushort", "65", 65.0),
-        ("ulong", "66", 66.0),
-        ("double", "67.5", 67.5),
+        ("margin -1", "temperature_margin_celsius", -1.0),  # a blank in other calls
+        ("field 196 int -7", "margin_at_max_celsius", -7.0),
+        ("field 196 sll -9", "margin_at_max_celsius", -9.0),
+        ("field 196 ushort 65", "margin_at_max_celsius", 65.0),
+        ("field 196 ulong 66", "margin_at_max_celsius", 66.0),
+        ("field 196 double 67.5", "margin_at_max_celsius", 67.5),
+        ("field 4 unknown 12", "ecc_uncorrected_volatile_errors", None),  # a newer driver's type
     ],
 )
-def test_fields_of_any_type(kind: str, text: str, value: float, reading: Reading) -> None:
+def test_values_of_any_type(field: str, name: str, value: float | None, reading: Reading) -> None:
     """The driver chooses the value type; read by another member of the union it is noise."""
     gpu = gpus(1)[0]
-    gpu.fields[196] = (kind, text)
-    assert reading(gpu)["margin_at_max_celsius"] == value
+    kind, *words = field.split()
+    if kind == "field":
+        gpu.fields[int(words[0])] = (words[1], words[2])
+    else:
+        gpu.values[kind] = int(words[0])
+    assert reading(gpu)[name] == value
 
 
 def test_not_supported_is_missing_and_no_failure(library: str, play: Play) -> None:
@@ -312,13 +311,6 @@ def test_a_blank_is_missing_wherever_it_stands(blank: int, reading: Reading) -> 
     )
     assert present <= (narrow if blank > 2**32 else set())
     assert all(readings[name] != blank for name in present)
-
-
-def test_a_value_type_that_nobody_knows_is_missing(reading: Reading) -> None:
-    """A newer driver returned a type of its own; its bits were taken for a count."""
-    gpu = gpus(1)[0]
-    gpu.fields[4] = ("unknown", 12)
-    assert reading(gpu)["ecc_uncorrected_volatile_errors"] is None
 
 
 @pytest.mark.parametrize("line", LOSSES)
