@@ -536,9 +536,7 @@ def test_a_peer_that_does_not_read_is_left(agent: Agent, monkeypatch: pytest.Mon
         assert "reads nothing" in client.last_error
 
 
-def test_a_request_that_cannot_be_made_ends_nothing(
-    aggregator: Aggregator, agent: Agent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_request(aggregator: Aggregator, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """The inventory raised within the registration: the thread must continue, and report it."""
     whole = agent.register
     broken = True
@@ -556,7 +554,7 @@ def test_a_request_that_cannot_be_made_ends_nothing(
     agent.until(lambda: aggregator.streams, "streaming")
 
 
-def test_a_vanished_peer_is_noticed_by_the_kernel(
+def test_peer_is_gone(
     aggregator: Aggregator, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The aggregator's machine lost power: the socket options must notice it within 20 s."""

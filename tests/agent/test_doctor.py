@@ -162,9 +162,7 @@ def test_a_pod_without_the_runtime_class(tmp_path: Path) -> None:
         (None, False, True),
     ],
 )
-def test_a_microvm_with_a_containers_image_is_no_container(
-    tmp_path: Path, comm: str | None, first_has_mark: bool, container: bool
-) -> None:
+def test_microvm(tmp_path: Path, comm: str | None, first_has_mark: bool, container: bool) -> None:
     """Its root had `/.dockerenv`. With `--pid=host` process 1 is the host's."""
     host = healthy(tmp_path)
     root, proc = host.config.run_root.parent, host.config.proc_root

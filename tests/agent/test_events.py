@@ -247,9 +247,7 @@ def test_a_fault_is_sent_before_who_runs(queue: EventQueue) -> None:
     assert ids(queue) == ["event-1"]
 
 
-def test_no_fsync_is_waited_for_who_runs(
-    queue: EventQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_fsync_for_who_runs(queue: EventQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job of 500 processes blocked the daemon for ten seconds, with an fsync for each."""
     synced: list[int] = []
     monkeypatch.setattr("gangline.agent.spool.event_queue.os.fsync", synced.append)

@@ -59,9 +59,7 @@ ticks = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(start=st.integers(min_value=0, max_value=2**62), ticks=ticks)
-def test_a_reader_of_all_frames_is_current(
-    start: int, ticks: list[tuple[int, Rows | None]]
-) -> None:
+def test_readers_of_all_frames_agree(start: int, ticks: list[tuple[int, Rows | None]]) -> None:
     """After every frame with a reading the reader has the host's state. None: it failed."""
     framer, reader = FrameBuilder(RUN, BOOT), Reader()
     now = start

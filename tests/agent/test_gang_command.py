@@ -135,9 +135,7 @@ def test_mistakes(arguments: list[str], words: str, capsys: pytest.CaptureFixtur
     assert words in capsys.readouterr().err
 
 
-def test_outside_of_a_job_it_says_where_to_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_outside_a_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """At a prompt there is no allocation; options after the program belong to the program."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert cli.main(["gang", "--nodes", "2", "--", "srun", "-n", "2", "./train", "-N4"]) == 1

@@ -261,9 +261,7 @@ def test_a_host_that_is_a_folder_has_no_driver(tmp_path: Path) -> None:
         ("error nvmlDeviceGetCount_v2 28", CollectOutcome.NO_DATA, "has no GPU"),
     ],
 )
-def test_a_driver_without_gpus_says_which_way(
-    host: str, outcome: CollectOutcome, words: str, lane: Lane, play: Play
-) -> None:
+def test_no_gpus(host: str, outcome: CollectOutcome, words: str, lane: Lane, play: Play) -> None:
     """`GPU lost` was reported by a whole fleet while its driver was being updated."""
     play(host=host)
     result = turn(lane(GpuSecond))
@@ -306,9 +304,7 @@ def test_only_a_cgroup_answers_with_eperm(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("kind", LANES)
-def test_what_was_absent_is_looked_for_again(
-    kind: LaneKind, lane: Lane, play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_absent(kind: LaneKind, lane: Lane, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver is loaded after the agent started: no restart, but no search every second either."""
     play(gpus(1))
     collector = lane(kind)

@@ -209,12 +209,7 @@ def closed_by(number: int) -> Callable[[Path], Kmsg]:
         (errno.EIO, RuntimeError, "Input/output error"),
     ],
 )
-def test_refusals(
-    number: int,
-    kind: type[Exception],
-    words: str,
-    tmp_path: Path,
-) -> None:
+def test_refusals(number: int, kind: type[Exception], words: str, tmp_path: Path) -> None:
     """An operator reads the remedy, not an errno."""
     with pytest.raises(kind, match=words):
         KernelLog(Roots(dev=tmp_path), closed_by(number)).collect()

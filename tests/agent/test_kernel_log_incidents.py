@@ -197,9 +197,7 @@ def test_a_recovery_that_failed_is_an_incident_where_its_error_was_not_printed(l
     ("severity", "codes"),
     [("Uncorrected (Fatal)", [2]), ("Uncorrected (Non-Fatal)", [1]), ("Corrected", [0, 2])],
 )
-def test_a_recovery_that_failed_belongs_to_its_error(
-    log: Log, severity: str, codes: list[int]
-) -> None:
+def test_a_failed_recovery_is_of_its_error(log: Log, severity: str, codes: list[int]) -> None:
     """It must neither count twice, nor be hidden by a corrected error of the device."""
     log.say(f"pcieport 0000:80:01.1: AER: {severity} error message received from 0000:81:00.0")
     log.say("nvidia 0000:81:00.0: AER: can't recover (no error_detected callback)", 1000)

@@ -332,9 +332,7 @@ def test_a_failing_kubelet_is_asked_ever_more_rarely(host: KubeletHost, path: Pa
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may open everything")
-def test_a_socket_that_we_may_not_open_is_blind(
-    host: KubeletHost, served: Kubelet, path: Path
-) -> None:
+def test_a_closed_socket_is_blind(host: KubeletHost, served: Kubelet, path: Path) -> None:
     """The folder belongs to root."""
     path.chmod(0)
     assert host.turn().outcome is CollectOutcome.BLIND

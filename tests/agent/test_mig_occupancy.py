@@ -110,9 +110,7 @@ def test_instances_that_come_and_go_begin_anew(host: MigHost, play: Play, librar
     assert (host.outcome, host.words) == (CollectOutcome.OK, "")
 
 
-def test_a_missing_permission_is_reported_once_and_costs_shares_only(
-    host: MigHost, play: Play
-) -> None:
+def test_a_missing_permission_costs_shares_only(host: MigHost, play: Play) -> None:
     """Without mig/monitor the occupancy is not shown; `0 % busy` would have moved the tenant."""
     devices = [hopper(["error nvmlGpmMigSampleGet 4"]), instance(1), instance(2)]
     play(devices)
@@ -168,9 +166,7 @@ def test_a_driver_without_the_function_costs_the_shares_alone(tmp_path: Path, pl
     older.mig._session.close()
 
 
-def test_letting_go_frees_the_samples_and_begins_anew(
-    host: MigHost, play: Play, library: str
-) -> None:
+def test_a_release_frees_the_samples(host: MigHost, play: Play, library: str) -> None:
     """A GPU was reset while its old samples were held, which the library had freed."""
     play([hopper(), instance(1)])
     host.turn()

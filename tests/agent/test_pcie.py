@@ -314,9 +314,7 @@ def test_settings_of_functions(host: hosts.HostFolder) -> None:
 
 
 @pytest.mark.parametrize("late", ["iommu_group", "config", "link"])
-def test_what_a_functions_driver_brings_is_in_the_next_turn(
-    host: hosts.HostFolder, late: str, tmp_path: Path
-) -> None:
+def test_what_a_driver_brings(host: hosts.HostFolder, late: str, tmp_path: Path) -> None:
     """A GPU's IOMMU group came with its driver (Grace), and was missing for an hour."""
     function = (host.roots.sys / "bus/pci/devices" / GPU).resolve()
     (function / "config").write_bytes(config())

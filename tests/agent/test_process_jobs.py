@@ -57,7 +57,7 @@ def held() -> Iterator[threading.Event]:
     event.set()
 
 
-def test_a_proc_that_does_not_answer_holds_no_xid_back(
+def test_a_stuck_proc(
     tmp_path: Path, held: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A control group that is being removed holds the kernel's lock, and blocks every reader of it."""

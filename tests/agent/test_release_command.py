@@ -361,9 +361,7 @@ def test_a_starting_agent_heeds_earlier_releases(tmp_path: Path, run: Run) -> No
         assert B not in out and agent.samplers.released().keys() == {A}
 
 
-def test_an_agent_begun_meanwhile(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_agent_is_asked(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """It had looked at the note before it was written; and answered before it was asked again."""
     agent, note = Agent(tmp_path), release._write_release_file
     agent.socket.parent.mkdir()

@@ -328,9 +328,7 @@ def test_a_cloned_image_begins_a_run_of_its_own(spool: Spool, folder: Path) -> N
     assert "this machine" in clone.notice and "2 frames" in clone.notice
 
 
-def test_a_length_that_swallows_the_records_after_it_costs_its_frame_alone(
-    spool: Spool, folder: Path
-) -> None:
+def test_a_length_that_swallows_records_costs_one_frame(spool: Spool, folder: Path) -> None:
     """One flipped bit: record 1 reached to the end of the file, and number 2 was used again."""
     assert append(spool, b"", bytes(240)) == [1, 2]
     run_id = spool.run_id
@@ -430,9 +428,7 @@ def test_whatever_is_in_the_folder_it_opens(junk: bytes, name: int) -> None:
         spool.close()
 
 
-def test_the_newest_frame_is_read_from_memory_and_the_others_from_disk(
-    spool: Spool, folder: Path
-) -> None:
+def test_the_newest_frame_is_read_from_memory(spool: Spool, folder: Path) -> None:
     """It is sent within the second of its write; after its receipt it is nowhere."""
     append(spool, b"one", b"two", b"three")
     assert everything(spool, 1) == {1: b"one", 2: b"two", 3: b"three"}

@@ -116,9 +116,7 @@ several = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 @several
 @given(st.lists(cells, max_size=12))
-def test_the_last_samples_are_there_as_they_were(
-    nvml: Nvml, taken: list[tuple[list[float | None], list[int | None]]]
-) -> None:
+def test_last_samples(nvml: Nvml, taken: list[tuple[list[float | None], list[int | None]]]) -> None:
     """A ring that overwrites a sample too early would lose the second that an operator requests."""
     filled = Filled(nvml)
     for sample in taken:
@@ -188,9 +186,7 @@ def test_what_does_not_fit_is_refused(nvml: Nvml) -> None:
 
 @several
 @given(st.lists(cells, min_size=1, max_size=LENGTH))
-def test_what_follows_the_ring_has_its_samples(
-    nvml: Nvml, taken: list[tuple[list[float | None], list[int | None]]]
-) -> None:
+def test_follow_ring(nvml: Nvml, taken: list[tuple[list[float | None], list[int | None]]]) -> None:
     """A history that is off by one sample or GPU would find another period."""
     tracker, history = PhaseTracker(ROWS), SampleHistory(ROWS, LENGTH)
     sources = [0 if name == "power_watts" else -1 for name in SIGNALS]

@@ -201,9 +201,7 @@ def test_a_request_is_answered_from_memory(host: RecordingHost) -> None:
         ({"name": "20260102T030405Z-0a1b2c3d"}, "none is stored"),
     ],
 )
-def test_a_wrong_request_is_refused(
-    host: RecordingHost, fields: dict[str, object], words: str
-) -> None:
+def test_wrong_requests(host: RecordingHost, fields: dict[str, object], words: str) -> None:
     """The client gets the reason; a name cannot be a path."""
     host.request(**fields)
     host.seconds(1)

@@ -153,9 +153,7 @@ def test_all_gpus_at_once_are_one_finding_and_one_trial_at_a_time(host: Watched)
     assert host.alive == 3
 
 
-def test_two_gpus_that_hang_by_themselves_do_not_take_the_other_six_along_for_long(
-    host: Watched,
-) -> None:
+def test_two_hung_gpus_do_not_stop_the_other_six_for_long(host: Watched) -> None:
     host.run(10)
     hang(host, GPUS[1], GPUS[6])
     host.run(60)
@@ -210,9 +208,7 @@ def test_a_sampler_without_batches_is_replaced(host: Watched, is_stopped: bool) 
     assert host.alive == 3 and not host.told("gpu.lost") and not host.told("probe.hung")
 
 
-def test_a_nursery_that_forked_while_the_daemon_stood_still_is_not_blamed_for_it(
-    host: Watched,
-) -> None:
+def test_a_nursery_is_not_blamed_for_a_standstill(host: Watched) -> None:
     """Suspended between request and birth of a sampler: all samplers were killed on waking."""
     host.run(3)
     before = {process.serial for process in host.samplers._supervisor.processes.values()}
@@ -255,9 +251,7 @@ def test_who_is_left_behind_is_noted_once_and_struck_out_when_it_ends(tmp_path: 
     assert parse_abandoned(path.read_bytes(), boot) == []
 
 
-def test_a_host_without_a_process_to_spare_keeps_the_daemon_and_gets_its_samplers_later(
-    host: Watched,
-) -> None:
+def test_a_host_without_free_processes_gets_its_samplers_later(host: Watched) -> None:
     """A fork bomb in a job ended the fork server, and for two minutes no fork was possible."""
     host.run(10)
     host.world.is_gone = host.world.refuses = True
@@ -293,9 +287,7 @@ def test_a_collector_that_cannot_spare_a_device_is_left_out_whole() -> None:
     assert host.on_time("disk_1s", DISKS[0], host.world.now_ns - 60 * SECOND, 60) == 1.0
 
 
-def test_releasing_one_gpu_ends_every_process_that_may_have_it_and_spares_the_others(
-    host: Watched,
-) -> None:
+def test_releasing_one_gpu_ends_every_process_that_may_have_it(host: Watched) -> None:
     """An open /dev/nvidia3 defeats the reset of GPU 3."""
     host.run(10)
     host.samplers.release(frozenset({GPUS[3]}), 60)
@@ -321,9 +313,7 @@ def test_a_gpu_that_hangs_and_is_released_is_told_as_hung(host: Watched) -> None
     assert told(host) == ({f"gpu {GPUS[3]}": QuarantineState.ABANDONED}, [GPUS[3]])
 
 
-def test_releasing_all_gpus_ends_standby_and_lane_and_the_rest_of_the_host_goes_on(
-    host: Watched,
-) -> None:
+def test_releasing_all_gpus_ends_standby_and_lane(host: Watched) -> None:
     host.run(10)
     host.samplers.release(None, 3600)
     host.run(3)
