@@ -380,7 +380,6 @@ def test_bad_pages_are_retired_pages(host: AmdHost) -> None:
     ],
 )
 def test_lists_of_bad_pages(text: bytes, found: BadPages) -> None:
-    """Any content and any length."""
     assert parse_bad_pages(text[: BAD_PAGES_BYTES_MAX * 4]) == found
 
 

@@ -177,7 +177,6 @@ def test_a_field_of_anything(key: str, value: Any) -> None:
 
 @given(st.sampled_from(sorted(finding())), _JSON)
 def test_a_findings_field_of_anything(key: str, value: Any) -> None:
-    """The same for the fields of a finding."""
     assert faults_of(status(findings=[finding(**{key: value})])) == []
 
 

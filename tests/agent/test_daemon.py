@@ -36,8 +36,6 @@ RUN, BOOT = b"r" * 16, b"b" * 16
 
 @dataclass
 class KeptFrames:
-    """A spool in memory."""
-
     frames: list[frames.Frame] = field(default_factory=list)
     sequence: int = 1
     dropped_frames: int = 0

@@ -42,8 +42,6 @@ OF_THE_AGENT = {
 UNPROVEN = {
     f"violation_{cause}_nanoseconds" for cause in ("sw_thermal", "hw_thermal", "hw_power_brake")
 }
-#: A longer wait fails the test; it is not used for timing.
-
 #: A lane's class in the table of collectors.
 LaneKind = Callable[[Roots], NvmlCollector]
 

@@ -60,8 +60,6 @@ from tests.fake_nvml.parts_scenario import (
 from tests.fake_nvml.scenario import Gpu, gpus
 from tests.processes import GUARD_SECONDS
 
-#: A longer wait fails the test; it is not used for timing.
-
 LaneKind = Callable[[Roots], GpuPartsCollector]
 LANES: list[LaneKind] = [NvLinkCollector, C2cLinkCollector, MigDevices, GpuProcesses, GpuFabric]
 
@@ -488,7 +486,6 @@ def test_a_host_without_the_capability_file(tmp_path: Path) -> None:
 
 @given(st.text())
 def test_capability_texts_are_read_or_refused(text: str) -> None:
-    """Files of an unknown driver."""
     minor = parse_capability_minor(text)
     assert minor is None or 0 <= minor < 10_000_000
     assert parse_is_administrator(text) in (True, False)

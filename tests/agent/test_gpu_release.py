@@ -226,7 +226,6 @@ def test_all_gpus_are_told_of_each(host: ReleaseHost) -> None:
 
 
 def test_the_drivers_line_names_its_gpu() -> None:
-    """The event as the kernel log reader forwards it."""
     notice = classify(WAITS)
     assert notice and (notice.name, notice.device) == ("gpu.driver_message", A)
     event = HealthEvent(name=notice.name, device=notice.device, message=WAITS)

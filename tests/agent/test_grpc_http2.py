@@ -383,7 +383,6 @@ def test_random_bytes_are_a_session_error(data: bytes, step: int) -> None:
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 255), st.integers(0, 9),
                           st.binary(max_size=60)), max_size=12))  # fmt: skip
 def test_random_http2_frames_are_a_session_error(parts: list[tuple[int, int, int, bytes]]) -> None:
-    """A hostile peer that speaks HTTP/2."""
     session, server, _ = registering()
     data = server.connection.data_to_send()
     for kind, flags, stream, body in parts:

@@ -348,7 +348,6 @@ def test_the_ways_to_gpu_memory(host: hosts.HostFolder) -> None:
 
 
 def test_settings_of_this_machine_are_true() -> None:
-    """Compared with the files themselves."""
     result = row(SettingsMinute(Roots()))
     tainted = int(Path("/proc/sys/kernel/tainted").read_text())
     assert result["kernel_taint_flags"] == tainted

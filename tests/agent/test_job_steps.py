@@ -50,8 +50,6 @@ for line in sys.stdin:
 
 
 class Clock(StoppedClock):
-    """A clock that a test advances."""
-
     now_ns = 1000 * SECOND
 
     def boottime_ns(self) -> int:
@@ -59,8 +57,6 @@ class Clock(StoppedClock):
 
 
 class Rank:
-    """A process with a slot."""
-
     def __init__(self, folder: Path, number: int, job: str = "", name: str = "") -> None:
         self.path = folder / (name or f"{1000 + number}-{number:x}")
         self.child = subprocess.Popen(
@@ -340,7 +336,6 @@ def open_below(folder: Path) -> list[str]:
 
 
 def test_no_folder_and_a_folder_that_is_a_link(tmp_path: Path) -> None:
-    """A link to another user's folder is refused."""
     (tmp_path / "shm").mkdir()
     collector = JobSteps(Roots(dev=tmp_path))
     with pytest.raises(NoData, match="install -d -m 1777"):

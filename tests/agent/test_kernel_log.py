@@ -535,7 +535,6 @@ def test_an_empty_cage(files: dict[str, str], told: bool, tmp_path: Path) -> Non
     counts=st.lists(st.integers(1, 2**40), max_size=4),
 )
 def test_a_position_comes_back(sequence: int, epoch: int, counts: list[int]) -> None:
-    """Including the open incidents."""
     incidents = tuple(
         (("gpu.xid", f"d{n}", n, ""), HealthEvent(event_id=f"e{n}", count=count, forms=["a", "b"]))
         for n, count in enumerate(counts)

@@ -172,7 +172,6 @@ def test_a_turn_to_which_nobody_listens_reads_by_itself(tmp_path: Path) -> None:
 
 
 def test_the_log_of_this_machine_is_followed() -> None:
-    """The real device, with its real poll."""
     log = KernelLog(Roots())
     try:
         read = values(log)[0]

@@ -761,7 +761,6 @@ def check_limits(notice: ParsedLine) -> None:
 @settings(max_examples=300)
 @given(st.text(max_size=300))
 def test_no_text_raises(text: str) -> None:
-    """With any text of a driver."""
     if notice := classify(text):
         check_limits(notice)
 
@@ -806,7 +805,6 @@ SWITCH_LINK = (
     ids=["XID 154 first requests a reset, and later nothing", "link 3 half a minute after link 12"],
 )  # fmt: skip
 def test_each_line_has_its_scope(lines: list[str]) -> None:
-    """Only one of them was reported."""
     scopes = set()
     for line in lines:
         notice = classify(line)

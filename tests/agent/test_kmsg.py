@@ -57,7 +57,6 @@ def test_facility_and_level_come_apart() -> None:
 
 
 def test_fragments_say_so() -> None:
-    """A line printed in pieces comes in pieces."""
     assert parse_record(b"6,1,2,c;one\n").is_fragment
     assert parse_record(b"6,2,2,+;two\n").is_fragment
     assert not parse_record(b"6,3,2,-;three\n").is_fragment
@@ -154,7 +153,6 @@ def test_a_socket_of_records_is_read_as_the_device_is() -> None:
 
 
 def test_a_plain_file_has_an_end(tmp_path: Path) -> None:
-    """The reader does not wait at its end."""
     (tmp_path / "kmsg").write_bytes(b"6,1,2,-;one\n6,2,2,-;two\n")
     source = open_log(tmp_path / "kmsg")
     assert isinstance(source, PlainFile) and source.fileno() == -1

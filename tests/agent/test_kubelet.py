@@ -352,7 +352,6 @@ def test_an_answer_before_a_goaway_in_the_same_read_counts(size: int) -> None:
 
 @given(st.binary(max_size=400))
 def test_no_bytes_break_the_call(data: bytes) -> None:
-    """The socket may have any server."""
     call = UnaryCall(LIST_METHOD, b"", 1.0)
     call.data_to_send()
     try:

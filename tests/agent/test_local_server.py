@@ -158,7 +158,6 @@ class Raw(CodecBase):
 def test_an_error_has_a_status_and_words(
     tmp_path: Path, path: str, message: bytes, status: grpc.StatusCode, words: str
 ) -> None:
-    """The connection survives."""
     with serving(tmp_path), channel(tmp_path) as client:
         with pytest.raises(grpc.RpcError) as raised:
             unary(client, path)(message, timeout=GUARD_SECONDS)

@@ -55,6 +55,10 @@ class Listener(HandedClock):
         assert self.turn().blocks
         scenario.step(1)
 
+    def first_second(self, scenario: Scenario) -> None:
+        self.start(scenario)
+        self.second()
+
 
 @pytest.fixture
 def listener(tmp_path: Path, library: str) -> Iterator[Listener]:
@@ -91,8 +95,7 @@ def test_an_xid_is_told_with_its_gpu(listener: Listener, play: Play) -> None:
     """In a container without the kernel log, only NVML reports XID 79."""
     devices = with_events(gpus(3))
     devices[2].lines.append("event 1 8 79")
-    listener.start(play(devices))
-    listener.second()
+    listener.first_second(play(devices))
     (event,) = listener.events
     assert (event.name, event.code, event.device) == ("gpu.xid", 79, devices[2].uuid)
     assert event.attributes == {"source": "nvml", "pci_address": devices[2].address}
@@ -115,8 +118,7 @@ def test_an_xid_of_the_kernel_log_is_told_from_there(listener: Listener, play: P
     devices = with_events(gpus(2))
     devices[0].lines += ["event 1 8 94", "event 1 8 95"]
     listener.witness.reads_the_kernel_log = True
-    listener.start(play(devices))
-    listener.second()
+    listener.first_second(play(devices))
     assert listener.collector.received == 2
     listener.witness.record(devices[0].address, 94, listener.boottime_ns())
     assert listener.events == []  # held back
@@ -148,8 +150,7 @@ def test_other_events_of_the_driver(listener: Listener, play: Play) -> None:
     """Events without an XID: a MIG change, a recovery action. A change of clock is ignored."""
     devices = with_events(gpus(1), 0xFFFF)
     devices[0].lines += ["event 1 256 0", "event 1 16 0", "event 1 32768 0"]
-    listener.start(play(devices))
-    listener.second()
+    listener.first_second(play(devices))
     change, action = listener.events
     assert (change.name, change.code) == ("gpu.driver_event", 0x100)
     assert change.message == "NVML event: MIG configuration changed"
@@ -162,8 +163,7 @@ def test_a_storm_is_counted(listener: Listener, play: Play) -> None:
     """A hundred single bit errors a second are one event, and another with the rest."""
     devices = with_events(gpus(1))
     devices[0].lines += ["event 1 1 0"] * 100
-    listener.start(play(devices))
-    listener.second()
+    listener.first_second(play(devices))
     assert listener.collector.received == 100
     listener.second(11)
     first, rest = listener.events
@@ -177,8 +177,7 @@ def test_one_gpu_without_events_costs_no_neighbour(listener: Listener, play: Pla
     del devices[0].values["events_supported"]
     devices[1].lines.append("error nvmlDeviceRegisterEvents 999")
     devices[2].lines.append("event 1 8 31")
-    listener.start(play(devices))
-    listener.second()
+    listener.first_second(play(devices))
     assert listener.events[0].device == devices[2].uuid
     result = listener.turn()
     assert result.outcome is CollectOutcome.BLIND
@@ -323,8 +322,7 @@ def test_a_refused_unbind(listener: Listener, play: Play, tmp_path: Path) -> Non
     devices = with_events(gpus(2))
     is_unbound(devices[1])
     list_in_sys(tmp_path, devices)
-    listener.start(play(devices))
-    listener.second()
+    listener.first_second(play(devices))
     listener.turn()
     spared = [[gpu.excluded for gpu in listener.collector._session.gpus]]
     listener.now_ns += UNBINDING_SECONDS * SECOND

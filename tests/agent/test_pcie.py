@@ -118,10 +118,15 @@ def test_a_function_without_root_port_files_has_no_such_counts(h100: hosts.HostF
 
 
 class Asked:
-    """Rejects events: none is expected."""
-
     def put(self, event: telemetry_pb2.HealthEvent) -> None:
         raise AssertionError(event)
+
+
+def started(host: hosts.HostFolder) -> tuple[pcie.PcieTenSeconds, EventPublisher]:
+    collector = pcie.PcieTenSeconds(host.roots)
+    teller = EventPublisher(StoppedClock(), Asked(), lambda: None)
+    collector.start(teller)
+    return collector, teller
 
 
 def plug(host: hosts.HostFolder, link: Path, target: str, errors: int) -> None:
@@ -145,9 +150,7 @@ def test_a_function_that_is_unplugged_and_put_back(host: hosts.HostFolder) -> No
     target = os.readlink(link)
     folder = link.resolve()
     write_aer(folder, "correctable", ["RxErr"], "COR", 50)
-    collector = pcie.PcieTenSeconds(host.roots)
-    teller = EventPublisher(StoppedClock(), Asked(), lambda: None)
-    collector.start(teller)
+    collector, teller = started(host)
     assert receiver_errors(collector) == 50
     assert teller.take_inventory_request() == ""
     descriptors = len(os.listdir("/proc/self/fd"))
@@ -168,9 +171,7 @@ def test_a_function_that_is_unplugged_and_put_back(host: hosts.HostFolder) -> No
 def test_a_function_exchanged_between_two_turns(host: hosts.HostFolder) -> None:
     """Kept descriptors read the old function's files: the new folder's inode differs."""
     link = host.roots.sys / "bus/pci/devices" / GPU
-    collector = pcie.PcieTenSeconds(host.roots)
-    teller = EventPublisher(StoppedClock(), Asked(), lambda: None)
-    collector.start(teller)
+    collector, teller = started(host)
     write_aer(link.resolve(), "correctable", ["RxErr"], "COR", 50)
     assert receiver_errors(collector) == 50
     shutil.rmtree(link.resolve())
@@ -196,9 +197,7 @@ def test_a_reader_is_told_that_the_function_is_gone(host: hosts.HostFolder) -> N
 
 def test_a_storm_of_functions_is_named_in_part(host: hosts.HostFolder) -> None:
     """A switch was removed with everything below it: the reason stays one line."""
-    collector = pcie.PcieTenSeconds(host.roots)
-    teller = EventPublisher(StoppedClock(), Asked(), lambda: None)
-    collector.start(teller)
+    collector, teller = started(host)
     for name in os.listdir(host.roots.sys / "bus/pci/devices"):
         if name.startswith(("0000:15", "0000:16", "0000:17", "0000:18", "0000:19", "0000:1a")):
             (host.roots.sys / "bus/pci/devices" / name).unlink()

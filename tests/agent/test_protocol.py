@@ -203,7 +203,6 @@ def test_receipts_do_not_hide_a_forgotten_call_for_ever(talk: Talk) -> None:
 
 
 def test_an_idle_connection_sleeps_for_ever(talk: Talk) -> None:
-    """Nothing in flight, nothing waiting: no timer."""
     talk.registered(0.0)
     assert talk.conversation.wait_seconds(5.0) is None
     talk.append()

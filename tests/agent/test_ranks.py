@@ -30,7 +30,6 @@ from tests.agent.jobs_host import SLURM, JobsHost
 from tests.processes import GUARD_SECONDS
 
 PROC = Path("/proc")
-#: Only a guard.
 SECRETS = {"AWS_SECRET_ACCESS_KEY": "hunter2", "RANKING": "5", "XRANK": "7", "LONG": "x" * 100_000}
 
 
@@ -275,7 +274,6 @@ def test_closing_ends_the_helper() -> None:
     ],
 )
 def test_launchers_differ(variables: dict[str, str], rank: str, source: str) -> None:
-    """The variable's name is reported with it."""
     attributes = attributes_of(variables)
     assert (attributes["rank"], attributes["rank_source"]) == (rank, source)
 
@@ -295,7 +293,6 @@ def test_no_output_breaks_the_reader(output: bytes) -> None:
     st.integers(1, 700),
 )
 def test_only_what_has_its_form_comes_out(entries: list[tuple[bytes, bytes]], chunk: int) -> None:
-    """Any environment, cut into chunks anywhere."""
     data = b"".join(name + b"=" + value.replace(b"\0", b"") + b"\0" for name, value in entries)
     reading, writing = os.pipe()
     os.write(writing, data[:60_000])

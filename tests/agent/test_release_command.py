@@ -298,7 +298,6 @@ def test_wrong_usage_is_said_in_words(
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), 86_401.0])
 def test_nothing_is_released_for_ever(agent: Agent, seconds: float) -> None:
-    """Everything that the agent sets must expire."""
     request = pb.ReleaseRequest(seconds=seconds).SerializeToString()
     with pytest.raises(CallFailed, match="expected more than 0, at most 86400") as raised:
         call(agent.socket, RELEASE, request, GUARD_SECONDS)

@@ -21,8 +21,6 @@ SECOND_NS = 1_000_000_000
 
 
 class Manager:
-    """The socket of a service manager."""
-
     def __init__(self, address: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind("\0" + address[1:] if address.startswith("@") else address)

@@ -80,6 +80,11 @@ def open_spool(root: Path, seconds: Seconds | None = None, *, boot_id: bytes = B
     )
 
 
+def aging(root: Path) -> tuple[Spool, Seconds]:
+    seconds = Seconds()
+    return open_spool(root, seconds), seconds
+
+
 def kill(spool: Spool) -> None:
     """Leave a spool like `kill -9`: only its lock is released."""
     os.close(spool._lock_descriptor)
@@ -149,8 +154,7 @@ TestHeadAgainstModel.settings = settings(
 
 def test_while_receipts_come_the_disk_is_left_alone(tmp_path: Path) -> None:
     """Each frame was written and deleted a minute later: 1.5 GB a year for nothing."""
-    seconds = Seconds()
-    spool = open_spool(tmp_path, seconds)
+    spool, seconds = aging(tmp_path)
     before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "spool").iterdir()}
     for _ in range(200):
         (sequence,) = append(spool, b"x" * 1000)
@@ -163,8 +167,7 @@ def test_while_receipts_come_the_disk_is_left_alone(tmp_path: Path) -> None:
 
 def test_without_receipts_frames_go_on_to_the_disk_deflated(tmp_path: Path) -> None:
     """A night without the aggregator must neither fill the memory nor be lost with it."""
-    seconds = Seconds()
-    spool = open_spool(tmp_path, seconds)
+    spool, seconds = aging(tmp_path)
     for _ in range(int(WAIT_SECONDS_MAX)):
         append(spool, plain(spool.next_sequence(), spool.run_id))
         assert disk_bytes(tmp_path) == 0
@@ -179,8 +182,7 @@ def test_without_receipts_frames_go_on_to_the_disk_deflated(tmp_path: Path) -> N
 
 def test_frames_moved_during_the_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames that moved to the disk during a read were taken for receipted."""
-    seconds = Seconds()
-    spool = open_spool(tmp_path, seconds)
+    spool, seconds = aging(tmp_path)
     append(spool, b"one", b"two")
     read = FileSegment.read
     seconds.now += WAIT_SECONDS_MAX
@@ -197,8 +199,7 @@ def test_frames_moved_during_the_read(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_late_receipt_frees_what_is_on_the_disk_and_in_memory(tmp_path: Path) -> None:
     """After an outage both must become empty again."""
-    seconds = Seconds()
-    spool = open_spool(tmp_path, seconds)
+    spool, seconds = aging(tmp_path)
     append(spool, b"one", b"two")
     seconds.now += WAIT_SECONDS_MAX
     append(spool, b"three")
@@ -256,8 +257,7 @@ def test_an_older_agent_after_a_kill_gives_out_no_number_twice(tmp_path: Path) -
 
 def test_killed_while_frames_went_on_to_the_disk(tmp_path: Path) -> None:
     """Frames present twice, and once in part, count as one frame each, and none as lost."""
-    seconds = Seconds()
-    spool = open_spool(tmp_path, seconds)
+    spool, seconds = aging(tmp_path)
     append(spool, b"one", b"two", b"three")
     memory = next((tmp_path / "memory").iterdir())
     shutil.copytree(memory, tmp_path / "copy")
@@ -315,8 +315,7 @@ def test_without_such_a_folder_the_disk_is_used(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_removed_under_way_is_made_again(tmp_path: Path) -> None:
     """The user logged out, logind removed the files in /dev/shm: frames were lost."""
-    seconds = Seconds()
-    spool = open_spool(tmp_path, seconds)
+    spool, seconds = aging(tmp_path)
     append(spool, b"one", b"two")
     spool.acknowledge(1, 1)
     (head,) = (tmp_path / "memory").iterdir()
@@ -399,8 +398,7 @@ def test_a_full_memory_uses_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_nothing_takes_frames_and_none_is_lost(tmp_path: Path) -> None:
     """Memory and disk are both full: only the spool's own window remains."""
-    seconds = Seconds()
-    spool = open_spool(tmp_path, seconds)
+    spool, seconds = aging(tmp_path)
     append(spool, b"one")
     with disk_that_takes_nothing():
         append(spool, b"two")

@@ -24,8 +24,6 @@ from tests import hosts
 from tests.hosts.reading import StoppedClock, rows_of
 from tests.processes import GUARD_SECONDS
 
-#: A longer wait fails the test; it is not used for timing.
-
 
 def stat(number: int, name: str, state: str = "S", start: int = 5, flags: int = 0) -> str:
     fields = [1, number, number, 0, -1, flags, *[0] * 12, start, *[0] * 5]

@@ -63,8 +63,6 @@ class SecureAggregator(Aggregator):
 
 
 class SecureAgent(Agent):
-    """An agent with credentials."""
-
     credentials = Credentials()
 
     def client(self, port: int, live_hertz: float = 1.0, name: str = "127.0.0.1") -> Client:
@@ -241,7 +239,6 @@ def test_a_certificate_of_another_time(
 
 
 def test_tls_against_plain_text_and_the_reverse(secured: Secured, agent: SecureAgent) -> None:
-    """Only one side was set up."""
     plain = Aggregator(agent.told)
     plain.start()
     try:

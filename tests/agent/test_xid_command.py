@@ -151,12 +151,10 @@ def test_what_is_no_code_is_refused(capsys: pytest.CaptureFixture[str], text: st
 
 @pytest.mark.parametrize("text", ["xid 79", "XID 79", "Xid: 79", "XID#79", "xid79", " 79 "])
 def test_a_code_in_any_spelling(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    """Users type codes in many spellings."""
     assert said(capsys, text)[1].startswith("XID 79: GPU has fallen off the bus")
 
 
 def test_a_code_in_two_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody quotes two words."""
     out = said(capsys, "XID", "79", "sxid", "20034")[1]
     assert [line for line in out.splitlines() if line.startswith(("XID", "SXID"))] == [
         "XID 79: GPU has fallen off the bus (ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS)",
@@ -223,7 +221,6 @@ def test_a_line_with_a_condition_says_so(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_other_refusals(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each option names its format."""
     assert "expected an SXID, as 20034" in refused(capsys, "--sxid", "x")
     assert "expected a version of NVIDIA's driver, as 575.57.08" in refused(
         capsys, "--driver", "new"

@@ -39,7 +39,6 @@ ODD = (
 
 
 def test_a_row_is_read() -> None:
-    """The host judges by exactly the operator's text."""
     (row,) = parse(ROW).rows
     assert (row.name, row.severity, row.enforceable) == ("my_row", FindingSeverity.FATAL, True)
     assert (row.when[0].signal, row.when[0].compare, row.when[0].values) == (

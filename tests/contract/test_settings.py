@@ -19,8 +19,6 @@ def _even(value: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One field of each type."""
-
     address: str = setting("127.0.0.1:7600", description="where to")
     spool_bytes_max: int = setting(4096, low=1024, high=1 << 40, description="bytes kept")
     wait_seconds: float = setting(0.5, low=0.0, description="how long")

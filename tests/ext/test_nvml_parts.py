@@ -355,7 +355,6 @@ def test_a_garbage_count_of_links_is_bounded(count: int, opened: Open) -> None:
 
 
 def test_links_are_counted_without_the_field(opened: Open) -> None:
-    """A driver without the count still has links."""
     gpu = with_links(gpus(1)[0], 12)
     del gpu.fields[91]
     gpu.lines.append("link_state 5 0")  # one is down: the sixth is not the end

@@ -130,7 +130,6 @@ def test_last_samples(nvml: Nvml, taken: list[tuple[list[float | None], list[int
 @several
 @given(st.lists(cells, min_size=1, max_size=LENGTH))
 def test_sums_of_ring(nvml: Nvml, taken: list[tuple[list[float | None], list[int | None]]]) -> None:
-    """For any flags and clocks; GPUs are never mixed."""
     filled, summary = Filled(nvml), Summary()
     for sample in taken:
         filled.put(sample)

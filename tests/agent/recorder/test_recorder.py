@@ -67,8 +67,6 @@ class Samplers:
 
 @dataclass(frozen=True)
 class Finding:
-    """An active finding."""
-
     name: str
     device: str
     since_ns: int

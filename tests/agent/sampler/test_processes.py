@@ -17,8 +17,6 @@ GPUS = ["0000:1a:00.0", "0000:1b:00.0", "0000:1c:00.0"]
 
 
 class Run:
-    """The process, and its last output."""
-
     def __init__(self, process: Process) -> None:
         self.process = process
 

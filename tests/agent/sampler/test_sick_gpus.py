@@ -24,8 +24,6 @@ COUNTER = "class/infiniband/mlx5_0/ports/1/counters/port_rcv_data"
 
 
 class Run:
-    """The process, and its output."""
-
     def __init__(self, process: Process) -> None:
         self.process = process
 
