@@ -10,6 +10,7 @@ from gangline.agent.collectors import COLLECTORS
 from gangline.agent.collectors.amdgpu_session import AmdGpuSession, amd_session_of
 from gangline.agent.hardware.amdgpu import AmdGpu
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
+from tests.agent.fakes import HandedClock
 from tests.amd_metrics import Value, pack, pack_described
 from tests.hosts import HostFolder, unpack
 from tests.hosts.reading import rows_of
@@ -18,19 +19,6 @@ SECOND_NS = 1_000_000_000
 NAMES = (
     "amdgpu_1s", "amdgpu_10s", "amdgpu_60s", "xgmi_10s", "amdgpu_partition_10s", "ras_10s", "kfd_process_1s",
 )  # fmt: skip
-
-
-@dataclass
-class HandClock:
-    """A clock that a test sets."""
-
-    now_ns: int = 10**18
-
-    def boottime_ns(self) -> int:
-        return self.now_ns
-
-    def wall_ns(self) -> int:
-        return self.now_ns
 
 
 @dataclass
@@ -56,7 +44,7 @@ class AmdHost:
 
     def __init__(self, root: Path, name: str = "mi300x-spx") -> None:
         self.host: HostFolder = unpack(name, root)
-        self.clock = HandClock()
+        self.clock = HandedClock(10**18)
         self.session: AmdGpuSession = amd_session_of(self.host.roots, self.clock)
         self.published = Published()
         self.collectors: dict[str, Collector] = {}

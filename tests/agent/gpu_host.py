@@ -1,6 +1,4 @@
-"""A host with GPUs that a test plays: the stand-in library, the kernel's list, a clock, and
-recorded events.
-"""
+"""A host with GPUs that a test plays: stand-in library, kernel list, clock, recorded events."""
 
 from __future__ import annotations
 
@@ -16,10 +14,9 @@ from gangline.agent.collectors.gpu import GpuMinute, GpuSecond, GpuTenSeconds
 from gangline.agent.collectors.nvml_collector import NvmlCollector
 from gangline.agent.events import EventPublisher
 from gangline.agent.hardware.files import Roots
-from gangline.contract.block import Block
-from gangline.contract.signals import BY_ID
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from gangline.ext import nvml
+from tests.agent.fakes import HandedClock, read
 from tests.fake_nvml.scenario import Gpu, Scenario
 
 SECOND = 1_000_000_000
@@ -35,19 +32,6 @@ VERSION = (
 
 
 Lane = TypeVar("Lane", bound=NvmlCollector)
-
-
-class HandedClock:
-    """A clock that advances only by hand."""
-
-    def __init__(self) -> None:
-        self.now_ns = 1_000 * SECOND
-
-    def boottime_ns(self) -> int:
-        return self.now_ns
-
-    def wall_ns(self) -> int:
-        return self.now_ns
 
 
 class GpuHost:
@@ -125,11 +109,3 @@ class GpuHost:
     def close(self) -> None:
         for lane in self._lanes:
             lane._session.close()
-
-
-def read(blocks: Iterable[Block]) -> dict[str, dict[str, float | int | None]]:
-    result: dict[str, dict[str, float | int | None]] = {}
-    for block in blocks:
-        for row, key in enumerate(block.devices):
-            result.setdefault(key, {}).update((BY_ID[i].column, v) for i, v in block.values(row))
-    return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from gangline.agent.collector import CollectResult, run_collector
 from gangline.agent.collectors.change_events import RESYNC_NAME
@@ -14,9 +15,8 @@ from gangline.agent.events import EventPublisher
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.job_ranks import RankReader
 from gangline.agent.hardware.process_state import HOST_PID_NAMESPACE
-from gangline.contract.block import Block
-from gangline.contract.signals import BY_ID
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
+from tests.agent.fakes import HandedClock, read
 
 SECOND = 1_000_000_000
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
@@ -33,33 +33,8 @@ POD_CGROUP = (
 SESSION = "0::/user.slice/user-1000.slice/session-3.scope\n"
 
 
-class HandedClock:
-    """A clock that advances only by hand."""
-
-    def __init__(self) -> None:
-        self.now_ns = 1_000 * SECOND
-        self.wall_ahead_ns = 1_700_000_000 * SECOND
-
-    def boottime_ns(self) -> int:
-        return self.now_ns
-
-    def wall_ns(self) -> int:
-        return self.now_ns + self.wall_ahead_ns
-
-
-def read(blocks: Iterable[Block]) -> dict[str, dict[str, float | int | None]]:
-    result: dict[str, dict[str, float | int | None]] = {}
-    for block in blocks:
-        for row, key in enumerate(block.devices):
-            result.setdefault(key, {}).update((BY_ID[i].column, v) for i, v in block.values(row))
-    return result
-
-
 class JobsHost:
-    """The host.
-
-    `turn` lists the processes on the GPUs and runs the collector that finds their jobs.
-    """
+    """The host. `turn` lists the processes on the GPUs and runs the collector of their jobs."""
 
     def __init__(
         self, folder: Path, *, reads_ranks: bool = False, nvml_library: str | None = None
@@ -117,6 +92,13 @@ class JobsHost:
         gpu_jobs = GpuJobs(self.roots, self.clock, ranks)
         gpu_jobs.start(EventPublisher(self.clock, self, lambda: None))
         return gpu_jobs
+
+    def running(self, cgroup: str = SLURM, **process: Any) -> GpuJobs:
+        """Return a collector that has reported process 4711."""
+        self.process(4711, cgroup, **process)
+        collector = self.collector()
+        self.settle(collector, 4711)
+        return collector
 
     def put(self, event: HealthEvent) -> bool:
         """Take an event, like a sampler's channel to the daemon. False: full, the event is lost."""

@@ -22,7 +22,8 @@ from gangline.agent.spool.event_queue import EventQueue
 from gangline.agent.spool.spool import Spool
 from gangline.contract.block import Block
 from tests import hosts
-from tests.agent.test_daemon import BOOT, RUN, SECOND, START, CountingClient, HandedClock
+from tests.agent.fakes import HandedClock
+from tests.agent.test_daemon import BOOT, RUN, SECOND, START, CountingClient
 
 #: Seconds at the begin and end of the day that run second by second.
 BUSY_SECONDS = 1200
@@ -56,12 +57,12 @@ class Held:
     disk_bytes: int
 
 
-class Host:
+class DayHost:
     """A complete agent without its processes, over a host folder, with regular receipts."""
 
     def __init__(self, folder: Path) -> None:
         self.host = hosts.unpack("h100-ib", folder / "host")
-        self.clock = HandedClock()
+        self.clock = HandedClock(START)
         (folder / "head").mkdir()
         self.spool = Spool.open(
             folder / "spool", bytes_max=1 << 24, boot_id=BOOT, owner="here",
@@ -145,7 +146,7 @@ def test_a_day_leaves_memory_descriptors_and_disk_where_they_were(tmp_path: Path
     minutes, because minute readings occur twenty times in each; growth over time shows in the
     night. `make soak-gpu` runs longer, for real.
     """
-    agent = Host(tmp_path)
+    agent = DayHost(tmp_path)
     agent.run(BUSY_SECONDS)
     before = agent.held()
     agent.run(BUSY_SECONDS)

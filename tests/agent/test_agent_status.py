@@ -29,7 +29,7 @@ BLIND = {"outcome": "blind", "words": "/dev/kmsg is closed to us", "names": ["ke
 
 
 @dataclass
-class World:
+class FakeDaemon:
     """A connection, a spool and sources, like the daemon's."""
 
     target: str = "10.0.0.1:7600"
@@ -48,12 +48,12 @@ class World:
         return 3
 
 
-def shown(world: World, tmp_path: Path) -> tuple[Host, Any, Callable[[], dict[str, Any]]]:
+def shown(daemon: FakeDaemon, tmp_path: Path) -> tuple[Host, Any, Callable[[], dict[str, Any]]]:
     """Return a host, its answers, and a reader of the agent's part of the status file."""
     host = Host()
     host_status = answers(host, tmp_path)
-    agent = cast(Any, world)
-    host_status.self_status = SelfStatus(agent, agent, agent, lambda: world.turns, host)
+    agent = cast(Any, daemon)
+    host_status.self_status = SelfStatus(agent, agent, agent, lambda: daemon.turns, host)
 
     def read() -> dict[str, Any]:
         document: dict[str, Any] = verdict.parse((tmp_path / "run/status.json").read_bytes())[
@@ -66,24 +66,22 @@ def shown(world: World, tmp_path: Path) -> tuple[Host, Any, Callable[[], dict[st
 
 
 def test_a_connection_is_shown_as_soon_as_it_changes(tmp_path: Path) -> None:
-    """An operator looks whether the agent is back, and must not wait for the next renewal of the
-    file.
-    """
-    world = World(last_error="10.0.0.1:7600: Connection refused")
-    host, created, read = shown(world, tmp_path)
+    """An operator must not wait for the next renewal of the file to see that the agent is back."""
+    daemon = FakeDaemon(last_error="10.0.0.1:7600: Connection refused")
+    host, created, read = shown(daemon, tmp_path)
     second(host, created, 15)
     assert (read()["connected"], read()["last_receipt_ns"]) == (False, None)
     began = host.now_ns
-    world.connected, world.acknowledged_frames, world.unacknowledged_frames = True, 6, 2
+    daemon.connected, daemon.acknowledged_frames, daemon.unacknowledged_frames = True, 6, 2
     second(host, created)
     document = read()
     assert (document["connected"], document["since_ns"]) == (True, began + SECOND)
     assert (document["waiting_frames"], document["last_receipt_ns"]) == (2, began + SECOND)
-    world.turns = [CollectResult("kernel_log", (), 0.1, CollectOutcome.BLIND, "closed to us")]
+    daemon.turns = [CollectResult("kernel_log", (), 0.1, CollectOutcome.BLIND, "closed to us")]
     second(host, created)
     assert read()["sources_unread"][0]["names"] == ["kernel_log"]
     writes = created.file.writes
-    world.turns = [
+    daemon.turns = [
         CollectResult("kernel_log", (), 0.1, CollectOutcome.BLIND, "closed to us, for 2 s")
     ]
     second(host, created, 3)
@@ -92,9 +90,9 @@ def test_a_connection_is_shown_as_soon_as_it_changes(tmp_path: Path) -> None:
 
 def test_lost_frames_are_no_receipts(tmp_path: Path) -> None:
     """A full spool drops its oldest frames: these never reached the aggregator."""
-    world = World(unacknowledged_frames=9)
-    host, created, read = shown(world, tmp_path)
-    world.unacknowledged_frames, world.dropped_frames = 4, 15
+    daemon = FakeDaemon(unacknowledged_frames=9)
+    host, created, read = shown(daemon, tmp_path)
+    daemon.unacknowledged_frames, daemon.dropped_frames = 4, 15
     second(host, created, 12)
     assert (read()["lost_frames"], read()["last_receipt_ns"]) == (15, None)
 
@@ -218,10 +216,8 @@ def test_no_run_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
 
 
 def test_what_the_aggregator_finds_is_known_on_the_host(tmp_path: Path) -> None:
-    """`gangline hosts` reported WATCH, "host clock is kept by nobody", and `gangline check` on the
-    host "nothing is wrong".
-    """
-    host, created, read = shown(World(connected=True), tmp_path)
+    """`gangline hosts` reported WATCH, and `gangline check` on the host "nothing is wrong"."""
+    host, created, read = shown(FakeDaemon(connected=True), tmp_path)
     second(host, created)
     writes = created.file.writes
     created.on_response(RegisterNodeResponse())
@@ -276,9 +272,7 @@ def test_check_tells_a_person_what_it_cannot_see(
     agent: dict[str, Any] | None,
     lines: list[str],
 ) -> None:
-    """Only on a terminal: the line for a prolog, script or cron job is unchanged, and so is each
-    exit code.
-    """
+    """Only on a terminal: the line for a prolog or cron job, and the exit code, are unchanged."""
     first = "gangline: gpu-017: nothing is wrong, as of 0 s ago"
     for arguments in ((), ("--for", "prolog"), ("--for", "epilog")):
         assert run(agent, *arguments, command=("check",)) == (0, f"{first}\n")

@@ -40,6 +40,15 @@ def held(
     )  # fmt: skip
 
 
+def gpu_second(host: AmdHost, gpu: int = 0) -> dict[str, float | int | None]:
+    return host.rows("amdgpu_1s", "gpu_1s")[host.key(gpu)]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> AmdHost:
+    return AmdHost(tmp_path)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_host_without_amd_gpus_is_no_data(name: str, tmp_path: Path) -> None:
     """Every NVIDIA host also runs these collectors, and must not be reported as broken."""
@@ -48,9 +57,7 @@ def test_a_host_without_amd_gpus_is_no_data(name: str, tmp_path: Path) -> None:
 
 
 def test_collectors_that_are_dropped_take_their_gpus_with_them(tmp_path: Path) -> None:
-    """Collector and tables referred to each other: the next collectors of the same host took the
-    GPUs of an outdated listing, in which one was missing, for current.
-    """
+    """A reference cycle kept a dropped collector: its outdated list of GPUs was used again."""
     host = AmdHost(tmp_path, "mi300x-cpx")
     for name in NAMES:
         assert host.turn(name).outcome is CollectOutcome.OK
@@ -64,18 +71,15 @@ def test_collectors_that_are_dropped_take_their_gpus_with_them(tmp_path: Path) -
         gc.enable()
 
 
-def test_what_holds_a_gpu_down_is_time(tmp_path: Path) -> None:
-    """Residencies count firmware cycles of no fixed length: as nanoseconds they were a thousand
-    times off.
-    """
-    host = AmdHost(tmp_path)
+def test_what_holds_a_gpu_down_is_time(host: AmdHost) -> None:
+    """Residencies count firmware cycles: as nanoseconds they were a thousand times off."""
     host.turn("amdgpu_1s")
     held(host, 0, ppt_residency_acc=0, prochot_residency_acc=7, socket_thm_residency_acc=0,
          hbm_thm_residency_acc=0, vr_thm_residency_acc=0)  # fmt: skip
     host.turn("amdgpu_1s")
     held(host, 2, ppt_residency_acc=500, prochot_residency_acc=7 + 1000, socket_thm_residency_acc=200,
          hbm_thm_residency_acc=300, vr_thm_residency_acc=1)  # fmt: skip
-    row = host.rows("amdgpu_1s", "gpu_1s")[host.key(0)]
+    row = gpu_second(host)
     assert row["violation_power_nanoseconds"] == 500_000_000
     assert row["violation_thermal_nanoseconds"] == 300_000_000  # the longest: they may overlap
     assert row["clock_event_reasons_flags"] == POWER_CAP | POWER_BRAKE | SOFTWARE_THERMAL
@@ -86,20 +90,18 @@ def test_what_holds_a_gpu_down_is_time(tmp_path: Path) -> None:
     assert changes["violation_regulator_thermal_nanoseconds"] == 1_000_000
 
 
-def test_a_reason_that_held_for_a_moment_is_none(tmp_path: Path) -> None:
+def test_a_reason_that_held_for_a_moment_is_none(host: AmdHost) -> None:
     """A power cap for 1 ms of each second is full load."""
-    host = AmdHost(tmp_path)
     host.turn("amdgpu_1s")
     for second in range(3):
         held(host, second, ppt_residency_acc=second)
-        row = host.rows("amdgpu_1s", "gpu_1s")[host.key(0)]
+        row = gpu_second(host)
     assert row["clock_event_reasons_flags"] == 0 and row["violation_power_nanoseconds"] == 2_000_000
 
 
 @pytest.mark.parametrize("revision", ["1.6", "1.7", "1.8"])
-def test_counters_of_32_bits_begin_again(revision: str, tmp_path: Path) -> None:
+def test_counters_of_32_bits_begin_again(host: AmdHost, revision: str) -> None:
     """After 49 days of cycles a counter begins at 0: that is one second, not minus 49 days."""
-    host = AmdHost(tmp_path)
     host.turn("amdgpu_1s")
     near = 2**32 - 500
     host.set(
@@ -109,13 +111,12 @@ def test_counters_of_32_bits_begin_again(revision: str, tmp_path: Path) -> None:
     host.set(
         0, revision, accumulation_counter=500, firmware_timestamp=10**9 + 10**8, ppt_residency_acc=0
     )
-    row = host.rows("amdgpu_1s", "gpu_1s")[host.key(0)]
+    row = gpu_second(host)
     assert row["violation_power_nanoseconds"] == 500_000_000
 
 
-def test_a_step_back_counts_nothing(tmp_path: Path) -> None:
+def test_a_step_back_counts_nothing(host: AmdHost) -> None:
     """After a reset the GPU's counters began at 0; the earlier counts remain."""
-    host = AmdHost(tmp_path)
     host.turn("amdgpu_1s")
     for second, cycles, ppt in ((0, 10**6, 0), (1, 10**6 + 1000, 900), (2, 50, 10), (3, 1050, 510)):
         host.set(
@@ -124,19 +125,18 @@ def test_a_step_back_counts_nothing(tmp_path: Path) -> None:
             firmware_timestamp=STAMP + second * 10**8,
             ppt_residency_acc=ppt,
         )
-        row = host.rows("amdgpu_1s", "gpu_1s")[host.key(0)]
+        row = gpu_second(host)
     assert row["violation_power_nanoseconds"] == 900_000_000 + 500_000_000
 
 
-def test_the_same_table_twice_is_one(tmp_path: Path) -> None:
+def test_the_same_table_twice_is_one(host: AmdHost) -> None:
     """The driver keeps a table for a while: read twice, the reason went off and on each second."""
-    host = AmdHost(tmp_path)
     host.turn("amdgpu_1s")
     held(host, 0, ppt_residency_acc=0)
     host.turn("amdgpu_1s")
     held(host, 1, ppt_residency_acc=900)
     for _ in range(3):
-        row = host.rows("amdgpu_1s", "gpu_1s")[host.key(0)]
+        row = gpu_second(host)
         assert row["clock_event_reasons_flags"] == POWER_CAP
         assert row["violation_power_nanoseconds"] == 900_000_000
 
@@ -154,9 +154,7 @@ def known(row: dict[str, float | int | None]) -> dict[str, float | int]:
 
 
 def test_the_second_die_of_a_package_has_no_power_of_its_own(tmp_path: Path) -> None:
-    """The firmware reports 0 W for it: taken for a reading, half of the fleet drew nothing at full
-    load.
-    """
+    """The firmware reports 0 W for it: half of the fleet drew nothing at full load."""
     host = AmdHost(tmp_path, "mi250x")
     rows = list(host.rows("amdgpu_1s", "gpu_1s").values())
     assert [row["power_watts"] for row in rows[:4]] == [470.0, None, 472.0, None]
@@ -165,25 +163,23 @@ def test_the_second_die_of_a_package_has_no_power_of_its_own(tmp_path: Path) -> 
     assert limits[:2] == [560.0, None]
 
 
-def test_all_ones_and_absurd_numbers_are_missing(tmp_path: Path) -> None:
+def test_all_ones_and_absurd_numbers_are_missing(host: AmdHost) -> None:
     """A sensor that the part lacks reads as all ones: 65,535 W went into a job's energy."""
-    host = AmdHost(tmp_path)
     host.turn("amdgpu_1s")
     host.set(0)
-    row = known(host.rows("amdgpu_1s", "gpu_1s")[host.key(0)])
+    row = known(gpu_second(host))
     assert (
         not {"power_watts", "sm_clock_hertz", "temperature_celsius", "energy_joules"} & row.keys()
     )
     host.set(0, curr_socket_power=60_000, average_gfx_activity=101, temperature_hotspot=0,
              current_gfxclk=[0, 65535, 2000, 1000])  # fmt: skip
-    row = known(host.rows("amdgpu_1s", "gpu_1s")[host.key(0)])
+    row = known(gpu_second(host))
     assert not {"power_watts", "utilization_ratio", "temperature_celsius"} & row.keys()
     assert row["sm_clock_hertz"] == 1.5e9  # of the dies with a clock
 
 
-def test_a_revision_of_tomorrow_is_blind_and_costs_no_neighbour(tmp_path: Path) -> None:
+def test_a_revision_of_tomorrow_is_blind_and_costs_no_neighbour(host: AmdHost) -> None:
     """One GPU of a newer board: the others' readings continue, and a message names the remedy."""
-    host = AmdHost(tmp_path)
     host.turn("amdgpu_1s")
     data = bytearray(pack("1.8", {"curr_socket_power": 500}))
     data[3] = 42
@@ -205,9 +201,8 @@ def test_a_revision_of_tomorrow_is_blind_and_costs_no_neighbour(tmp_path: Path) 
 @pytest.mark.parametrize(
     "data", [b"", b"\x01", pack("1.8", {})[:100], os.urandom(4096), b"\xff" * 9000]
 )
-def test_a_broken_table_never_raises(data: bytes, tmp_path: Path) -> None:
+def test_a_broken_table_never_raises(host: AmdHost, data: bytes) -> None:
     """A short read during a GPU reset, and garbage: blind, with a message."""
-    host = AmdHost(tmp_path)
     for name in ("amdgpu_1s", "amdgpu_10s", "xgmi_10s"):
         host.turn(name)
         host.write(0, "gpu_metrics", data)
@@ -219,22 +214,20 @@ def test_a_broken_table_never_raises(data: bytes, tmp_path: Path) -> None:
         assert host.turn(name).outcome is CollectOutcome.OK
 
 
-def test_a_table_that_changes_its_layout_is_planned_again(tmp_path: Path) -> None:
+def test_a_table_that_changes_its_layout_is_planned_again(host: AmdHost) -> None:
     """The driver was upgraded under the agent: read by the old plan, a temperature was a power."""
-    host = AmdHost(tmp_path)
     for revision, name in (
         ("1.8", "curr_socket_power"),
         ("1.9", "curr_socket_power"),
         ("1.3", "average_socket_power"),
     ):
         host.set(0, revision, **{name: 321, "temperature_hotspot": 44})
-        row = host.rows("amdgpu_1s", "gpu_1s")[host.key(0)]
+        row = gpu_second(host)
         assert (row["power_watts"], row["temperature_celsius"]) == (321.0, 44.0), revision
 
 
-def test_a_file_that_may_not_be_read_says_so(tmp_path: Path) -> None:
+def test_a_file_that_may_not_be_read_says_so(host: AmdHost) -> None:
     """EACCES of one file is blind, not an error; a folder in its place is not retried endlessly."""
-    host = AmdHost(tmp_path)
     host.turn("amdgpu_1s")
     path = host.folder(0) / "gpu_metrics"
     path.unlink()
@@ -246,19 +239,18 @@ def test_a_file_that_may_not_be_read_says_so(tmp_path: Path) -> None:
     assert turn.outcome is CollectOutcome.BLIND and "Is a directory" in turn.message
 
 
-def test_a_gpu_off_the_bus_is_lost_once_and_back_once(tmp_path: Path) -> None:
+def test_a_gpu_off_the_bus_is_lost_once_and_back_once(host: AmdHost) -> None:
     """Its configuration space reads as all ones; a driver that is only busy is different."""
-    host = AmdHost(tmp_path)
     host.turn("amdgpu_1s")
     path = host.folder(1) / "gpu_metrics"
     path.unlink()
     host.collector("amdgpu_1s").close()
     host.write(1, "config", b"\x02\x10\xa1\x74")
-    row = host.rows("amdgpu_1s", "gpu_1s")[host.key(1)]
+    row = gpu_second(host, 1)
     assert row["lost_state"] == 0 and not host.published.events
     host.write(1, "config", b"\xff" * 64)
     for _ in range(3):
-        row = host.rows("amdgpu_1s", "gpu_1s")[host.key(1)]
+        row = gpu_second(host, 1)
     assert row["lost_state"] == 1 and row["calls_failed_errors"] == 4
     (event,) = host.published.events
     assert (event.name, event.device, event.attributes["state"]) == (
@@ -267,26 +259,22 @@ def test_a_gpu_off_the_bus_is_lost_once_and_back_once(tmp_path: Path) -> None:
         "lost",
     )
     host.set(1, curr_socket_power=600)
-    row = host.rows("amdgpu_1s", "gpu_1s")[host.key(1)]
+    row = gpu_second(host, 1)
     assert row["lost_state"] == 0 and row["counter_epoch_count"] == 1
     assert [e.attributes["state"] for e in host.published.events] == ["lost", "back"]
 
 
-def test_a_reset_is_another_epoch(tmp_path: Path) -> None:
+def test_a_reset_is_another_epoch(host: AmdHost) -> None:
     """Its energy began at 0: counts before and after are not subtracted."""
-    host = AmdHost(tmp_path)
     for energy in (2**30, 2**31, 2**16):
         host.set(0, energy_accumulator=energy)
-        row = host.rows("amdgpu_1s", "gpu_1s")[host.key(0)]
+        row = gpu_second(host)
     assert row["counter_epoch_count"] == 1 and row["energy_joules"] == 1.0
     assert any("was reset" in reason for reason in host.published.reasons)
 
 
-def test_a_gpu_that_goes_and_one_that_comes(tmp_path: Path) -> None:
-    """A card disappeared from the list: its row disappears at the next listing, and an inventory is
-    requested.
-    """
-    host = AmdHost(tmp_path)
+def test_a_gpu_that_goes_and_one_that_comes(host: AmdHost) -> None:
+    """Its row disappears at the next listing, and an inventory is requested."""
     assert len(host.rows("amdgpu_1s", "gpu_1s")) == 8
     card = host.host.roots.sys / "class/drm/card8/device"
     target = os.readlink(card)
@@ -298,11 +286,8 @@ def test_a_gpu_that_goes_and_one_that_comes(tmp_path: Path) -> None:
     assert [r.split()[2:4] for r in host.published.reasons] == [["is", "gone"], ["appeared", "at"]]
 
 
-def test_a_host_without_gpus_is_looked_at_each_ten_seconds_and_the_turns_between_are_passed_over(
-    tmp_path: Path,
-) -> None:
+def test_a_host_without_gpus_is_checked_each_ten_seconds(host: AmdHost, tmp_path: Path) -> None:
     """A driver that is loaded late is seen within ten seconds, by all lanes of a second."""
-    host = AmdHost(tmp_path)
     drm, away = host.host.roots.sys / "class/drm", tmp_path / "away"
     drm.rename(away)
     turns: dict[str, list[int]] = {"amdgpu_1s": [], "kfd_process_1s": []}
@@ -318,27 +303,25 @@ def test_a_host_without_gpus_is_looked_at_each_ten_seconds_and_the_turns_between
     assert host.rows("amdgpu_1s", "gpu_1s")
 
 
-def test_a_gpu_that_is_excluded_is_not_touched(tmp_path: Path) -> None:
+def test_a_gpu_that_is_excluded_is_not_touched(host: AmdHost) -> None:
     """A GPU hangs in a reset, and hangs each reader: its row remains, without values."""
-    host = AmdHost(tmp_path)
     for name in ("amdgpu_1s", "amdgpu_10s", "amdgpu_60s", "xgmi_10s", "ras_10s"):
         host.turn(name)
         host.collector(name).exclude(frozenset({"0000:05:00.0"}))
     (host.folder(0) / "gpu_metrics").unlink()
     os.mkfifo(host.folder(0) / "gpu_metrics")
-    row = known(host.rows("amdgpu_1s", "gpu_1s")[host.key(0)])
+    row = known(gpu_second(host))
     assert "power_watts" not in row and "memory_used_bytes" not in row
-    assert host.rows("amdgpu_1s", "gpu_1s")[host.key(1)]["power_watts"]
+    assert gpu_second(host, 1)["power_watts"]
     assert "power_limit_watts" not in known(host.rows("amdgpu_10s", "gpu_10s")[host.key(0)])
     host.collector("amdgpu_1s").exclude(frozenset())
     (host.folder(0) / "gpu_metrics").unlink()
     host.set(0, curr_socket_power=600)
-    assert host.rows("amdgpu_1s", "gpu_1s")[host.key(0)]["power_watts"] == 600.0
+    assert gpu_second(host)["power_watts"] == 600.0
 
 
-def test_ras_counts_are_asked_every_ten_seconds_and_one_gpu_a_turn(tmp_path: Path) -> None:
+def test_ras_counts_are_asked_every_ten_seconds_and_one_gpu_a_turn(host: AmdHost) -> None:
     """Each reading takes firmware time of the GPU: eight GPUs at once blocked the lane for the sum."""
-    host = AmdHost(tmp_path)
     host.turn("amdgpu_1s")
     assert sum(host.session.ras.reads) == 1
     for _ in range(7):
@@ -355,9 +338,8 @@ def test_ras_counts_are_asked_every_ten_seconds_and_one_gpu_a_turn(tmp_path: Pat
     assert device["ecc_uncorrected_volatile_device_errors"] == 2
 
 
-def test_errors_of_links_are_not_lost_data(tmp_path: Path) -> None:
+def test_errors_of_links_are_not_lost_data(host: AmdHost) -> None:
     """A noisy XGMI link was reported as memory that lost data."""
-    host = AmdHost(tmp_path)
     host.turn("ras_10s")
     rows = host.rows("amdgpu_1s", "gpu_1s_changes")
     assert rows[host.key(5)]["ecc_corrected_volatile_errors"] == 0  # despite 3 on its links
@@ -374,9 +356,8 @@ def test_a_sleeping_gpu_is_not_woken_for_its_errors(tmp_path: Path) -> None:
     assert not any(known(row) for row in host.rows("ras_10s").values())
 
 
-def test_bad_pages_are_retired_pages(tmp_path: Path) -> None:
+def test_bad_pages_are_retired_pages(host: AmdHost) -> None:
     """Two are out, and one waits for the driver to load again."""
-    host = AmdHost(tmp_path)
     rows = host.rows("amdgpu_10s", "gpu_10s_changes")
     assert (
         rows[host.key(6)]["retired_uncorrected_pages"],
@@ -399,15 +380,11 @@ def test_bad_pages_are_retired_pages(tmp_path: Path) -> None:
     ],
 )
 def test_lists_of_bad_pages(text: bytes, found: BadPages) -> None:
-    """Any content and any length."""
     assert parse_bad_pages(text[: BAD_PAGES_BYTES_MAX * 4]) == found
 
 
-def test_the_link_to_the_host(tmp_path: Path) -> None:
-    """The GPU's own link ends in a switch on its package, and is always healthy: the table has the
-    outer link.
-    """
-    host = AmdHost(tmp_path)
+def test_the_link_to_the_host(host: AmdHost) -> None:
+    """The GPU's own link ends in a switch on its package: the table has the outer link."""
     row = host.rows("amdgpu_10s", "gpu_10s")[host.key(4)]
     assert (row["pcie_width_lanes"], row["pcie_width_max_lanes"]) == (8.0, 16.0)
     assert (row["pcie_generation_number"], row["pcie_generation_max_number"]) == (5.0, 5.0)
@@ -438,9 +415,7 @@ def test_partitions_are_told_as_instances(tmp_path: Path) -> None:
 
 
 def test_who_holds_a_partition(tmp_path: Path) -> None:
-    """KFD has a file for every GPU in each process's folder: a process without memory and queue
-    does not use the GPU.
-    """
+    """KFD lists every GPU for each process: one without memory and queue does not use the GPU."""
     host = AmdHost(tmp_path, "mi300x-cpx")
     assert set(host.rows("kfd_process_1s")) == {
         f"{host.key(0)}/gi0/7100",
@@ -459,11 +434,10 @@ def test_who_holds_a_partition(tmp_path: Path) -> None:
     assert host.turn("kfd_process_1s").outcome is CollectOutcome.NO_DATA
 
 
-def test_processes_are_counted_and_have_their_jobs(tmp_path: Path) -> None:
+def test_processes_are_counted_and_have_their_jobs(host: AmdHost) -> None:
     """The list goes to the collector that finds their jobs, like NVML's."""
-    host = AmdHost(tmp_path)
     host.turn("kfd_process_1s")
-    assert host.rows("amdgpu_1s", "gpu_1s")[host.key(0)]["processes_count"] == 1.0
+    assert gpu_second(host)["processes_count"] == 1.0
     jobs = COLLECTORS["gpu_job_1s"](host.host.roots)
     for _ in range(2):
         host.turn("kfd_process_1s")
@@ -474,9 +448,8 @@ def test_processes_are_counted_and_have_their_jobs(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_xgmi_links(tmp_path: Path) -> None:
+def test_xgmi_links(host: AmdHost) -> None:
     """An MI300X uses seven of eight links; the eighth reads as all ones and is not shown."""
-    host = AmdHost(tmp_path)
     host.turn("xgmi_10s")
     host.host.pass_a_second()
     changes = host.rows("xgmi_10s", "nvlink_10s_changes")
@@ -511,9 +484,8 @@ def test_properties_and_addresses_of_nodes() -> None:
     assert pci_address(2, 0x0508) == "0002:05:01.0"
 
 
-def test_ids_that_are_none(tmp_path: Path) -> None:
+def test_ids_that_are_none(host: AmdHost) -> None:
     """A GPU whose driver has no unique id is identified by its address."""
-    host = AmdHost(tmp_path)
     for number, text in enumerate(("", "0000000000000000", "8f3c", "zz3c9c1d2e4a5b60")):
         (Path(amd_gpus(host.host.roots.sys)[number].folder) / "unique_id").write_text(text)
     keys = [gpu.key for gpu in amd_gpus(host.host.roots.sys)]

@@ -1,6 +1,4 @@
-"""Late frames in messages: the aggregator decodes exactly the sent frames, within its stated
-limits.
-"""
+"""Late frames in messages: the aggregator decodes the sent frames, within its limits."""
 
 from __future__ import annotations
 
@@ -52,9 +50,7 @@ def plain(sequence: int, devices: int = 8) -> bytes:
     st.sampled_from([0, 2000, CONTEXT_BYTES_MAX]),
     st.sampled_from([0, 1, 3, LATE_FRAMES_MAX, 10**6]),
 )
-def test_every_late_frame_comes_out_in_its_order(
-    sent: list[bytes], context_bytes: int, late_frames_max: int
-) -> None:
+def test_late_frames_in_order(sent: list[bytes], context_bytes: int, late_frames_max: int) -> None:
     """A spool may hold anything: invalid frames are sent alone, and do not affect others."""
     messages = FrameBatchEncoder(context_bytes, late_frames_max)
     created = list(

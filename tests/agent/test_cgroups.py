@@ -227,9 +227,7 @@ def test_version_1_has_a_line_for_each_hierarchy() -> None:
     ],
 )
 def test_a_path_seen_from_another_group(path: str, said: dict[str, str]) -> None:
-    """An agent in a pod sees the paths of others relative to its own: only the remaining part is
-    known.
-    """
+    """An agent in a pod sees the paths of others relative to its own."""
     result = owner_of(path)
     assert (result.attributes(), result.is_relative) == (said, True)
 
@@ -274,9 +272,7 @@ def test_any_path_has_an_answer(path: str) -> None:
 
 @given(st.lists(PIECES, max_size=8))
 def test_a_job_stands_where_slurm_puts_it(pieces: list[str]) -> None:
-    """Pieces of true paths in any order: a job only below slurmd's own group at the root, or in a
-    pod's container.
-    """
+    """Pieces of true paths: a job only below slurmd's group at the root, or in a pod."""
     result = owner_of("/" + "/".join(pieces))
     if not result.job_id:
         return

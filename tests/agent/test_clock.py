@@ -40,9 +40,7 @@ def test_a_turn_can_be_had_early_once_and_the_grid_stays() -> None:
 
 
 def test_a_stall_is_counted_and_not_made_up_for() -> None:
-    """A host that was stopped for five seconds must not read its counters five times in a row
-    afterwards.
-    """
+    """A host stopped for five seconds must not read its counters five times in a row."""
     schedule = PeriodicSchedule(PERIODS)
     schedule.due(100 * SECOND)
     assert schedule.due(105 * SECOND) == ["fast"]

@@ -53,10 +53,7 @@ WITHOUT_DATA = pytest.mark.skipif(
 
 @pytest.mark.parametrize("name", hosts.NAMES)
 def test_the_whole_reading_of_a_host_is_the_golden_one(name: str, tmp_path: Path) -> None:
-    """A reader's unit changed by 1000 and every other test passed.
-
-    After a wanted change: `python -m tests.hosts`, and read the difference.
-    """
+    """A unit changed by 1000. After a wanted change: `python -m tests.hosts`, and read the diff."""
     document = read_host(hosts.unpack(name, tmp_path))
     golden = (hosts.HERE / f"{name}.json").read_text()
     assert json.loads(as_text(document)) == json.loads(golden)
@@ -102,9 +99,8 @@ def test_this_machine_is_read_without_error() -> None:
     assert {c.name for c in collectors} >= {"host_1s", "disk_1s"}
 
 
-def test_a_turn_gives_the_same_blocks_and_no_more_descriptors(tmp_path: Path) -> None:
+def test_a_turn_gives_the_same_blocks_and_no_more_descriptors(host: hosts.HostFolder) -> None:
     """Blocks are made once; a descriptor a turn would end the agent within the hour."""
-    host = hosts.unpack("h100-ib", tmp_path)
     collectors = collectors_of(host.roots)
     first = [run_collector(collector, StoppedClock()).blocks for collector in collectors]
     assert sum(map(len, first)) > 30
@@ -126,9 +122,8 @@ def devices(collector: Collector) -> tuple[str, ...]:
     return collector.collect()[0].devices
 
 
-def test_ports_that_come_and_go(tmp_path: Path) -> None:
+def test_ports_that_come_and_go(host: hosts.HostFolder) -> None:
     """An HCA was reset: its port went, and came back. Each time in the next turn, no turn failed."""
-    host = hosts.unpack("h100-ib", tmp_path)
     collector = rdma.rdma_1s(host.roots)
     link = host.roots.sys / "class/infiniband/mlx5_1"
     target = os.readlink(link)
@@ -140,9 +135,8 @@ def test_ports_that_come_and_go(tmp_path: Path) -> None:
     assert devices(collector) == whole
 
 
-def test_a_host_that_loses_its_last_device_says_so(tmp_path: Path) -> None:
+def test_a_host_that_loses_its_last_device_says_so(host: hosts.HostFolder) -> None:
     """The module was unloaded: no data, instead of the last readings forever."""
-    host = hosts.unpack("h100-ib", tmp_path)
     collector = rdma.rdma_10s(host.roots)
     collector.collect()
     shutil.rmtree(host.roots.sys / "class/infiniband")
@@ -150,9 +144,8 @@ def test_a_host_that_loses_its_last_device_says_so(tmp_path: Path) -> None:
         collector.collect()
 
 
-def test_a_device_gone_between_list_and_read_costs_no_neighbour(tmp_path: Path) -> None:
+def test_a_device_gone_between_list_and_read_costs_no_neighbour(host: hosts.HostFolder) -> None:
     """The list named four ports; one went before its files were opened."""
-    host = hosts.unpack("h100-ib", tmp_path)
 
     def list_then_unplug() -> list[CounterDevice]:
         ports = rdma_ports(host.roots.sys)
@@ -202,9 +195,7 @@ def test_rapl_that_only_root_may_read_is_blind() -> None:
 
 
 def test_a_package_that_two_rapl_drivers_show_is_counted_once(tmp_path: Path) -> None:
-    """intel_rapl_msr and processor_thermal_rapl both loaded: the sum over zones was twice the
-    host's power.
-    """
+    """intel_rapl_msr and processor_thermal_rapl both loaded: the sum was twice the host's power."""
     zones = {
         "intel-rapl:0": "package-0",
         "intel-rapl:0:0": "dram",
@@ -236,9 +227,8 @@ def test_kernel_names_with_odd_characters(tmp_path: Path) -> None:
     ]
 
 
-def test_a_pcie_device_that_fell_off_the_bus(tmp_path: Path) -> None:
+def test_a_pcie_device_that_fell_off_the_bus(host: hosts.HostFolder) -> None:
     """All ones from a dead device: 63 lanes at an unknown speed are not a reading."""
-    host = hosts.unpack("h100-ib", tmp_path)
     gpu = host.roots.sys / "bus/pci/devices/0000:18:00.0"
     (gpu / "current_link_speed").write_text("Unknown\n")
     (gpu / "current_link_width").write_text("63\n")
@@ -248,9 +238,8 @@ def test_a_pcie_device_that_fell_off_the_bus(tmp_path: Path) -> None:
     assert row["link_width_max_lanes"] == 16
 
 
-def test_a_mount_that_goes_before_it_is_asked(tmp_path: Path) -> None:
+def test_a_mount_that_goes_before_it_is_asked(host: hosts.HostFolder) -> None:
     """Only its own size is missing."""
-    host = hosts.unpack("h100-ib", tmp_path)
 
     def statvfs(point: str) -> os.statvfs_result:
         if point != "/":
@@ -269,11 +258,8 @@ def test_a_mount_that_goes_before_it_is_asked(tmp_path: Path) -> None:
     }
 
 
-def test_a_filesystem_below_a_folder_of_somebody_else(tmp_path: Path) -> None:
-    """/var/lib/kubelet is root's: free space of the volumes below it was missing, without a
-    message.
-    """
-    host = hosts.unpack("h100-ib", tmp_path)
+def test_a_filesystem_below_a_folder_of_somebody_else(host: hosts.HostFolder) -> None:
+    """/var/lib/kubelet is root's: the volumes' free space was missing, without a message."""
 
     def statvfs(point: str) -> os.statvfs_result:
         if point != "/":
@@ -297,9 +283,7 @@ def test_a_zone_without_a_cap_is_no_missing_zone(tmp_path: Path) -> None:
 
 
 def test_a_sensor_that_another_chip_took_the_number_of(tmp_path: Path) -> None:
-    """A NIC was pulled out and its hwmon number reused: its temperature was reported for another
-    minute.
-    """
+    """A NIC was pulled and its hwmon number reused: its temperature lasted another minute."""
     host = hosts.unpack("h200-roce", tmp_path)
     collector = power.hwmon_10s(host.roots)
     assert "mlx5@0000:04:00.0/temp1" in devices(collector)
@@ -310,9 +294,7 @@ def test_a_sensor_that_another_chip_took_the_number_of(tmp_path: Path) -> None:
 
 
 def test_what_may_wait_for_a_driver_is_not_in_the_daemons_own_thread() -> None:
-    """A NIC's firmware did not answer while its driver held the kernel's network lock: `carrier`
-    could not be read, and the whole agent hung. A frequency takes 10 ms a core on Linux 5.15.
-    """
+    """`carrier` hung with a NIC's firmware and held the agent. A frequency takes 10 ms a core."""
     created = {name: make(Roots()) for name, make in COLLECTORS.items()}
     waiting = ["net_1s", "net_10s", "bond_10s", "nic_10s", "link_10s", "rdma_1s", "rdma_10s"]
     waiting += ["hwmon_1s", "hwmon_10s", "pcie_10s", "pcie_60s", "nvme_60s", "filesystem_60s"]

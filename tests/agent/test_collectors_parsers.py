@@ -229,9 +229,7 @@ def test_energy_is_unwrapped_at_its_own_range(range_uj: int, steps: list[int]) -
 @given(st.none() | RANGES, st.lists(st.none() | st.integers(0, U64_MAX), max_size=30))
 @example(None, [0, U64_MAX - 1, 0, 2])
 def test_energy_is_never_invented(range_uj: int | None, readings: list[int | None]) -> None:
-    """A reloaded driver, a zone with garbage: the sum never falls, and no step exceeds the distance
-    between two readings, directly or across the wrap.
-    """
+    """A reloaded driver, garbage: the sum never falls, and no step exceeds the true distance."""
     meter, total, last = Meter(range_uj or 0), 0, None
     for reading in readings:
         step = counter_delta(last, reading, CounterSpec(wraps_after=range_uj or 0))

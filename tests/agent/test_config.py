@@ -85,9 +85,7 @@ def test_any_text_is_an_address_and_a_host_or_is_refused_with_words(text: str) -
             assert text.isascii() and not any(c.isspace() or c == "/" for c in text)
 
 
-def test_a_machine_whose_own_name_cannot_serve_is_told_what_to_set(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_host_name_that_cannot_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     """A container runtime had named the machine `gpu 7`; the agent ended with a traceback."""
     monkeypatch.setattr(socket, "gethostname", lambda: "gpu 7")
     with pytest.raises(
@@ -107,9 +105,7 @@ def test_labels_are_names_with_values() -> None:
 
 
 def test_a_label_of_ours_that_no_aggregator_reads() -> None:
-    """A thousand hosts registered with `gangline.rak`, and had no place: a dark rack was a dozen
-    dark hosts.
-    """
+    """A thousand hosts with `gangline.rak` had no place: a dark rack was a dozen dark hosts."""
     for wrong in ("gangline.rak=r12", "gangline.=r12"):
         name = wrong.partition("=")[0]
         assert label_error(wrong).startswith(
@@ -124,9 +120,7 @@ def test_a_label_of_ours_that_no_aggregator_reads() -> None:
 
 
 def test_such_a_label_is_left_out_at_a_start(caplog: pytest.LogCaptureFixture) -> None:
-    """Settings for the next version came first: no agent of this version started after the next
-    reboot.
-    """
+    """Settings for the next version came first: no agent started after the next reboot."""
     assert load(AgentConfig, None, ["labels=gangline.pod=p"]).labels == ("gangline.pod=p",)
     assert read_labels(("gangline.pod=p", "gangline.rack=r", "site=a=b")) == {
         "gangline.rack": "r",

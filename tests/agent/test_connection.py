@@ -1,6 +1,4 @@
-"""One connection against a real server on loopback: only the client's thread uses the socket, and
-adding a frame never waits for it.
-"""
+"""One connection to a real server: only the client's thread uses the socket; adding never waits."""
 
 from __future__ import annotations
 
@@ -124,9 +122,7 @@ def test_what_fails_in_sending_is_sent_again(streaming: Streaming, error: Except
 
 
 @pytest.mark.parametrize("taken_bytes", [0, 10])
-def test_what_the_socket_does_not_take_goes_first_later(
-    streaming: Streaming, taken_bytes: int
-) -> None:
+def test_untaken_bytes_go_first_later(streaming: Streaming, taken_bytes: int) -> None:
     """Its buffer was full in the middle of a frame: the next must not come in between."""
     wire = streaming.wires[-1]
 
@@ -194,9 +190,7 @@ def test_closing_takes_the_last_receipts(streaming: Streaming) -> None:
 def test_a_frame_and_the_receipt_before_it_are_one_waking(
     told: Told, aggregator: Aggregator, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Waking a thread for each receipt cost more than the receipt is worth; the daemon hung, and
-    none was read.
-    """
+    """A waking for each receipt cost more than the receipt is worth."""
     streaming = Streaming(told, aggregator, agent, monkeypatch, 1 / (2 * GUARD_SECONDS))
     wire = streaming.wires[-1]
     before = wire.reads
@@ -215,9 +209,7 @@ def test_receipts_are_read_though_no_frame_comes(streaming: Streaming) -> None:
 
 
 def test_receipts_that_lie_there_are_read_before_patience_ends() -> None:
-    """The agent was frozen for a minute (a cgroup, a debugger): it closed a healthy connection, and
-    reconnected.
-    """
+    """The agent was frozen for a minute: it closed a healthy connection, and reconnected."""
     ours, peer = socket.socketpair()
     wake = os.eventfd(1)
     with ours, peer:

@@ -26,6 +26,7 @@ from gangline.contract.block import Block
 from gangline.contract.signal import Pace
 from gangline.contract.signals import TABLES
 from gangline.contract.wire import telemetry_pb2
+from tests.agent.fakes import HandedClock, KeptEvents
 from tests.processes import GUARD_SECONDS
 
 SECOND = 1_000_000_000
@@ -34,25 +35,7 @@ RUN, BOOT = b"r" * 16, b"b" * 16
 
 
 @dataclass
-class HandedClock:
-    """A clock that advances only by hand; the wall clock has another start."""
-
-    now_ns: int = START
-
-    def boottime_ns(self) -> int:
-        return self.now_ns
-
-    def wall_ns(self) -> int:
-        return self.now_ns + 1_700_000_000 * SECOND
-
-
-@dataclass
 class KeptFrames:
-    """A spool in memory.
-
-    The real spool has its own tests, and is part of the six-hour test below.
-    """
-
     frames: list[frames.Frame] = field(default_factory=list)
     sequence: int = 1
     dropped_frames: int = 0
@@ -71,15 +54,6 @@ class KeptFrames:
     @property
     def bytes(self) -> int:  # last: within the class it hides the type
         return 77
-
-
-@dataclass
-class KeptEvents:
-    events: list[telemetry_pb2.HealthEvent] = field(default_factory=list)
-    dropped_events: int = 0
-
-    def put(self, event: telemetry_pb2.HealthEvent) -> None:
-        self.events.append(event)
 
 
 @dataclass
@@ -125,7 +99,7 @@ class Fixture:
         linger_seconds: float = GUARD_SECONDS,
         on_second: Callable[[], None] = lambda: None,
     ) -> None:
-        self.clock = HandedClock()
+        self.clock = HandedClock(START)
         self.spool, self.events, self.client = KeptFrames(), KeptEvents(), CountingClient()
         self.stop = threading.Event()
         self.framer = FrameBuilder(RUN, BOOT)
@@ -208,12 +182,8 @@ def test_a_collector_that_is_blind_in_part_gives_what_it_saw_and_says_what_it_di
     assert (device, code, words) == ("numa", CollectOutcome.BLIND, OneEyed.access_error)
 
 
-def test_an_inventory_that_a_collector_asks_for_is_read_at_the_next_tick_but_not_at_every_one() -> (
-    None
-):
-    """A NIC that flaps for an hour: the child that reads the inventory must not be started each
-    second.
-    """
+def test_a_requested_inventory_is_read_at_the_next_tick_but_not_at_every_tick() -> None:
+    """A NIC that flaps for an hour must not start the inventory's child each second."""
     inventory = Numa(name="inventory", table="numa_60s", pace=Pace.BOOT)
     fixture = Fixture(inventory)
     fixture.run(1)
@@ -224,9 +194,7 @@ def test_an_inventory_that_a_collector_asks_for_is_read_at_the_next_tick_but_not
 
 
 def test_an_inventory_that_is_asked_for_later_is_read_then() -> None:
-    """A GPU without a description is asked again after a while, which does not delay an earlier
-    request.
-    """
+    """A GPU without description is asked again later, which delays no earlier request."""
     inventory = Numa(name="inventory", table="numa_60s", pace=Pace.BOOT)
     fixture = Fixture(inventory)
     fixture.run(1)
@@ -242,9 +210,7 @@ def test_an_inventory_that_is_asked_for_later_is_read_then() -> None:
 
 
 def test_what_a_collector_tells_is_whole_and_leaves_at_once() -> None:
-    """An event without id could not be distinguished from others; an event without time is useless
-    at 3 a.m.
-    """
+    """An event needs its id and time to be told from others."""
     fixture = Fixture()
     fixture.teller.publish(telemetry_pb2.HealthEvent(name="gpu.xid", code=79))
     fixture.teller.publish(
@@ -272,9 +238,7 @@ class Quiet(Numa):
 
 
 def test_what_travels_on_change_travels_whole_to_who_has_just_heard_of_us() -> None:
-    """Readings sent before the answer to a registration count as late: for a minute the first error
-    of each device was taken for its first reading, and counted as none.
-    """
+    """Readings before the registration counted as late: the first error was the first reading."""
     fixture = Fixture(Quiet(table="gpu_1s_changes", pace=Pace.SECOND))
     fixture.run(3)
     fixture.client.reconnects += 1
@@ -300,9 +264,7 @@ def test_the_agent_tells_of_itself() -> None:
 
 
 def test_one_broken_sensor_ends_nothing_and_its_outcome_is_told_once() -> None:
-    """A kernel upgrade changed one file's format; the other readings matter all the more, and the
-    message must not repeat 86,400 times a day.
-    """
+    """A kernel upgrade changed one file's format; 86,400 messages a day are too many."""
 
     def fail() -> None:
         raise ValueError("expected MemTotal, got ''")
@@ -348,9 +310,7 @@ def test_a_collector_that_passes_over_its_turn_is_not_called_and_nothing_is_miss
 
 
 def test_the_client_is_woken_once_a_second_last_of_all_and_even_if_that_fails() -> None:
-    """Two threads that were awake at once waited for each other at the interpreter's lock, each
-    second of each host.
-    """
+    """Two threads awake at once waited for each other at the interpreter's lock."""
     order: list[str] = []
 
     def on_second() -> None:
@@ -365,9 +325,7 @@ def test_the_client_is_woken_once_a_second_last_of_all_and_even_if_that_fails() 
 
 
 def test_a_flapping_sensor_is_reported_at_most_every_ten_seconds() -> None:
-    """A loose riser made one fan answer every other second; its outcome filled the event queue and
-    an XID was dropped for it.
-    """
+    """A fan answered every other second; its outcomes filled the event queue and dropped an XID."""
     turns = itertools.count()
 
     def act() -> None:
@@ -391,9 +349,7 @@ def test_a_stall_is_counted_in_the_signal_of_every_collector_that_missed_turns()
     assert skipped == {"host": 25, "numa": 2}
 
 
-def test_a_tick_that_fails_in_ourselves_is_logged_and_the_loop_goes_on(
-    records: pytest.LogCaptureFixture,
-) -> None:
+def test_a_tick_that_fails_is_logged(records: pytest.LogCaptureFixture) -> None:
     """An event queue on a broken disk raised; the daemon must survive its own faults."""
     host = Numa(name="host", table="host_1s", pace=Pace.SECOND)
     fixture = Fixture(host)
@@ -423,12 +379,8 @@ def test_a_table_left_out_is_said_and_counted(records: pytest.LogCaptureFixture)
 
 
 @pytest.mark.slow
-def test_six_hours_leave_memory_and_spool_bounded_and_every_sample_on_the_grid(
-    tmp_path: Path,
-) -> None:
-    """The aggregator is unreachable for six hours and one sensor always fails: the agent must not
-    grow, and the newest frames must remain.
-    """
+def test_six_hours_leave_memory_and_spool_bounded_and_samples_on_the_grid(tmp_path: Path) -> None:
+    """No aggregator, one sensor always fails: bounded memory, and the newest frames remain."""
 
     def fail() -> None:
         raise OSError("no such sensor")

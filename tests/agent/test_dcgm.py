@@ -17,7 +17,8 @@ from gangline.agent.xid_reports import NVML_XIDS, XID_DEDUPLICATOR
 from gangline.contract.block import Block
 from gangline.contract.signals import BY_ID
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
-from tests.agent.gpu_host import SECOND, HandedClock
+from tests.agent.fakes import HandedClock
+from tests.agent.gpu_host import SECOND
 from tests.fake_dcgm import MAJORS, HostEngine, build
 
 UUIDS = [f"GPU-00000000-0000-0000-0000-00000000000{number}" for number in range(3)]
@@ -41,7 +42,7 @@ class DcgmHost:
         for number, (uuid, address) in enumerate(zip(UUIDS, ADDRESSES, strict=True)):
             self.engine.gpu(number, uuid, address, 9 if number == 2 else 8)
         self.engine.write()
-        self.clock = HandedClock()
+        self.clock = HandedClock(wall_ahead_ns=0)
         self.roots = Roots(sys, Path("/nowhere"), dcgm=mode, dcgm_library=library)
         self.events: list[HealthEvent] = []
         self.counts: Block | None = None  # last received: sent only after a change
@@ -51,7 +52,13 @@ class DcgmHost:
     def put(self, event: HealthEvent) -> None:
         self.events.append(event)
 
+    def play(self, *lines: str) -> None:
+        """Have the engine's file contain these lines besides its readings."""
+        self.engine.lines[:] = lines
+
     def turn(self, seconds: int = 1) -> CollectResult:
+        """Have the engine read its file, and run the collector each second."""
+        self.engine.write()
         for _ in range(seconds):
             self.clock.now_ns += SECOND
             result = run_collector(self.listener, self.clock)
@@ -73,7 +80,6 @@ class DcgmHost:
         numbers = {"sm": 1002, "tensor": 1004, "graphics": 1001}
         for name, value in values.items():
             self.engine.set(0, numbers[name], "d", at, value)
-        self.engine.write()
 
 
 Make = Callable[..., DcgmHost]
@@ -81,9 +87,11 @@ Make = Callable[..., DcgmHost]
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, libraries: dict[int, str]) -> Make:
-    def made(major: int = 4, mode: str = "listen") -> DcgmHost:
+    def made(*lines: str, major: int = 4, mode: str = "listen") -> DcgmHost:
         monkeypatch.setenv("GANGLINE_FAKE_DCGM", str(tmp_path / "engine"))
-        return DcgmHost(tmp_path, libraries[major], mode)
+        host = DcgmHost(tmp_path, libraries[major], mode)
+        host.play(*lines)
+        return host
 
     return made
 
@@ -100,12 +108,8 @@ def test_without_a_library_there_is_no_lane() -> None:
 
 @pytest.mark.parametrize("major", MAJORS)
 def test_listening_changes_nothing_in_the_engine(make: Make, major: int) -> None:
-    """No watch, no group, no policy of the agent: the engine's quota and counters belong to its
-    users.
-    """
-    host = make(major)
-    host.engine.lines += ["group 0 0x13", FAILURE]
-    host.engine.write()
+    """No watch, group or policy of the agent: quota and counters belong to the engine's users."""
+    host = make("group 0 0x13", FAILURE, major=major)
     host.turn(70)
     names = {call.split()[0] for call in host.engine.calls}
     assert names == {
@@ -157,13 +161,9 @@ def test_a_pause_is_blind_and_not_idle(make: Make) -> None:
 
 @pytest.mark.parametrize("major", MAJORS)
 def test_an_incident_is_told_with_dcgms_code_and_words(make: Make, major: int) -> None:
-    host = make(major)
-    host.engine.lines += [
-        "group 0 0x13",
-        FAILURE,
-        "incident 0 3 2 0x400 10 44 NVSwitch 2: SXid 11012",
-    ]
-    host.engine.write()
+    host = make(
+        "group 0 0x13", FAILURE, "incident 0 3 2 0x400 10 44 NVSwitch 2: SXid 11012", major=major
+    )
     result = host.turn()
     assert host.value(result, "dcgm.health_systems_flags") == 0x13
     assert host.value(result, "dcgm.incidents_state") == 2
@@ -179,14 +179,11 @@ def test_an_incident_is_told_with_dcgms_code_and_words(make: Make, major: int) -
 
 
 def test_an_incident_that_stands_is_told_again_as_the_same(make: Make) -> None:
-    host = make()
-    host.engine.lines += ["group 0 0x10", FAILURE]
-    host.engine.write()
+    host = make("group 0 0x10", FAILURE)
     host.turn(310)
     assert [(event.revision, event.count) for event in host.events] == [(0, 1), (1, 2)]
     assert len({event.event_id for event in host.events}) == 1
     host.engine.lines.remove(FAILURE)
-    host.engine.write()
     assert host.value(host.turn(10), "dcgm.incidents_state") == 0
     assert len(host.events) == 2, "that DCGM finds nothing is told to nobody as health"
 
@@ -195,19 +192,16 @@ def test_an_xid_that_others_have_shown_is_one_event(make: Make) -> None:
     host = make()
     host.engine.set(0, 230, "i", 1, 0)
     host.engine.set(1, 230, "i", 1, 0)
-    host.engine.write()
     host.turn(10)
     at_us = host.clock.wall_ns() // 1000
     for number, code in ((0, 79), (1, 95)):
         host.engine.set(number, 230, "i", at_us, code)
-    host.engine.write()
     XID_DEDUPLICATOR.record(ADDRESSES[0], 79, host.clock.boottime_ns())
     host.turn(20)
     (event,) = host.events
     assert (event.name, event.code, event.device) == ("gpu.xid", 95, UUIDS[1])
     assert event.attributes["source"] == "dcgm" and event.boottime_ns == at_us * 1000
     host.engine.set(1, 230, "i", host.clock.wall_ns() // 1000, 43)
-    host.engine.write()
     NVML_XIDS.record(ADDRESSES[1], 43, host.clock.boottime_ns())
     result = host.turn(20)
     assert len(host.events) == 1 and host.value(result, "dcgm.told_by_others_events") == 2
@@ -216,16 +210,13 @@ def test_an_xid_that_others_have_shown_is_one_event(make: Make) -> None:
 def test_an_xid_of_before_the_connection_is_no_news(make: Make) -> None:
     host = make()
     host.engine.set(0, 230, "i", 1, 79)
-    host.engine.write()
     host.turn(30)
     assert not host.events
 
 
 @pytest.mark.parametrize("major", MAJORS)
 def test_watching_sets_health_fields_and_policies_once(make: Make, major: int) -> None:
-    host = make(major, "watch")
-    host.engine.lines += ["violation 1 0x8 1000000000 95 0"]
-    host.engine.write()
+    host = make("violation 1 0x8 1000000000 95 0", major=major, mode="watch")
     assert host.turn(70).outcome is CollectOutcome.OK
     calls = [call.split()[0] for call in host.engine.calls]
     assert calls.count("dcgmHealthSet_v2") == 1 and calls.count("dcgmWatchFields") == 2
@@ -236,43 +227,33 @@ def test_watching_sets_health_fields_and_policies_once(make: Make, major: int) -
 
 
 def test_health_that_somebody_watches_is_left_as_it_is(make: Make) -> None:
-    host = make(4, "watch")
-    host.engine.lines += ["group 2147483647 0x1"]
-    host.engine.write()
+    host = make("group 2147483647 0x1", mode="watch")
     host.turn(5)
     assert not any("HealthSet" in call for call in host.engine.calls)
 
 
 def test_watching_yields_to_a_profiler(make: Make) -> None:
-    host = make(4, "watch")
-    host.engine.lines += ["error dcgmWatchFields -34"]
-    host.engine.write()
+    host = make("error dcgmWatchFields -34", mode="watch")
     result = host.turn()
     assert result.outcome is CollectOutcome.BLIND
     assert result.message.startswith("paused: profiling metrics cannot be watched")
-    host.engine.lines.clear()
-    host.engine.write()
+    host.play()
     assert host.turn(61).outcome is CollectOutcome.OK
 
 
 def test_no_engine_is_no_data_and_is_looked_for_each_ten_seconds(make: Make) -> None:
-    host = make()
-    host.engine.lines.append("down 1")
-    host.engine.write()
+    host = make("down 1")
     result = host.turn(20)
     assert result.outcome is CollectOutcome.NO_DATA
     assert "no DCGM host engine answers at localhost:5555" in result.message
     connects = [call for call in host.engine.calls if "Connect" in call]
     assert connects == ["dcgmConnect_v2 localhost:5555 500"] * 2
-    host.engine.lines.clear()
-    host.engine.write()
+    host.play()
     assert host.turn(10).outcome is CollectOutcome.OK
 
 
 def test_an_engine_of_another_major_is_blind(make: Make) -> None:
-    host = make()
-    host.engine.lines.append("error dcgmConnect_v2 -12")
-    host.engine.write()
+    host = make("error dcgmConnect_v2 -12")
     result = host.turn()
     assert result.outcome is CollectOutcome.BLIND and "another major" in result.message
 
@@ -287,15 +268,9 @@ def test_an_engine_of_another_major_is_blind(make: Make) -> None:
         (["error dcgmVersionInfo -6", "engine_version 3.3.8"], ""),
     ],
 )
-def test_different_majors_are_told_although_the_connection_stands(
-    make: Make, lines: list[str], told: str
-) -> None:
-    """The engine accepted the connection, some readings were missing, and no message named the
-    cause.
-    """
-    host = make()
-    host.engine.lines += lines
-    host.engine.write()
+def test_different_majors_are_reported(make: Make, lines: list[str], told: str) -> None:
+    """The engine accepted the connection, readings were missing, and nothing named the cause."""
+    host = make(*lines)
     result = host.turn()
     assert result.outcome is (CollectOutcome.BLIND if told else CollectOutcome.OK)
     assert told in result.message and ("end of life" in result.message) == ("3.3.8" in told)
@@ -303,12 +278,9 @@ def test_different_majors_are_told_although_the_connection_stands(
 
 
 def test_an_engine_that_was_restarted_is_taken_up_again(make: Make) -> None:
-    host = make()
-    host.engine.lines += ["group 0 0x10", FAILURE]
-    host.engine.write()
+    host = make("group 0 0x10", FAILURE)
     host.turn()
     host.engine.lines.append("generation 1")
-    host.engine.write()
     outcomes = [host.turn().outcome for _ in range(10)]
     assert outcomes.count(CollectOutcome.ERROR) == 1, outcomes
     result = host.turn()
@@ -317,9 +289,7 @@ def test_an_engine_that_was_restarted_is_taken_up_again(make: Make) -> None:
     assert len(host.events) == 1, "an incident that stood before is the same one"
 
 
-def test_a_library_is_looked_for_without_being_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_is_found_unloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CACHE", tmp_path / "none")
     monkeypatch.setattr(module, "_FOLDERS", (str(tmp_path),))
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)

@@ -95,18 +95,14 @@ def text(latest: LatestReadings, form: ExpositionFormat, *events: HealthEvent) -
 
 
 @pytest.mark.parametrize(("version", "listed"), [("dcgm-4.8", OF_4_8), ("dcgm-4.9", OF_4_9)])
-def test_every_row_of_newer_lists_is_thought_of(
-    version: str, listed: dict[str, tuple[str, str]]
-) -> None:
+def test_every_row_of_newer_lists(version: str, listed: dict[str, tuple[str, str]]) -> None:
     """4.9 renamed 23 fields, and a dashboard for it found nothing."""
     ours = {row.name: (row.kind, row.unit) for row in NAMES[version].rows}
     assert ours == {name: row for name, row in listed.items() if not MISSING.search(name)}
 
 
 def test_names_units_and_labels_of_newer_versions(latest: LatestReadings) -> None:
-    """The label `Hostname` became `hostname` in 4.8.3; clocks, energy, shares and memory have base
-    units since 4.9.
-    """
+    """`Hostname` became `hostname` in 4.8.3; clocks and energy have base units since 4.9."""
     attributes = {("gpu", UUID): GPU, ("host", "node-1"): {"nvidia_driver_version": "580.159.04"}}
     lines: dict[str, list[str]] = {}
     for version in ("dcgm-4.8", "dcgm-4.9"):

@@ -48,7 +48,6 @@ class SwitchHost(DcgmHost):
             self.engine.switch(number, address, ports) for number, address in enumerate(SWITCHES)
         ]
         self.tables: dict[str, Block] = {}
-        self.engine.write()
 
     def rows(self, table: str, seconds: int = 10) -> dict[str, dict[str, float | int | None]]:
         for _ in range(seconds):
@@ -89,7 +88,6 @@ def test_what_somebody_watches_of_a_switch(make: Make, major: int) -> None:
         host.engine.set_of(3, 0, number, "i", 0, value)
     host.engine.set_of(3, 1, 858, "i", 0, "blank")
     host.engine.set_of(3, 1, 705, "i", 0, 30)  # one rail of three, which is not its power
-    host.engine.write()
     rows = host.rows("nvswitch_10s_changes", 1)
     assert list(rows) == list(SWITCHES)
     assert rows[SWITCHES[0]] == {
@@ -107,7 +105,6 @@ def test_links_of_a_switch_are_rows_of_their_own(make: Make) -> None:
     host.engine.set_of(6, first, 787, "i", 0, 12)
     host.engine.set_of(6, last, 870, "i", 0, -1)
     host.engine.set_of(6, last, 784, "i", 0, 3)
-    host.engine.write()
     rows = host.rows("nvswitch_link_10s_changes", 1)
     assert len(rows) == 2 * (ENTITIES_PER_CALL + 3)
     one, other = rows[f"{SWITCHES[0]}/link0"], rows[f"{SWITCHES[1]}/link{ENTITIES_PER_CALL + 2}"]
@@ -119,7 +116,6 @@ def test_links_of_gpus_are_left_to_nvml(make: Make) -> None:
     """DCGM 4 lists the links of GPUs under the same kind."""
     host = make()
     host.engine.entities.append((6, 1 | 5 << 8))
-    host.engine.write()
     assert len(host.rows("nvswitch_link_10s_changes", 1)) == 2 * PORTS
 
 
@@ -157,24 +153,20 @@ def test_a_switch_whose_address_nobody_watches_goes_by_dcgms_number(make: Make) 
     host = make()
     for number in range(866, 870):
         del host.engine.values[3, 0, number]
-    host.engine.write()
     assert list(host.rows("nvswitch_10s_changes", 1)) == ["nvswitch0", SWITCHES[1]]
 
 
 def test_an_engine_without_the_module_of_switches_is_no_error(make: Make) -> None:
     host = make()
     host.engine.lines.append("error dcgmGetEntityGroupEntities -33")
-    host.engine.write()
     assert host.rows("nvswitch_10s_changes", 20) == {}
     host.engine.lines.clear()
-    host.engine.write()
     assert list(host.rows("nvswitch_10s_changes", 61)) == list(SWITCHES)
 
 
 def test_more_links_than_there_is_room_for_is_blind(make: Make) -> None:
     host = make()
     host.engine.entities += [(6, 1 | number << 8) for number in range(1030)]
-    host.engine.write()
     result = host.turn()
     assert result.outcome is CollectOutcome.BLIND and "more than 1,024 links" in result.message
     assert any(block.table == "nvswitch_10s_changes" for block in result.blocks)
@@ -186,7 +178,6 @@ def test_a_switch_that_is_gone_leaves_the_table(make: Make) -> None:
     host.engine.entities = [
         entity for entity in host.engine.entities if entity[0] != 3 or entity[1] == 0
     ]
-    host.engine.write()
     assert list(host.rows("nvswitch_10s_changes", 70)) == [SWITCHES[0]]
 
 
@@ -196,11 +187,9 @@ def test_an_sxid_that_the_kernel_log_has_not_shown(make: Make, fatal: bool) -> N
     host = make()
     field = 856 if fatal else 857
     host.engine.set_of(3, 1, field, "i", 1, 0)
-    host.engine.write()
     host.turn(10)
     at_us = host.clock.wall_ns() // 1000
     host.engine.set_of(3, 1, field, "i", at_us, 20034)
-    host.engine.write()
     host.turn(20)
     (event,) = host.events
     assert (event.name, event.device_kind, event.device) == (
@@ -216,12 +205,10 @@ def test_an_sxid_of_the_kernel_log_stays_one_event(make: Make) -> None:
     host = make()
     for group, entity, field in ((3, 0, 856), (6, host.links[0][2], 782)):
         host.engine.set_of(group, entity, field, "i", 1, 0)
-    host.engine.write()
     host.turn(10)
     at_us = host.clock.wall_ns() // 1000
     for group, entity, field in ((3, 0, 856), (6, host.links[0][2], 782)):
         host.engine.set_of(group, entity, field, "i", at_us, 12028)
-    host.engine.write()
     XID_DEDUPLICATOR.record(SWITCHES[0], 12028, host.clock.boottime_ns())
     result = host.turn(20)
     assert not host.events
@@ -233,12 +220,10 @@ def test_a_switch_and_its_link_report_one_sxid(make: Make) -> None:
     link = host.links[0][3]
     for group, entity, field in ((3, 0, 856), (3, 1, 856), (6, link, 782)):
         host.engine.set_of(group, entity, field, "i", 1, 0)
-    host.engine.write()
     host.turn(10)
     at_us = host.clock.wall_ns() // 1000
     for group, entity, field in ((3, 0, 856), (3, 1, 856), (6, link, 782)):
         host.engine.set_of(group, entity, field, "i", at_us, 19077)
-    host.engine.write()
     host.turn(20)
     of_link, of_other = host.events
     assert (of_link.device, of_link.attributes["link"]) == (SWITCHES[0], "3")
@@ -254,14 +239,12 @@ def test_vgpus_of_a_hypervisor(make: Make) -> None:
     for number, value in ((522, 470), (525, 2048), (526, 0), (527, 60)):
         host.engine.set_of(2, 7, number, "i", 0, value)
     host.engine.set_of(2, 7, 523, "s", 1, VGPU)
-    host.engine.write()
     rows = host.rows("vgpu_10s_changes", 1)
     assert rows[VGPU] == {
         "memory_used_bytes": 2048.0 * (1 << 20), "license_state": 0, "frame_rate_limit_hertz": 60.0, "type_number": 470,
     }  # fmt: skip
     assert set(rows["vgpu8"].values()) == {None}
     host.engine.set(0, 503, "b", 1, "")
-    host.engine.write()
     assert host.rows("vgpu_10s_changes", 61) == {}
 
 

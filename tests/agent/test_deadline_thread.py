@@ -11,17 +11,10 @@ from hypothesis import strategies as st
 from gangline.agent.collector import Collector, CollectOutcome, DeadlineThread, NoData
 from gangline.contract.block import Block
 from gangline.contract.signal import Pace
+from tests.hosts.reading import StoppedClock
 from tests.processes import GUARD_SECONDS
 
 SECOND = 1_000_000_000
-
-
-class StoppedClock:
-    def boottime_ns(self) -> int:
-        return 0
-
-    def wall_ns(self) -> int:
-        return 0
 
 
 class Driver(Collector):
@@ -65,9 +58,7 @@ def test_a_turn_comes_back_once_with_what_the_collector_said() -> None:
 
 
 def test_a_driver_that_hangs_is_named_at_every_tick_and_left_alone() -> None:
-    """A GPU fell off the bus and the ioctl blocked for 45 s: every restart of the sweep would have
-    left one more thread in the driver.
-    """
+    """An ioctl blocked for 45 s: every restart of the sweep would have left another thread."""
     driver, probe = make()
     before = threading.active_count()
     probe.begin(0)
@@ -125,9 +116,7 @@ def test_a_host_without_a_thread_to_spare_does_not_stop_the_daemon(monkeypatch) 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.sampled_from(["begin", "let", "second"]), max_size=40))
 def test_any_course_of_events(actions: list[str]) -> None:
-    """Calls begun, released and awaited in any order: at most one call is in the driver, and each
-    call gives one turn or one hung outcome, never both.
-    """
+    """At most one call is in the driver, and each call gives one turn or one hung outcome."""
     driver, probe = make()
     now = begun = let = taken = discarded = 0
     hung = False

@@ -1,6 +1,4 @@
-"""The kernel's own refusal by device rules: a cgroup with a deny-all BPF program, like systemd's
-after a reload.
-"""
+"""The kernel's refusal by device rules: a cgroup with a deny-all BPF program, as by systemd."""
 
 from __future__ import annotations
 

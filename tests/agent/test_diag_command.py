@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from gangline.agent.diagnostic import (
     parse_report,
 )
 from gangline.agent.inventory import HostDevice
-from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.agent import test_release_command as release_world
+from tests.agent.fakes import KeptEvents
 from tests.agent.test_gpu_release import A, B
 
 UUIDS = [f"GPU-{n:08x}-0000-0000-0000-000000000000" for n in range(2)]
@@ -165,9 +165,7 @@ def test_what_passed_of_no_gpu_is_no_pass_of_one() -> None:
     [("Fail", Outcome.FAILED), ("Warn", Outcome.WARNED), ("Skip", Outcome.PASSED)],
 )
 def test_a_summary_that_is_worse_than_its_results_counts(status: str, outcome: Outcome) -> None:
-    """Fabric Manager did not run: the results of `software` were skipped, its summary failed, and
-    GPUs passed.
-    """
+    """The summary of `software` failed, its results were skipped, and GPUs passed."""
     report = dcgm4()
     results = [
         {"entity_group": "GPU", "entity_group_id": 1, "entity_id": n, "status": "Skip"}
@@ -248,43 +246,41 @@ def test_the_thirteen_systems_and_seven_conditions_of_dcgm() -> None:
     assert len(dcgm_fields.HEALTH_SYSTEMS) == 13 and len(dcgm_fields.POLICY_CONDITIONS) == 7
 
 
-class Told:
-    def __init__(self) -> None:
-        self.events: list[HealthEvent] = []
-
-    def put(self, event: HealthEvent) -> bool:
-        self.events.append(event)
-        return True
+Told = tuple[KeptEvents, list[str]]
+Run = Callable[[object, list[str]], tuple[int, str, str]]
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Told, list[str]]]:
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
     """Yield an agent with two GPUs with serial numbers: its event sink, and the command's options."""
     gpus = [
         HostDevice("gpu", uuid, {"pci_address": address, "serial": serial})
         for uuid, address, serial in zip(UUIDS, (A, B), SERIALS, strict=True)
     ]
-    sink = Told()
+    sink = KeptEvents()
     monkeypatch.setattr(release_world, "GPUS", gpus)
-    monkeypatch.setattr(release_world, "NoEvents", lambda: sink)
+    monkeypatch.setattr(release_world, "KeptEvents", lambda: sink)
     with release_world.Agent(tmp_path).running() as agent:
         yield sink, ["--socket", str(agent.socket)]
 
 
-def run(content: object, options: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
-    text = content if isinstance(content, bytes) else json.dumps(content).encode()
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
-    return cli.main(["diag", "import", "-", *options])
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return a function that imports a report; it returns exit code, output and error output."""
+
+    def run(content: object, options: list[str]) -> tuple[int, str, str]:
+        text = content if isinstance(content, bytes) else json.dumps(content).encode()
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+        return cli.main(["diag", "import", "-", *options]), *capsys.readouterr()
+
+    return run
 
 
-def test_a_report_becomes_an_event_of_each_gpu(
-    told: tuple[Told, list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_report_becomes_an_event_of_each_gpu(told: Told, run: Run) -> None:
     sink, options = told
     report = dcgm3(warnings=[{"warning": "replays", "error_id": 32}])
-    assert run(report, options, monkeypatch) == cli.OK
+    output = f"{UUIDS[0]} passed: 2 tests passed, 1 skipped\n{UUIDS[1]} failed: PCIe: replays\n"
+    assert run(report, options)[:2] == (cli.OK, output)
     assert [(e.name, e.device, e.code) for e in sink.events] == [
         ("gpu.diagnostic", UUIDS[0], 0),
         ("gpu.diagnostic", UUIDS[1], 2),
@@ -292,48 +288,35 @@ def test_a_report_becomes_an_event_of_each_gpu(
     failed = sink.events[1]
     assert failed.message == "dcgmi diag: PCIe: replays"
     assert failed.attributes["failed"] == "PCIe" and failed.attributes["dcgm_version"] == "3.3.8"
-    assert capsys.readouterr().out == (
-        f"{UUIDS[0]} passed: 2 tests passed, 1 skipped\n{UUIDS[1]} failed: PCIe: replays\n"
-    )
-    run(report, options, monkeypatch)
+    run(report, options)
     assert len({event.event_id for event in sink.events}) == 2, "the same report is no news"
 
 
-def test_a_gpu_without_serial_number_is_named_by_hand(
-    told: tuple[Told, list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_gpu_without_serial_number_is_named_by_hand(told: Told, run: Run) -> None:
     sink, options = told
     report = dcgm4()
     del report["entity_groups"]
-    assert run(report, options, monkeypatch) == cli.USAGE
-    assert (
-        "no serial number for GPU 0, 1. Give its UUID: --gpu 0=GPU-..." in capsys.readouterr().err
-    )
+    code, _, error = run(report, options)
+    assert code == cli.USAGE
+    assert "no serial number for GPU 0, 1. Give its UUID: --gpu 0=GPU-..." in error
     named = [word for n, uuid in enumerate(UUIDS) for word in ("--gpu", f"{n}={uuid}")]
-    assert run(report, [*options, *named], monkeypatch) == cli.OK
+    assert run(report, [*options, *named])[0] == cli.OK
     assert [event.device for event in sink.events] == UUIDS
 
 
-def test_a_report_of_another_host_is_refused(
-    told: tuple[Told, list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_report_of_another_host_is_refused(told: Told, run: Run) -> None:
     """A report that was copied to the wrong host would return a broken GPU to service."""
     sink, options = told
     report = dcgm4()
     report["entity_groups"][0]["entities"][0]["serial_num"] = "999"
-    assert run(report, options, monkeypatch) == cli.FAILED
-    assert "no GPU of this host has the serial number '999'" in capsys.readouterr().err
+    code, _, error = run(report, options)
+    assert code == cli.FAILED and "no GPU of this host has the serial number '999'" in error
     assert [event.device for event in sink.events] == [UUIDS[1]]
 
 
-def test_without_an_agent_it_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(dcgm4(), ["--run-folder", str(tmp_path)], monkeypatch) == cli.FAILED
-    assert "agent.sock" in capsys.readouterr().err
-    assert run(b"no", ["--run-folder", str(tmp_path)], monkeypatch) == cli.USAGE
-    assert capsys.readouterr().err.startswith("gangline diag: standard input: it begins with 'no'")
+def test_without_an_agent_it_is_said(tmp_path: Path, run: Run) -> None:
+    code, _, error = run(dcgm4(), ["--run-folder", str(tmp_path)])
+    assert code == cli.FAILED and "agent.sock" in error
+    code, _, error = run(b"no", ["--run-folder", str(tmp_path)])
+    assert code == cli.USAGE
+    assert error.startswith("gangline diag: standard input: it begins with 'no'")

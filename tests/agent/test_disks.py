@@ -92,9 +92,8 @@ def test_a_line_of_diskstats_is_its_columns_or_nothing(words: list[str]) -> None
     assert disk["disk.flush_milliseconds"] == (numbers[16] if len(numbers) > 16 else None)
 
 
-def test_a_disk_that_was_pulled_out_leaves_no_row(tmp_path: Path) -> None:
+def test_a_disk_that_was_pulled_out_leaves_no_row(host: hosts.HostFolder) -> None:
     """Hot-unplugged: its last value must not remain, and after replugging the counters start at 0."""
-    host = hosts.unpack("h100-ib", tmp_path)
     disks = Disks(host.roots)
     assert set(rows(disks.collect()[0])) == {"nvme0n1", "nvme1n1"}
     stats = host.roots.proc / "diskstats"
@@ -106,11 +105,8 @@ def test_a_disk_that_was_pulled_out_leaves_no_row(tmp_path: Path) -> None:
     assert seen[-1] == {"nvme0n1"}
 
 
-def test_inodes_and_a_filesystem_that_has_none(tmp_path: Path) -> None:
-    """A cache of small files was full with half its bytes free; btrfs reports 0 of 0, which is not
-    full.
-    """
-    host = hosts.unpack("h100-ib", tmp_path)
+def test_inodes_and_a_filesystem_that_has_none(host: hosts.HostFolder) -> None:
+    """A cache of small files was full with half its bytes free; btrfs reports 0 of 0."""
 
     def statvfs(point: str) -> os.statvfs_result:
         files = (1000, 10, 7) if point == "/" else (0, 0, 0)
@@ -125,18 +121,15 @@ def test_inodes_and_a_filesystem_that_has_none(tmp_path: Path) -> None:
 
 
 def test_mounts_of_another_root_are_not_asked_here(tmp_path: Path) -> None:
-    """An agent in a container with the host's /proc reported the size of the container's own
-    overlay as the host's /.
-    """
+    """An agent in a container reported the size of its own overlay as the host's /."""
     result = rows(Filesystems(hosts.unpack("h100-ib", tmp_path).roots).collect()[0])
     root, scratch = result["/"], result["/scratch disk"]
     assert root and root["size_bytes"] is None and root["read_only_state"] == 0
     assert scratch and scratch["size_bytes"] is None and scratch["read_only_state"] == 1
 
 
-def test_network_mounts_are_listed_and_never_asked(tmp_path: Path) -> None:
+def test_network_mounts_are_listed_and_never_asked(host: hosts.HostFolder) -> None:
     """statvfs of a dead server does not return; the inventory still lists the mount."""
-    host = hosts.unpack("h100-ib", tmp_path)
     asked: list[str] = []
 
     def statvfs(point: str) -> os.statvfs_result:
@@ -153,10 +146,7 @@ def test_network_mounts_are_listed_and_never_asked(tmp_path: Path) -> None:
 
 
 def test_a_filesystem_that_hangs_does_not_hang_the_turn(tmp_path: Path) -> None:
-    """A FUSE daemon stopped: each reader of its mount waited forever.
-
-    This test uses a real mount that never answers.
-    """
+    """A FUSE daemon stopped: each reader of its mount waited forever. With a real mount."""
     point = tmp_path / "hanging"
     point.mkdir()
     done = subprocess.run(
@@ -233,10 +223,7 @@ def test_no_smart_page_makes_a_value_that_a_cell_cannot_hold(data: bytes) -> Non
 
 
 def test_the_ioctl_is_the_kernels(tmp_path: Path) -> None:
-    """A wrong number or offset sends another command to a drive.
-
-    Compared with the kernel's own header.
-    """
+    """A wrong number or offset sends another command to a drive."""
     source, program = tmp_path / "layout.c", tmp_path / "layout"
     source.write_text(
         "#include <stddef.h>\n#include <stdio.h>\n#include <sys/ioctl.h>\n#include <linux/nvme_ioctl.h>\n"
@@ -276,9 +263,8 @@ def test_what_is_no_drive_refuses_the_command(tmp_path: Path) -> None:
     assert file.read_bytes() == bytes(512)
 
 
-def test_smart_without_the_right_to_ask_is_blind_in_part(tmp_path: Path) -> None:
+def test_smart_without_the_right_to_ask_is_blind_in_part(host: hosts.HostFolder) -> None:
     """Temperature needs no capability and stays; the message names the capability."""
-    host = hosts.unpack("h100-ib", tmp_path)
 
     def refuse(device: Path) -> bytes:
         raise PermissionError(errno.EACCES, "Permission denied", str(device))
@@ -295,9 +281,7 @@ def test_smart_without_the_right_to_ask_is_blind_in_part(tmp_path: Path) -> None
     [(errno.ENOENT, "PrivateDevices=no"), (errno.EPERM, "CAP_SYS_ADMIN"), (errno.ENOTTY, "")],
 )
 def test_what_opens_the_smart_log_is_what_closes_it(code: int, words: str, tmp_path: Path) -> None:
-    """In a container without /dev/nvme0 a capability was reported missing, although it had them
-    all. A virtual drive without such a page hides nothing.
-    """
+    """In a container without /dev/nvme0 a capability was reported missing although it was there."""
 
     def refuse(device: Path) -> bytes:
         raise OSError(code, os.strerror(code), str(device))
@@ -307,11 +291,8 @@ def test_what_opens_the_smart_log_is_what_closes_it(code: int, words: str, tmp_p
     assert words in turn.message
 
 
-def test_another_drive_or_disk_by_the_same_name(tmp_path: Path) -> None:
-    """A worn drive took the slot of a new one: its fifty media errors counted as those of one
-    minute.
-    """
-    host = hosts.unpack("h100-ib", tmp_path)
+def test_another_drive_or_disk_by_the_same_name(host: hosts.HostFolder) -> None:
+    """A worn drive took a new one's slot: its fifty media errors counted as those of one minute."""
     smart, disks = NvmeSmart(host.roots, lambda device: page(media=50)), Disks(host.roots)
     sequence = host.roots.sys / "block/nvme0n1/diskseq"
     sequence.write_text("9\n")
@@ -330,11 +311,8 @@ def test_another_drive_or_disk_by_the_same_name(tmp_path: Path) -> None:
     assert after[0] != before[0] and after[1] == 12
 
 
-def test_only_a_live_and_wakeful_controller_is_asked(tmp_path: Path) -> None:
-    """An admin command to a controller in reset held the turn for a minute; another woke a
-    suspended controller.
-    """
-    host = hosts.unpack("h100-ib", tmp_path)
+def test_only_a_live_and_wakeful_controller_is_asked(host: hosts.HostFolder) -> None:
+    """A command to a controller in reset held the turn; another woke a suspended controller."""
     asked: list[str] = []
 
     def read(device: Path) -> bytes:
@@ -355,11 +333,8 @@ def test_only_a_live_and_wakeful_controller_is_asked(tmp_path: Path) -> None:
     assert asked == ["nvme0"]
 
 
-def test_one_bad_drive_does_not_cost_its_neighbour(tmp_path: Path) -> None:
-    """A drive that refuses the log page (NVMe status) or returns half of it: the other drive's page
-    is read.
-    """
-    host = hosts.unpack("h100-ib", tmp_path)
+def test_one_bad_drive_does_not_cost_its_neighbour(host: hosts.HostFolder) -> None:
+    """A drive that refuses the log page or returns half of it: the other drive is read."""
     (host.roots.sys / "class/nvme/nvme1/state").write_text("live\n")
     for broken in (b"short", OSError("the controller rejects log page 02h, NVMe status 0x4002")):
 
@@ -376,11 +351,8 @@ def test_one_bad_drive_does_not_cost_its_neighbour(tmp_path: Path) -> None:
         assert bad and bad["media_errors"] is None
 
 
-def test_states_of_controllers(tmp_path: Path) -> None:
-    """A dead controller keeps its name in sysfs: its state shows it, and an unknown state is
-    missing.
-    """
-    host = hosts.unpack("h100-ib", tmp_path)
+def test_states_of_controllers(host: hosts.HostFolder) -> None:
+    """A dead controller keeps its name in sysfs; an unknown state is missing."""
     controllers = NvmeControllers(host.roots)
     state = host.roots.sys / "class/nvme/nvme1/state"
     for word, code in {
@@ -421,9 +393,8 @@ def test_the_sensor_of_a_controller_in_old_and_new_kernels(tmp_path: Path) -> No
     assert nvme.sensor_folder(tmp_path / "nvme2") is None
 
 
-def test_disks_tell_their_queue_and_controllers_their_disks(tmp_path: Path) -> None:
+def test_disks_tell_their_queue_and_controllers_their_disks(host: hosts.HostFolder) -> None:
     """A scheduler left at bfq on a fast drive; and which drive to pull out of which slot."""
-    host = hosts.unpack("h100-ib", tmp_path)
     disk = {d.key: d.attributes for d in kernel.disks(host.roots)}["nvme0n1"]
     assert (disk["scheduler"], disk["queue_requests"]) == ("none", "1023")
     drive = {d.key: d.attributes for d in kernel.nvme_controllers(host.roots)}["nvme0"]

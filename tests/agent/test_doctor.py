@@ -1,6 +1,4 @@
-"""`gangline doctor`: its readings, its blind spots, and the line that opens them, over hosts that
-are folders.
-"""
+"""`gangline doctor`: readings, blind spots and their remedies, over hosts that are folders."""
 
 from __future__ import annotations
 
@@ -120,9 +118,7 @@ def only(host: DiagnosedHost, name: str, level: str = PROBLEM) -> DiagnosisResul
 
 
 def test_driver_and_library_of_different_versions(tmp_path: Path) -> None:
-    """An unattended upgrade replaces the library under a loaded driver: `Driver/library version
-    mismatch`, no GPU.
-    """
+    """An unattended upgrade replaced the library under a loaded driver."""
     library = tmp_path / "lib"
     library.mkdir()
     (library / "libnvidia-ml.so.595.10").touch()
@@ -166,13 +162,8 @@ def test_a_pod_without_the_runtime_class(tmp_path: Path) -> None:
         (None, False, True),
     ],
 )
-def test_a_microvm_with_a_containers_image_is_no_container(
-    tmp_path: Path, comm: str | None, first_has_mark: bool, container: bool
-) -> None:
-    """Its root had `/.dockerenv`, so that an H200 got advice about nvidia-docker.
-
-    With `--pid=host` process 1 is the host's.
-    """
+def test_microvm(tmp_path: Path, comm: str | None, first_has_mark: bool, container: bool) -> None:
+    """Its root had `/.dockerenv`. With `--pid=host` process 1 is the host's."""
     host = healthy(tmp_path)
     root, proc = host.config.run_root.parent, host.config.proc_root
     (root / ".dockerenv").touch()
@@ -198,9 +189,7 @@ def test_a_microvm_with_a_containers_image_is_no_container(
         ("it is broken", "it is broken", ""),
     ],
 )
-def test_a_blind_source_has_the_line_that_opens_it(
-    words: str, text: str, remedy: str, tmp_path: Path
-) -> None:
+def test_a_blind_source_has_a_remedy(words: str, text: str, remedy: str, tmp_path: Path) -> None:
     """doctor, `agent status` and the log show the collector's own message."""
     host = healthy(tmp_path, unread=[UnreadSources("blind", words, ["kernel_log_10s"])])
     (result,) = found(host, BLIND)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gangline.agent.spool.event_queue import MESSAGE_CHARACTERS_MAX, EventQueue, parse_line
 from gangline.agent.spool.lockdir import FolderError
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
+from tests.agent.test_spool import disk_that_takes_nothing
 
 PUTTER = """
 import sys
@@ -38,14 +39,35 @@ def ids(queue: EventQueue) -> list[str]:
     return [event.event_id for event in queue.pending(1000)]
 
 
-def reopened(queue: EventQueue) -> EventQueue:
+#: Queues of the running test.
+_OPENED: list[EventQueue] = []
+
+
+def opened(folder: Path, **limits: int) -> EventQueue:
+    """Open a queue that ends with the test."""
+    _OPENED.append(EventQueue.open(folder, **limits))
+    return _OPENED[-1]
+
+
+def reopened(queue: EventQueue, **limits: int) -> EventQueue:
     queue.close()
-    return EventQueue.open(queue.folder)
+    return opened(queue.folder, **limits)
 
 
-def test_events_wait_for_their_receipt_over_restarts(tmp_path: Path) -> None:
+@pytest.fixture(autouse=True)
+def closed_queues() -> Iterator[None]:
+    yield
+    while _OPENED:
+        _OPENED.pop().close()
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> EventQueue:
+    return opened(tmp_path / "events")
+
+
+def test_events_wait_for_their_receipt_over_restarts(queue: EventQueue) -> None:
     """The host reset itself after the XID: its last event must not be lost."""
-    queue = EventQueue.open(tmp_path / "events")
     for number in range(5):
         queue.put(xid(number))
     queue.put(xid(3))  # the same again
@@ -57,7 +79,6 @@ def test_events_wait_for_their_receipt_over_restarts(tmp_path: Path) -> None:
     queue.acknowledge(ids(queue))
     queue = reopened(queue)
     assert (ids(queue), queue.dropped_events) == ([], 0)
-    queue.close()
 
 
 def test_kill_9_loses_no_event_that_put_took(tmp_path: Path) -> None:
@@ -71,33 +92,28 @@ def test_kill_9_loses_no_event_that_put_took(tmp_path: Path) -> None:
             for _ in range(20):
                 seen = int(agent.stdout.readline())
             agent.kill()
-    queue = EventQueue.open(tmp_path / "e")
+    queue = opened(tmp_path / "e")
     assert ids(queue)[: seen + 1] == [f"event-{number}" for number in range(seen + 1)]
-    queue.close()
 
 
 def test_too_many_drop_the_oldest_and_count(tmp_path: Path) -> None:
     """A card that reports an XID a millisecond, and an unreachable aggregator."""
-    queue = EventQueue.open(tmp_path / "events", events_max=10)
+    queue = opened(tmp_path / "events", events_max=10)
     for number in range(25):
         queue.put(xid(number))
     assert ids(queue) == [f"event-{number}" for number in range(15, 25)]
     assert queue.dropped_events == 15
-    queue.close()
 
 
-def test_an_event_without_an_id_gets_one_and_a_flood_of_words_is_cut(tmp_path: Path) -> None:
+def test_an_event_without_an_id_gets_one_and_a_flood_of_words_is_cut(queue: EventQueue) -> None:
     """A driver dumped its whole state into one kernel line."""
-    queue = EventQueue.open(tmp_path / "events")
     queue.put(HealthEvent(message="x" * 10 * MESSAGE_CHARACTERS_MAX))
     [event] = queue.pending(9)
     assert event.event_id and len(event.message) == MESSAGE_CHARACTERS_MAX
-    queue.close()
 
 
-def test_the_file_stays_small(tmp_path: Path) -> None:
+def test_the_file_stays_small(queue: EventQueue, tmp_path: Path) -> None:
     """A thousand events a day for a year, each receipted soon, and one without a receipt."""
-    queue = EventQueue.open(tmp_path / "events")
     queue.put(xid(0))
     for number in range(1, 200):
         queue.put(xid(number, "x" * 2000))
@@ -105,29 +121,21 @@ def test_the_file_stays_small(tmp_path: Path) -> None:
     assert (tmp_path / "events" / "events").stat().st_size < 100_000
     queue = reopened(queue)
     assert "event-0" in ids(queue)
-    queue.close()
 
 
-def test_a_disk_that_takes_nothing_keeps_events_in_memory(tmp_path: Path) -> None:
+def test_a_disk_that_takes_nothing_keeps_events_in_memory(queue: EventQueue) -> None:
     """The disk fails, and the XID has the reason: it must still be sent."""
-    queue = EventQueue.open(tmp_path / "events")
     queue.put(xid(1))
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
+    with disk_that_takes_nothing():
         queue.put(xid(2))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert (ids(queue), queue.write_errors) == (["event-1", "event-2"], 1)
     queue.put(xid(3))  # the disk works again: events missing on it are written, too
     queue = reopened(queue)
     assert ids(queue) == ["event-1", "event-2", "event-3"]
-    queue.close()
 
 
-def test_the_folder_is_held(tmp_path: Path) -> None:
+def test_the_folder_is_held(queue: EventQueue, tmp_path: Path) -> None:
     """Two agents must not share a queue."""
-    queue = EventQueue.open(tmp_path / "events")
     with pytest.raises(FolderError, match="in use by process"):
         EventQueue.open(tmp_path / "events")
     queue.put(xid(1))
@@ -140,20 +148,17 @@ def revision(number: int, count: int) -> HealthEvent:
     return HealthEvent(event_id="storm", name="gpu.xid", revision=number, count=count)
 
 
-def test_a_higher_revision_takes_the_place_of_a_lower_one(tmp_path: Path) -> None:
+def test_a_higher_revision_takes_the_place_of_a_lower_one(queue: EventQueue) -> None:
     """A storm's count grows while the aggregator is unreachable: it gets the last count, once."""
-    queue = EventQueue.open(tmp_path / "events")
     assert queue.put(revision(0, 1)) and queue.put(xid(1)) and queue.put(revision(2, 500))
     queue.put(revision(1, 20))  # an older one, repeated after a crash
     assert queue.pending(9) == [revision(2, 500), xid(1)]
     queue = reopened(queue)
     assert queue.pending(9) == [revision(2, 500), xid(1)]
-    queue.close()
 
 
-def test_a_receipt_is_for_the_revision_that_was_sent(tmp_path: Path) -> None:
+def test_a_receipt_is_for_the_revision_that_was_sent(queue: EventQueue) -> None:
     """The count rose while the event was in flight: the new count must also be sent."""
-    queue = EventQueue.open(tmp_path / "events")
     queue.put(revision(0, 1))
     assert queue.pending(9) == [revision(0, 1)]
     queue.put(revision(1, 20))
@@ -163,18 +168,12 @@ def test_a_receipt_is_for_the_revision_that_was_sent(tmp_path: Path) -> None:
     assert queue.pending(9) == []
     queue.put(revision(2, 30))
     assert queue.pending(9) == [revision(2, 30)]
-    queue.close()
 
 
-def test_put_says_whether_the_event_is_on_disk(tmp_path: Path) -> None:
+def test_put_says_whether_the_event_is_on_disk(queue: EventQueue) -> None:
     """A log reader must not advance past a line whose event a crash would lose."""
-    queue = EventQueue.open(tmp_path / "events")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
+    with disk_that_takes_nothing():
         assert not queue.put(xid(1))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert queue.put(xid(2))
     queue.close()
     assert not queue.put(xid(3))
@@ -218,29 +217,24 @@ def of_job(number: int, revision: int = 0) -> HealthEvent:
 
 
 def test_who_runs_gives_way_to_a_fault(tmp_path: Path) -> None:
-    """Disconnected for a day on a host of short jobs: the queue was full of job events, and the XID
-    of the first hour was lost.
-    """
-    queue = EventQueue.open(tmp_path / "events", events_max=10)
+    """A day without aggregator: events of short jobs displaced the XID of the first hour."""
+    queue = opened(tmp_path / "events", events_max=10)
     queue.put(xid(0))
     for number in range(50):
         queue.put(of_job(number))
     queue.put(xid(1))
     assert ids(queue) == ["event-0", "event-1", *(f"job-{n}" for n in range(42, 50))]
     assert queue.dropped_events == 42
-    queue.close()
-    queue = EventQueue.open(queue.folder, events_max=10)
+    queue = reopened(queue, events_max=10)
     for number in range(2, 14):
         queue.put(xid(number))
     assert ids(queue) == [f"event-{n}" for n in range(4, 14)]
     queue.put(of_job(99))  # no space among faults: it is reported again later
     assert ids(queue) == [f"event-{n}" for n in range(4, 14)]
-    queue.close()
 
 
-def test_a_fault_is_sent_before_who_runs(tmp_path: Path) -> None:
+def test_a_fault_is_sent_before_who_runs(queue: EventQueue) -> None:
     """A job of 500 processes began, and the XID of its first second waited behind them."""
-    queue = EventQueue.open(tmp_path / "events")
     for number in range(3):
         queue.put(of_job(number))
     queue.put(xid(0))
@@ -251,14 +245,10 @@ def test_a_fault_is_sent_before_who_runs(tmp_path: Path) -> None:
     queue.acknowledge(ids(queue))
     queue.put(xid(1))
     assert ids(queue) == ["event-1"]
-    queue.close()
 
 
-def test_no_fsync_is_waited_for_who_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a slow disk the start of a job of 500 processes blocked the daemon for ten seconds, with
-    an fsync for each. Events that a boot ends need not survive a crash.
-    """
-    queue = EventQueue.open(tmp_path / "events")
+def test_no_fsync_for_who_runs(queue: EventQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job of 500 processes blocked the daemon for ten seconds, with an fsync for each."""
     synced: list[int] = []
     monkeypatch.setattr("gangline.agent.spool.event_queue.os.fsync", synced.append)
     for number in range(5):
@@ -268,4 +258,3 @@ def test_no_fsync_is_waited_for_who_runs(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(synced) == 1
     queue = reopened(queue)
     assert len(ids(queue)) == 6
-    queue.close()

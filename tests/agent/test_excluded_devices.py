@@ -1,8 +1,4 @@
-"""A device that does not answer: the call slot names it during the hang; an excluded device is not
-used again.
-
-A FIFO without a writer represents the hanging file: open(2) of it does not return.
-"""
+"""A hung device is named by the call slot, then excluded. A FIFO without writer represents it."""
 
 from __future__ import annotations
 
@@ -130,10 +126,7 @@ def test_every_collector_that_enters_a_driver_can_spare_a_device() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_file_that_hangs_is_named_and_then_left_alone(case: str, host: hosts.HostFolder) -> None:
-    """The firmware of one port answered no query.
-
-    The rows stay, and the neighbors' cells are unchanged.
-    """
+    """One port's firmware answered no query. The rows stay, the neighbors' cells are unchanged."""
     make, file, device, call, row = CASES[case]
     path = host.roots.sys / file
     before = known(make(host.roots))
@@ -203,9 +196,7 @@ def test_a_filesystem_a_drive_and_a_function_are_not_asked(host: hosts.HostFolde
 
 
 def test_an_interface_is_spared_in_each_of_its_tables(host: hosts.HostFolder) -> None:
-    """`carrier` waits for the driver's firmware: an excluded interface loses its ifindex, but keeps
-    its row.
-    """
+    """`carrier` waits for the firmware: an excluded interface loses its ifindex, not its row."""
     collector = net_1s(host.roots)
     name = next(iter(known(collector)))
     spare(collector, name)
@@ -214,9 +205,7 @@ def test_an_interface_is_spared_in_each_of_its_tables(host: hosts.HostFolder) ->
 
 
 def test_a_long_name_is_spared_by_what_the_place_shows() -> None:
-    """The slot cut the mount point at 63 bytes; this name excluded nothing, and the next turn hung
-    as well.
-    """
+    """The slot cut the mount point at 63 bytes; this name excluded nothing."""
     point = "/srv/" + "x" * 100
     with driver_call(point, "statvfs"):
         shown = place.here().device

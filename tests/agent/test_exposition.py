@@ -292,12 +292,8 @@ def test_the_same_readings_are_the_same_text() -> None:
 
 
 @given(WORDS, WORDS, st.floats(), st.sampled_from(ExpositionFormat))
-def test_any_words_come_back_as_they_were(
-    label: str, words: str, value: float, form: ExpositionFormat
-) -> None:
-    """A file system was mounted on a folder with a quote in its name; the host vanished from all
-    graphs.
-    """
+def test_any_label_comes_back(label: str, words: str, value: float, form: ExpositionFormat) -> None:
+    """A mount point with a quote in its name; the host vanished from all graphs."""
     family = Family(
         "gangline_x",
         "gauge",
@@ -311,9 +307,7 @@ def test_any_words_come_back_as_they_were(
 
 
 def test_bytes_that_are_no_text_are_spelt_out() -> None:
-    """Two mount points that differed in such a byte became one series twice, which Prometheus
-    refuses.
-    """
+    """Two mount points that differed in such a byte became one series twice."""
     latest = LatestReadings()
     latest.update(0, [reading("filesystem_60s", ["/\udcff", "/\udcfe"], size_bytes=[1.0, 2.0])])
     labels = [labels for _, labels, _ in samples(exposition(latest).families()) if labels]

@@ -27,9 +27,7 @@ def all_of(folder: Path, files: FileReader) -> dict[str, str | None]:
 
 @given(st.lists(st.lists(CHANGES, max_size=3), max_size=8))
 def test_it_is_what_the_files_say_now(turns: list[list[tuple[str, str | None]]]) -> None:
-    """A governor was changed, a file appeared and disappeared: the previous turn's value would be
-    wrong.
-    """
+    """A governor was changed, a file appeared and disappeared."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "folder").mkdir()

@@ -127,6 +127,51 @@ EVENTS: dict[str, tuple[str, int, str, dict[str, object]]] = {
     "sxid": ("nvswitch.sxid", 20034, "0000:c1:00.0", {"code": 19999}),
 }
 
+#: Incident -> steps: an event's arguments, (device, reading), an unread table, (seconds, findings).
+COURSES: dict[str, list[object]] = {
+    "94 follows 48: the program ends, and the host is not drained": [
+        {"name": "gpu.xid", "code": 48}, (1, []), {"name": "gpu.xid", "code": 94}, (10, ["xid94"]),
+    ],
+    "48 alone": [{"name": "gpu.xid", "code": 48}, (3, []), (4, ["xid48"])],
+    "XID 154 requested a reset, and its reading is 0 since": [
+        {"name": "gpu.xid", "code": 154, "message": "NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from "
+         "0x0 (None) to 0x1 (GPU Reset Required)"},
+        (GPU, {"gpu.recovery_action_state": 0, "gpu.counter_epoch_count": 0}), (9, ["xid154"]), (3, []),
+    ],
+    "a lost GPU is back": [
+        {"name": "gpu.lost", "attributes": {"state": "lost"}}, (1, ["gpu_off_bus"]),
+        {"name": "gpu.lost", "attributes": {"state": "back"}}, (1, []),
+    ],
+    "the sampler was replaced, and only the energy shows the reset": [
+        {"name": "gpu.xid", "code": 95}, (GPU, {"gpu.energy_joules": 5e6, "gpu.counter_epoch_count": 0}),
+        (3, ["xid95"]), (GPU, {"gpu.energy_joules": 12.0}), (1, []),
+    ],
+    "one of two GPUs was reset: the switch between them was not": [
+        (GPU, {"gpu.counter_epoch_count": 0}), ("GPU-2", {"gpu.counter_epoch_count": 0}), (1, []),
+        {"name": "nvswitch.sxid", "code": 20034, "device": "0000:c1:00.0"},
+        (GPU, {"gpu.counter_epoch_count": 1}), (2, ["sxid20034"]), ("GPU-2", {"gpu.counter_epoch_count": 1}), (1, []),
+    ],
+    "hot, but never for five continuous minutes": [
+        (GPU, {"gpu.clock_event_reasons_flags": 0x40}), (240, []), (GPU, {"gpu.clock_event_reasons_flags": 0}), (1, []),
+    ] * 3,
+    "a GPU that answers every other second": [
+        *[(GPU, {"gpu.lost_state": 1}), (1, ["gpu_lost"]), (GPU, {"gpu.lost_state": 0}), (1, ["gpu_lost"])] * 20,
+        (9, ["gpu_lost"]), (1, []),
+    ],
+    "hot before the agent hung and after it": [
+        (GPU, {"gpu.clock_event_reasons_flags": 0x40}), (10, []), "gpu_1s", (120, []),
+        (GPU, {"gpu.clock_event_reasons_flags": 0x40}), (250, []),
+    ],
+    "MIG was turned on, which makes NVLinks inactive": [
+        (LINK, {"nvlink.link_state": 1}), (20, []),
+        (GPU, {"gpu.mig_mode_state": 1}), (LINK, {"nvlink.link_state": 0}), (120, []),
+    ],
+    "XID 119: the agent no longer uses the GPU, or crashed": [
+        (PROBED, {"probe.state": 3, "probe.hung_seconds": 0.0}), (60, []), (PROBED, {"probe.hung_seconds": 0.004}), (60, []),
+    ],
+}  # fmt: skip
+
+
 _OFTEN = {
     "rdma.port_state": (1, 4),
     "rdma.physical_state": (3, 5),
@@ -144,6 +189,11 @@ _OFTEN = {
 _OF_A_RESET = {name: _OFTEN[name] for name in ("gpu.counter_epoch_count", "gpu.energy_joules")}
 
 
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
 def test_every_row_has_its_case() -> None:
     """A row was added without a test: it fired on every idle host."""
     tried = READINGS.keys() | ONCE.keys() | EVENTS.keys() | {"out_of_memory"}
@@ -151,10 +201,9 @@ def test_every_row_has_its_case() -> None:
 
 
 @pytest.mark.parametrize("name", READINGS)
-def test_a_reading_is_found_and_its_look_alike_is_not(name: str) -> None:
+def test_a_reading_is_found_and_its_look_alike_is_not(host: Host, name: str) -> None:
     """The faulty reading is found, but not too early; the look-alike is not found."""
     device, wrong, alike, seconds = READINGS[name]
-    host = Host()
     host.read(device, alike)
     assert name not in host.after(seconds + 30)
     host.read(device, wrong)
@@ -165,10 +214,9 @@ def test_a_reading_is_found_and_its_look_alike_is_not(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", READINGS)
-def test_a_reading_that_is_well_again_clears_with_a_record(name: str) -> None:
+def test_a_reading_that_is_well_again_clears_with_a_record(host: Host, name: str) -> None:
     """A finding once set silently remained: the host stayed drained after its repair."""
     device, wrong, alike, seconds = READINGS[name]
-    host = Host()
     host.read(device, wrong)
     assert name in host.after(seconds + 10)
     host.read(device, dict.fromkeys(wrong, 0) | alike)
@@ -179,13 +227,12 @@ def test_a_reading_that_is_well_again_clears_with_a_record(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ONCE)
-def test_only_what_was_well_before_is_found(name: str) -> None:
+def test_only_what_was_well_before_is_found(host: Host, name: str) -> None:
     """A port that was never cabled is healthy; a port that was up before is faulty."""
     device, well, wrong, alike, seconds = ONCE[name]
     never = Host()
     never.read(device, wrong)
     assert name not in never.after(2 * seconds + 60)
-    host = Host()
     host.read(device, well)
     host.after(60)
     host.read(device, alike)
@@ -195,10 +242,9 @@ def test_only_what_was_well_before_is_found(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVENTS)
-def test_an_event_is_found_and_its_look_alike_is_not(name: str) -> None:
+def test_an_event_is_found_and_its_look_alike_is_not(host: Host, name: str) -> None:
     """Another code, another boot, or an earlier boot does not count against this host."""
     event, code, device, alike = EVENTS[name]
-    host = Host()
     other: dict[str, object] = {"name": event, "code": code, "device": device, **alike}
     host.event(**other)  # type: ignore[arg-type]
     assert host.after(8) == []
@@ -228,9 +274,8 @@ def test_the_aggregator_is_not_contradicted() -> None:
         assert fatal == {row.severity is FindingSeverity.FATAL}, row.name
 
 
-def test_xids_follow_their_policy() -> None:
+def test_xids_follow_their_policy(host: Host) -> None:
     """79 condemns the host until it boots, 31 is the program's own, 63 a sign, 45 nothing."""
-    host = Host()
     for code in (79, 31, 63, 45):
         host.event("gpu.xid", code)
     assert host.after(1) == ["xid79", "xid63", "xid31"]
@@ -252,12 +297,8 @@ def test_xids_follow_their_policy() -> None:
         {"message": "Memory cgroup out of memory: Killed process 7 (python)"},
     ],
 )
-def test_a_program_that_met_its_own_limit_of_memory(said: dict[str, object]) -> None:
-    """A job requested too little memory: the user's problem.
-
-    The host ran out: the node's problem, by a job or a leak.
-    """
-    host = Host()
+def test_a_program_that_met_its_own_limit_of_memory(host: Host, said: dict[str, object]) -> None:
+    """The user's problem, unless the host ran out: the node's problem, by a job or a leak."""
     host.event("host.out_of_memory", 0, "host", **said)
     assert host.after(1) == ["out_of_memory"]
     assert host.findings.findings[0].severity == "application"
@@ -267,112 +308,28 @@ def test_a_program_that_met_its_own_limit_of_memory(said: dict[str, object]) -> 
     assert host.after(1) == ["host_out_of_memory", "out_of_memory"]
 
 
-def test_a_double_bit_error_waits_for_its_companion() -> None:
-    """48 followed by 94 is contained: the program ends, and the host is not drained."""
-    contained, alone = Host(), Host()
-    contained.event("gpu.xid", 48)
-    assert contained.after(1) == []
-    contained.event("gpu.xid", 94)
-    assert contained.after(10) == ["xid94"]
-    alone.event("gpu.xid", 48)
-    assert alone.after(3) == []
-    assert alone.after(4) == ["xid48"]
+@pytest.mark.parametrize("incident", COURSES)
+def test_a_course(host: Host, incident: str) -> None:
+    for step in COURSES[incident]:
+        match step:
+            case str():
+                host.unread(step)
+            case dict():
+                host.event(**step)
+            case (str(device), dict(values)):
+                host.read(device, values)
+            case (int(seconds), expected):
+                assert host.after(seconds) == expected
 
 
-def test_a_recovery_that_is_not_asked_for_any_more() -> None:
-    """XID 154 requested a reset, the reset came, and its reading is 0: the event ends as well."""
-    line = "NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
-    host = Host()
-    host.event("gpu.xid", 154, message=line)
-    host.read(GPU, {"gpu.recovery_action_state": 0, "gpu.counter_epoch_count": 0})
-    assert host.after(9) == ["xid154"]
-    assert host.after(3) == []
-
-
-def test_a_lost_gpu_that_is_back() -> None:
-    """The GPU answers again: the event about it ends the finding."""
-    host = Host()
-    host.event("gpu.lost", attributes={"state": "lost"})
-    assert host.after(1) == ["gpu_off_bus"]
-    host.event("gpu.lost", attributes={"state": "back"})
-    assert host.after(1) == []
-
-
-def test_energy_that_fell_is_a_reset() -> None:
-    """The sampler was replaced, so that the epoch began at 0 again: the energy shows the reset."""
-    host = Host()
-    host.event("gpu.xid", 95)
-    host.read(GPU, {"gpu.energy_joules": 5e6, "gpu.counter_epoch_count": 0})
-    assert host.after(3) == ["xid95"]
-    host.read(GPU, {"gpu.energy_joules": 12.0})
-    assert host.after(1) == []
-
-
-def test_a_switch_is_reset_with_all_gpus() -> None:
-    """One of two GPUs was reset: the switch between them was not."""
-    host = Host()
-    for gpu in (GPU, "GPU-2"):
-        host.read(gpu, {"gpu.counter_epoch_count": 0})
-    host.after(1)
-    host.event("nvswitch.sxid", 20034, "0000:c1:00.0")
-    host.read(GPU, {"gpu.counter_epoch_count": 1})
-    assert host.after(2) == ["sxid20034"]
-    host.read("GPU-2", {"gpu.counter_epoch_count": 1})
-    assert host.after(1) == []
-
-
-def test_a_thermal_pulse_is_no_finding() -> None:
-    """Four minutes hot, a second cool, four minutes hot: never five continuous minutes."""
-    host = Host()
-    for _ in range(3):
-        host.read(GPU, {"gpu.clock_event_reasons_flags": 0x40})
-        assert host.after(240) == []
-        host.read(GPU, {"gpu.clock_event_reasons_flags": 0})
-        assert host.after(1) == []
-
-
-def test_a_finding_that_wavers_stays_until_it_was_well_for_long_enough() -> None:
-    """A GPU that answers every other second is not healthy."""
-    host = Host()
-    for _ in range(20):
-        host.read(GPU, {"gpu.lost_state": 1})
-        assert host.after(1) == ["gpu_lost"]
-        host.read(GPU, {"gpu.lost_state": 0})
-        assert host.after(1) == ["gpu_lost"]
-    assert host.after(9) == ["gpu_lost"]
-    assert host.after(1) == []
-
-
-def test_what_is_not_read_any_more_is_not_confirmed_and_ends() -> None:
+def test_what_is_not_read_any_more_is_not_confirmed_and_ends(host: Host) -> None:
     """A hung driver froze the last reading: the finding neither stays fresh nor remains forever."""
-    host = Host()
     host.read(GPU, {"gpu.lost_state": 1})
     host.after(3)
     host.unread("gpu_1s")
     assert host.after(60, 10) == ["gpu_lost"]
     assert host.now_ns - host.findings.findings[0].confirmed_ns == 60 * SECOND
     assert host.after(UNREAD_SECONDS_MAX, 10) == []
-
-
-def test_a_gap_in_the_readings_is_no_duration() -> None:
-    """Hot before the agent hung for an hour and hot after it: the time between is unknown."""
-    host = Host()
-    host.read(GPU, {"gpu.clock_event_reasons_flags": 0x40})
-    host.after(10)
-    host.unread("gpu_1s")
-    host.after(120, 10)
-    host.read(GPU, {"gpu.clock_event_reasons_flags": 0x40})
-    assert host.after(250) == []
-
-
-def test_links_of_a_split_gpu_may_be_down() -> None:
-    """MIG was turned on: its NVLinks became inactive, which is normal."""
-    host = Host()
-    host.read(LINK, {"nvlink.link_state": 1})
-    host.after(20)
-    host.read(GPU, {"gpu.mig_mode_state": 1})
-    host.read(LINK, {"nvlink.link_state": 0})
-    assert host.after(120) == []
 
 
 def test_a_booting_host_has_time_to_train_its_links() -> None:
@@ -385,23 +342,11 @@ def test_a_booting_host_has_time_to_train_its_links() -> None:
     assert host.after(120) == ["nvlink_down"]
 
 
-def test_a_hung_gpu_is_not_the_hung_driver() -> None:
+def test_a_hung_gpu_is_not_the_hung_driver(host: Host) -> None:
     """One GPU of eight hangs: the rows of the whole driver and of host devices do not fire."""
-    host = Host()
     host.read(PROBED, HANGS | {"probe.state": 1})
     assert host.after(60) == ["gpu_hung"]
     assert host.findings.address_of(PROBED) == ADDRESS
-
-
-def test_a_gpu_left_alone_for_its_xid_does_not_hang() -> None:
-    """XID 119: the agent no longer uses the GPU, which is not evidence about its driver; nor is a
-    crash of the agent.
-    """
-    host = Host()
-    host.read(PROBED, {"probe.state": 3, "probe.hung_seconds": 0.0})
-    assert host.after(60) == []
-    host.read(PROBED, {"probe.hung_seconds": 0.004})
-    assert host.after(60) == []
 
 
 def hung(host: Watched, seconds: int) -> dict[str, tuple[str, ...]]:
@@ -421,9 +366,7 @@ def hung(host: Watched, seconds: int) -> dict[str, tuple[str, ...]]:
 
 @pytest.mark.parametrize("holds", [False, True], ids=["killed", "ignores SIGKILL"])
 def test_the_samplers_words_on_a_gpu_that_hangs(holds: bool) -> None:
-    """Each call was cancelled after 0.9 s, so that none ever lasted ten: a GPU dead for a night had
-    no finding.
-    """
+    """Each call was cancelled after 0.9 s: a GPU dead for a night had no finding."""
     host = Watched()
     host.run(3)
     host.world.devices[GPUS[5]].hangs_until_ns = host.world.now_ns + 40 * SECOND
@@ -442,18 +385,16 @@ def test_a_driver_that_hangs_is_one_finding() -> None:
     assert hung(host, 60) == {"driver_hung": ("gpu",)}
 
 
-def test_one_bad_gpu_costs_its_neighbours_nothing() -> None:
+def test_one_bad_gpu_costs_its_neighbours_nothing(host: Host) -> None:
     """Eight GPUs, one lost, one not read: one finding, of the right one."""
-    host = Host()
     for number in range(8):
         host.read(f"GPU-{number}", {"gpu.lost_state": int(number == 5)} if number != 2 else {})
     assert host.after(3) == ["gpu_lost"]
     assert host.findings.findings[0].device == "GPU-5"
 
 
-def test_memory_is_bounded_whatever_comes() -> None:
+def test_memory_is_bounded_whatever_comes(host: Host) -> None:
     """One incident wrote 800,000 lines; a fleet of faulty links flapped all night."""
-    host = Host()
     for number in range(3 * EVENTS_WAITING_MAX):
         host.event("disk.error", device=f"sd{number}")
     host.event("gpu.xid", 79)
@@ -468,9 +409,8 @@ def test_memory_is_bounded_whatever_comes() -> None:
     assert host.findings.findings[0].count == 800_001
 
 
-def test_a_restart_knows_what_needs_a_boot() -> None:
+def test_a_restart_knows_what_needs_a_boot(host: Host) -> None:
     """The agent was upgraded after XID 79: the new process reported the host as healthy."""
-    host = Host()
     host.event("gpu.xid", 79)
     host.event("gpu.xid", 95)
     host.read(GPU, {"gpu.energy_joules": 5e6})
@@ -495,11 +435,8 @@ def test_a_restart_knows_what_needs_a_boot() -> None:
     assert after.after(40) == ["rdma_port_down", "xid79"]
 
 
-def test_what_is_older_than_the_agent_is_not_enforced() -> None:
-    """The agent was installed on a host whose kernel log had an XID 95 of last week, long since
-    reset.
-    """
-    host = Host()
+def test_what_is_older_than_the_agent_is_not_enforced(host: Host) -> None:
+    """At the installation the kernel log had an XID 95 of last week, long since reset."""
     host.event("gpu.xid", 95, boottime_ns=START - 3600 * SECOND)
     host.event("gpu.xid", 79, boottime_ns=START - 3600 * SECOND)
     host.event("gpu.xid", 119, boottime_ns=START - 5 * SECOND)
@@ -510,9 +447,8 @@ def test_what_is_older_than_the_agent_is_not_enforced() -> None:
     assert seen["xid119"].enforceable
 
 
-def test_an_event_told_again_does_not_come_back() -> None:
+def test_an_event_told_again_does_not_come_back(host: Host) -> None:
     """The kernel log was read again after a crash: an ended finding stays ended."""
-    host = Host()
     first: HealthEvent = host.event("gpu.lost", event_id="x")
     host.after(1)
     host.event("gpu.lost", attributes={"state": "back"})
@@ -521,9 +457,8 @@ def test_an_event_told_again_does_not_come_back() -> None:
     assert host.after(1) == []
 
 
-def test_a_device_is_one_by_address_and_by_uuid() -> None:
+def test_a_device_is_one_by_address_and_by_uuid(host: Host) -> None:
     """The kernel names a GPU by address, before the inventory has its UUID."""
-    host = Host()
     host.findings.set_gpu_addresses({})
     host.event("gpu.xid", 79)
     host.after(1)
@@ -534,9 +469,8 @@ def test_a_device_is_one_by_address_and_by_uuid() -> None:
     assert result.device == GPU and host.findings.address_of(GPU) == ADDRESS
 
 
-def test_another_policy_keeps_what_its_same_rows_know() -> None:
+def test_another_policy_keeps_what_its_same_rows_know(host: Host) -> None:
     """A policy was rolled out: ports that were up before it are still known to have been up."""
-    host = Host()
     host.read(PORT, ONCE["rdma_port_down"][1])
     host.event("gpu.xid", 79)
     host.after(3)
@@ -579,9 +513,8 @@ def test_what_reads_as_before_is_not_looked_at_again_and_nothing_is_missed_by_it
             )
 
 
-def test_a_second_that_reads_as_the_one_before_concerns_nobody() -> None:
+def test_a_second_that_reads_as_the_one_before_concerns_nobody(host: Host) -> None:
     """Each row was checked each second, on every healthy host of the fleet."""
-    host = Host()
     for device, _, alike, _ in READINGS.values():
         host.read(device, alike)
     for device, well, *_ in ONCE.values():
@@ -598,9 +531,7 @@ def test_a_second_that_reads_as_the_one_before_concerns_nobody() -> None:
 
 
 def test_a_limit_that_is_read_with_another_table_may_change_by_itself() -> None:
-    """A row's limit is another signal, of another table: the reading stayed the same and the limit
-    fell.
-    """
+    """The limit is a signal of another table: it fell, the reading stayed the same."""
     host = Host(_with_row('when = ["gpu.pcie_width_lanes > gpu.utilization_ratio"]'))
     host.read(GPU, {"gpu.pcie_width_lanes": 0.5, "gpu.utilization_ratio": 0.9})
     assert host.after(60) == []
@@ -608,11 +539,8 @@ def test_a_limit_that_is_read_with_another_table_may_change_by_itself() -> None:
     assert host.after(10) == ["new"]
 
 
-def test_what_came_late_is_looked_at_again_when_it_comes_in_time() -> None:
-    """The host was suspended during a reading, which was too old to count; the same value later
-    must count.
-    """
-    host = Host()
+def test_what_came_late_is_looked_at_again_when_it_comes_in_time(host: Host) -> None:
+    """A reading from before a suspension was too old; the same value later must count."""
     host.read(GPU, {"gpu.ecc_uncorrected_volatile_errors": 0})
     assert host.after(5) == []
     host.read(GPU, {"gpu.ecc_uncorrected_volatile_errors": 2})
@@ -623,9 +551,7 @@ def test_what_came_late_is_looked_at_again_when_it_comes_in_time() -> None:
 
 
 def test_who_was_well_is_known_also_of_an_idle_host() -> None:
-    """The links were wide while the host was idle; the first job met a narrow link, and the row
-    knew no earlier width.
-    """
+    """The links were wide on the idle host; the first job met a narrow link."""
     wide = 'when = ["gpu.pcie_width_lanes < 16", "gpu.utilization_ratio >= 0.5"]\nonce_otherwise = true'
     host = Host(_with_row(wide))
     host.read(GPU, {"gpu.pcie_width_lanes": 16.0, "gpu.utilization_ratio": 0.0})

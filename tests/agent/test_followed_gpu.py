@@ -1,6 +1,4 @@
-"""The stand-in GPU that follows a real process (`follow`): its readings equal the kernel's data of
-the process.
-"""
+"""A stand-in GPU that follows a real process (`follow`) and equals the kernel's data of it."""
 
 from __future__ import annotations
 

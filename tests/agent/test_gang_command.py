@@ -55,9 +55,7 @@ def finish(cluster: SlurmCluster, job: str) -> str:
 
 @slurm
 def test_a_lost_node_is_replaced_by_a_spare(cluster: SlurmCluster) -> None:
-    """Three of four nodes work; one is lost, and the two others continue with the spare, in the
-    same job.
-    """
+    """One of four nodes is lost; the others continue with the spare, in the same job."""
     job = submit(cluster, f"{RANK}; [ $GANGLINE_RESTART = 1 ] && sleep 1 || sleep 300", "--nodes 3")
     cluster.until(lambda: len(ranks(cluster, job, 0)) == 3, "three ranks")
     lost = sorted(ranks(cluster, job, 0))[1]
@@ -81,9 +79,7 @@ def test_a_program_that_fails_is_no_lost_node(cluster: SlurmCluster) -> None:
 
 @slurm
 def test_signals_reach_the_program(cluster: SlurmCluster) -> None:
-    """Slurm warns a job before its limit: the program writes its checkpoint, and nothing restarts
-    after the end.
-    """
+    """Slurm warns a job before its limit: a checkpoint is written, and nothing restarts."""
     job = submit(
         cluster, f'trap "echo saved; exit 3" USR1; {RANK}; while :; do sleep 0.1; done', "--nodes 1"
     )
@@ -131,9 +127,7 @@ def test_restarts_are_bounded(cluster: SlurmCluster) -> None:
         (["--", "srun", "x"], "--nodes"),
     ],
 )  # fmt: skip
-def test_mistakes_are_named(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Wrong usage is exit code 2, with the correct usage."""
     with pytest.raises(SystemExit) as ended:
         cli.main(["gang", *arguments])
@@ -141,9 +135,7 @@ def test_mistakes_are_named(
     assert words in capsys.readouterr().err
 
 
-def test_outside_of_a_job_it_says_where_to_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_outside_a_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """At a prompt there is no allocation; options after the program belong to the program."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert cli.main(["gang", "--nodes", "2", "--", "srun", "-n", "2", "./train", "-N4"]) == 1

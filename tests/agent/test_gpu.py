@@ -6,25 +6,26 @@ import errno
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gangline.agent.clock import SystemClock
-from gangline.agent.collector import CollectOutcome, CollectResult, run_collector
+from gangline.agent.collector import CollectOutcome
 from gangline.agent.collectors.gpu import GpuMinute, GpuSecond, GpuTenSeconds
 from gangline.agent.collectors.nvml_collector import NvmlCollector
 from gangline.agent.collectors.nvml_open import RETRY_SECONDS
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.nvidia import device_rules_deny, driver_gpus, parse_uuid
-from gangline.contract.block import Block, is_float
+from gangline.contract.block import is_float
 from gangline.contract.signal import PERIOD_SECONDS, Kind, Pace
-from gangline.contract.signals import BY_ID, TABLES
+from gangline.contract.signals import TABLES
 from gangline.contract.signals.gpu import GPU_SIGNALS
 from gangline.ext import place
 from gangline.ext.nvml import READINGS, NvmlError
-from tests.agent.gpu_host import INFORMATION, SECOND, HandedClock
+from tests.agent.fakes import HandedClock, Lane, named, turn
+from tests.agent.gpu_host import INFORMATION, SECOND
 from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.scenario import gpus
 from tests.processes import GUARD_SECONDS
@@ -41,9 +42,6 @@ OF_THE_AGENT = {
 UNPROVEN = {
     f"violation_{cause}_nanoseconds" for cause in ("sw_thermal", "hw_thermal", "hw_power_brake")
 }
-#: A longer wait fails the test; it is not used for timing.
-
-Lane = Callable[..., NvmlCollector]
 #: A lane's class in the table of collectors.
 LaneKind = Callable[[Roots], NvmlCollector]
 
@@ -155,34 +153,6 @@ VALUES: dict[str, dict[str, float | int | None]] = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def roots(tmp_path: Path, library: str) -> Roots:
-    (tmp_path / "proc").mkdir()
-    return Roots(sys=tmp_path / "sys", proc=tmp_path / "proc", nvml_library=library)
-
-
-@pytest.fixture
-def lane(roots: Roots) -> Iterator[Lane]:
-    """Yield a function that creates a collector, which releases its GPUs at the end of the test."""
-    result: list[NvmlCollector] = []
-
-    def make(kind: LaneKind = GpuSecond) -> NvmlCollector:
-        result.append(kind(roots))
-        return result[-1]
-
-    yield make
-    for collector in result:
-        collector._session.close()
-
-
-def turn(collector: NvmlCollector) -> CollectResult:
-    return run_collector(collector, SystemClock())
-
-
-def named(block: Block, row: int) -> dict[str, float | int | None]:
-    return {BY_ID[i].column: value for i, value in block.values(row)}
-
-
 def list_in_proc(roots: Roots, address: str, uuid: str) -> None:
     folder = roots.proc / "driver/nvidia/gpus" / address
     folder.mkdir(parents=True)
@@ -226,17 +196,13 @@ def said(lane: Lane, play: Play) -> dict[str, float | int | None]:
 
 
 @pytest.mark.parametrize("what", VALUES)
-def test_values_are_in_the_units_of_their_names(
-    what: str, said: dict[str, float | int | None]
-) -> None:
+def test_values_are_in_their_units(what: str, said: dict[str, float | int | None]) -> None:
     """Megahertz, milliwatts and percent occur only inside NVML."""
     assert {name: said[name] for name in VALUES[what]} == VALUES[what]
 
 
 def test_no_value_goes_unproved(said: dict[str, float | int | None]) -> None:
-    """A signal that was added to a collector, but not to a test, was read in kilobytes for a
-    release.
-    """
+    """A signal without a test was read in kilobytes for a release."""
     proved = {name for values in VALUES.values() for name in values}
     assert said.keys() == proved | OF_AMD | {"driver_calls_count"}
     assert said["driver_calls_count"]
@@ -293,12 +259,10 @@ def test_a_host_that_is_a_folder_has_no_driver(tmp_path: Path) -> None:
         ("error nvmlDeviceGetCount_v2 28", CollectOutcome.NO_DATA, "has no GPU"),
     ],
 )
-def test_a_driver_without_gpus_says_which_way(
-    host: str, outcome: CollectOutcome, words: str, lane: Lane, play: Play
-) -> None:
+def test_no_gpus(host: str, outcome: CollectOutcome, words: str, lane: Lane, play: Play) -> None:
     """`GPU lost` was reported by a whole fleet while its driver was being updated."""
     play(host=host)
-    result = turn(lane())
+    result = turn(lane(GpuSecond))
     assert result.outcome is outcome
     assert words in result.message
 
@@ -315,15 +279,11 @@ def refuse_devices(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
 
 
 @pytest.mark.parametrize("host", ["error nvmlInitWithFlags 999", "error nvmlInitWithFlags 9", ""])
-def test_a_container_that_lost_its_devices_blames_no_gpu(
-    host: str, lane: Lane, play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """nvidia-docker #1671: systemd reloads, containers lose /dev/nvidia*, NVML reports `Unknown
-    Error`: nodes with eight healthy GPUs were drained for it.
-    """
+def test_denied_devices(host: str, lane: Lane, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvidia-docker #1671: containers lose /dev/nvidia*, and good nodes were drained."""
     refuse_devices(monkeypatch, errno.EPERM)
     play(host=host)
-    result = turn(lane())
+    result = turn(lane(GpuSecond))
     assert result.outcome is CollectOutcome.BLIND
     assert "no GPU is at fault" in result.message and "daemon-reload" in result.message
     assert len(result.message) < 300  # limit of a status document
@@ -342,9 +302,7 @@ def test_only_a_cgroup_answers_with_eperm(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("kind", LANES)
-def test_what_was_absent_is_looked_for_again(
-    kind: LaneKind, lane: Lane, play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_absent(kind: LaneKind, lane: Lane, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver is loaded after the agent started: no restart, but no search every second either."""
     play(gpus(1))
     collector = lane(kind)
@@ -368,7 +326,7 @@ def test_a_lost_gpu_costs_no_neighbour(lane: Lane, play: Play) -> None:
     devices = gpus(8)
     devices[4].lines.append("error * 0 15")
     scenario = play(devices)
-    collector = lane()
+    collector = lane(GpuSecond)
     assert turn(collector).outcome is CollectOutcome.OK
     scenario.step(1)
     fast, changes = turn(collector).blocks
@@ -396,14 +354,12 @@ def test_a_lost_gpu_costs_no_neighbour(lane: Lane, play: Play) -> None:
         ("error * 0 3 3 0", 0),  # not supported
     ],
 )
-def test_a_gpu_that_answers_nothing_says_with_which_code(
-    fault: str, code: int, lane: Lane, play: Play
-) -> None:
+def test_a_silent_gpu_has_its_code(fault: str, code: int, lane: Lane, play: Play) -> None:
     """A GPU that must be reset answered 16 to every call, and only a counter rose."""
     devices = gpus(3)
     devices[1].lines.append(fault)
     scenario = play(devices)
-    collector = lane()
+    collector = lane(GpuSecond)
     for step, expected in enumerate((0, code, code, 0)):
         scenario.step(step)
         _, changes = turn(collector).blocks
@@ -412,18 +368,14 @@ def test_a_gpu_that_answers_nothing_says_with_which_code(
 
 
 @pytest.mark.parametrize("code", [16, 999])
-def test_a_gpu_that_cannot_be_opened_says_with_which_code(
-    code: int, roots: Roots, lane: Lane, play: Play
-) -> None:
-    """nvidia-smi reports "Unable to determine the device handle ...: GPU requires reset"; the agent
-    skipped that GPU.
-    """
+def test_an_unopened_gpu_has_its_code(code: int, roots: Roots, lane: Lane, play: Play) -> None:
+    """nvidia-smi: "Unable to determine the device handle ..."; the agent skipped that GPU."""
     devices = gpus(3)
     for gpu in devices:
         list_in_proc(roots, gpu.address, gpu.uuid)
     devices[1].lines.append(f"error nvmlDeviceGetHandleByPciBusId_v2 {code}")
     play(devices)
-    fast, changes = turn(lane()).blocks
+    fast, changes = turn(lane(GpuSecond)).blocks
     assert fast.devices == tuple(gpu.uuid for gpu in devices)
     assert [named(changes, row)["error_code_state"] for row in range(3)] == [0, code, 0]
 
@@ -453,7 +405,7 @@ def test_a_gpu_lost_before_the_agent_started_is_named(roots: Roots, lane: Lane, 
         gpu.lines.append("error * 15")
     devices[3].lines.append("error * 4")  # another container's: no permission
     play(devices)
-    fast, _ = turn(lane()).blocks
+    fast, _ = turn(lane(GpuSecond)).blocks
     assert fast.devices == (devices[0].uuid, devices[1].uuid, devices[2].address)
     assert [named(fast, row)["lost_state"] for row in range(3)] == [0, 1, 1]
     assert named(fast, 0)["temperature_celsius"] == 41.0
@@ -463,7 +415,7 @@ def test_rows_do_not_depend_on_the_order_of_enumeration(lane: Lane, play: Play) 
     """Indices change at each boot; a GPU identified by its index is another GPU tomorrow."""
     devices = gpus(4)
     play(devices)
-    collector = lane()
+    collector = lane(GpuSecond)
     first, _ = turn(collector).blocks
     collector._session.close()  # closed by its last user: the library reads the scenario again
     play(reversed(devices)).step(1)
@@ -478,14 +430,14 @@ def test_two_gpus_of_one_uuid_are_known_by_their_address(lane: Lane, play: Play)
     devices = gpus(3)
     devices[1].uuid = devices[0].uuid
     play(devices)
-    fast, _ = turn(lane()).blocks
+    fast, _ = turn(lane(GpuSecond)).blocks
     assert fast.devices == (devices[0].address, devices[1].address, devices[2].uuid)
 
 
-def test_release_lets_go_and_the_next_turn_opens_again(lane: Lane, play: Play) -> None:
+def test_the_turn_after_a_release_opens_again(lane: Lane, play: Play) -> None:
     """An open handle defeats a GPU reset."""
     play(gpus(1))
-    collector = lane()
+    collector = lane(GpuSecond)
     turn(collector)
     sweep = collector._sweep
     collector._session.close()

@@ -1,6 +1,4 @@
-"""All collectors of one host's GPUs, one after another, like in a sampler: one library for all of
-them.
-"""
+"""All collectors of one host's GPUs in turn, as in a sampler: one library for all of them."""
 
 from __future__ import annotations
 
@@ -25,7 +23,8 @@ from gangline.agent.collectors.nvml_session import REOPEN_SECONDS
 from gangline.agent.sampler.worker import AllExcept
 from gangline.contract.signal import PERIOD_SECONDS
 from gangline.ext import nvml, nvml_gpm, nvml_parts, place
-from tests.agent.gpu_host import SECOND, GpuHost, read
+from tests.agent.fakes import read
+from tests.agent.gpu_host import SECOND, GpuHost
 from tests.agent.test_gpu_session import NAMES
 from tests.fake_nvml.parts_scenario import (
     host_lines,
@@ -131,9 +130,7 @@ def test_every_collector_reads(sampler: Sampler, host: GpuHost) -> None:
 
 
 def test_a_gpu_comes_back_while_all_are_at_work(sampler: Sampler, host: GpuHost) -> None:
-    """NVML finds a lost GPU again only after all users closed it: one collector that held it open
-    prevented this.
-    """
+    """NVML finds a lost GPU again only after all users closed it: one collector prevented this."""
     devices = everything()
     devices[1].lines.append("error * 0 15")
     step = play(host, devices)
@@ -155,9 +152,7 @@ def test_a_gpu_comes_back_while_all_are_at_work(sampler: Sampler, host: GpuHost)
 
 
 def test_a_driver_that_was_loaded_again_is_one_epoch(sampler: Sampler, host: GpuHost) -> None:
-    """Several lanes saw in the same second that the driver was unloaded: the counters restarted
-    once.
-    """
+    """Several lanes saw the unloaded driver in the same second: the counters restarted once."""
     devices = everything()
     for gpu in devices:
         gpu.lines.append("error * 0 1")
@@ -190,12 +185,8 @@ def test_all_let_go_when_asked_and_nobody_opens_by_itself(sampler: Sampler, host
 
 
 @pytest.mark.parametrize("has_fields", [True, False])
-def test_what_a_gpu_with_everything_is_asked_is_far_below_the_cap(
-    has_fields: bool, sampler: Sampler, host: GpuHost
-) -> None:
-    """Seven MIG instances, 18 NVLinks, sixty processes, and a driver without fields: a lower cap
-    would always skip readings on healthy hosts.
-    """
+def test_a_full_gpu_is_far_below_cap(has_fields: bool, sampler: Sampler, host: GpuHost) -> None:
+    """MIG instances, NVLinks, sixty processes, no fields: a lower cap would skip readings."""
     devices = [with_gpm(with_fabric(with_mig(with_links(gpu, 18)))) for gpu in gpus(2)]
     for gpu in devices:
         gpu.values["events_supported"] = REGISTERED_TYPES
@@ -215,12 +206,8 @@ def test_what_a_gpu_with_everything_is_asked_is_far_below_the_cap(
     assert sum(seconds[-60:]) / 60 < nvml.CALLS_PER_SECOND_MAX * 0.75
 
 
-def test_every_call_stands_in_the_place_with_its_name_and_its_gpu(
-    sampler: Sampler, host: GpuHost
-) -> None:
-    """One call of a hundred bypassed the call slot: the hang was blamed on the GPU of the call
-    before.
-    """
+def test_every_call_is_in_the_slot_with_its_gpu(sampler: Sampler, host: GpuHost) -> None:
+    """One call of a hundred bypassed the slot: another GPU was blamed for its hang."""
     called, misplaced = sampler.library.fake_nvml_calls, sampler.library.fake_nvml_misplaced
     called.argtypes, called.restype = [ctypes.c_char_p], ctypes.c_ulong
     misplaced.restype = ctypes.c_char_p

@@ -27,12 +27,8 @@ def play(host: GpuHost) -> None:
     host.list_in_proc([gpu], DRIVER)
 
 
-def test_nvml_takes_less_than_a_millisecond_per_second_of_an_h200(
-    host: GpuHost, library: str
-) -> None:
-    """It took 10.5 ms: the energy alone 3 to 5 ms each second, GPM's five samples 1.3 ms. By the
-    calls' recorded times.
-    """
+def test_nvml_takes_under_a_millisecond_per_second_of_an_h200(host: GpuHost, library: str) -> None:
+    """It took 10.5 ms: the energy alone 3 to 5 ms, GPM's five samples 1.3 ms. Recorded costs."""
     milliseconds, gpm_spacing = milliseconds_per_second(host, library, 120)
     assert milliseconds < 1.0 and gpm_spacing == 7
 
@@ -70,9 +66,7 @@ def test_a_call_that_becomes_fast_comes_each_second_again(host: GpuHost) -> None
     assert margins[0] == 47.0 and margins[-1] == 41.0
 
 
-def test_without_slow_calls_nothing_is_left_out(
-    host: GpuHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fast_gpus_are_read_completely(host: GpuHost, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = h200()
     gpu.lines = []
     host.play([gpu], host=f"driver {DRIVER}\n")

@@ -1,6 +1,4 @@
-"""The fast lane: ten samples a second of clock, power, reasons and use, five of GPM, and the
-summary of a second.
-"""
+"""The fast lane: ten samples a second of clock, power and use, five of GPM, and the summary."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ from gangline.ext import nvml_gpm, place
 from gangline.ext.nvml_gpm import Gpm
 from gangline.ext.nvml_ring import SampleRing
 from gangline.ext.phases import HISTORY_SIGNALS, STATES, PhaseTracker, SampleHistory
-from tests.agent.gpu_host import HandedClock
+from tests.agent.fakes import HandedClock
 from tests.fake_nvml.build import build, compiler, header_folder
 from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.parts_scenario import with_gpm
@@ -93,6 +91,12 @@ class Lane:
 
     def known(self, column: int, row: int) -> list[int]:
         return [value for value in self.ring.samples(column, row) if value is not None]
+
+    def jobs_after_a_second(self) -> Block:
+        self.second()
+        self.fast.collect()
+        (block,) = self.jobs.collect()
+        return block
 
     def row(self, row: int = 0) -> dict[str, float]:
         (block,) = self.fast.collect()
@@ -190,9 +194,7 @@ def test_a_gpu_without_gpm_has_the_rest(lane: Callable[..., Lane]) -> None:
 
 
 @pytest.mark.parametrize("symbol", nvml_gpm.SYMBOLS)
-def test_a_driver_that_lacks_a_symbol_costs_gpm_alone(
-    symbol: str, roots: Roots, play: Play, tmp_path: Path
-) -> None:
+def test_a_missing_symbol_costs_gpm(symbol: str, roots: Roots, play: Play, tmp_path: Path) -> None:
     """Drivers before 520 do not export them."""
     play(hoppers())
     (tmp_path / "older").mkdir()
@@ -212,9 +214,7 @@ def test_a_driver_that_lacks_a_symbol_costs_gpm_alone(
         ("!1000", None),  # the driver omits it from its answer: not 0 % busy
     ],
 )
-def test_a_share_that_cannot_be_is_no_reading(
-    value: str, expected: float | None, lane: Callable[..., Lane]
-) -> None:
+def test_impossible_shares(value: str, expected: float | None, lane: Callable[..., Lane]) -> None:
     """A driver rounds 100.02 up; a share of four billion is garbage, and must not raise a mean."""
     gpu, neighbour = hoppers()
     gpu.values["gpm_sm_util"] = value
@@ -226,9 +226,7 @@ def test_a_share_that_cannot_be_is_no_reading(
     assert values(block, 1)["sm_active_ratio"] == 0.0
 
 
-def test_a_gpu_that_fails_begins_anew_and_its_neighbour_does_not_notice(
-    lane: Callable[..., Lane], tmp_path: Path
-) -> None:
+def test_a_failed_gpu_restarts_alone(lane: Callable[..., Lane], tmp_path: Path) -> None:
     """A GPU was reset: its first sample afterwards must not be compared with an earlier one."""
     sick, well = hoppers()
     sick.lines.append("error nvmlGpmSampleGet 0 999 0")
@@ -247,9 +245,7 @@ def test_a_gpu_that_fails_begins_anew_and_its_neighbour_does_not_notice(
     assert len(fast_lane.known(ACTIVE, 0)) == 4 + 4
 
 
-def test_what_is_of_no_use_any_more_is_opened_anew(
-    lane: Callable[..., Lane], tmp_path: Path
-) -> None:
+def test_useless_handles_are_opened_anew(lane: Callable[..., Lane], tmp_path: Path) -> None:
     """The driver was reloaded: old handles only return errors."""
     devices = hoppers()
     for gpu in devices:
@@ -320,9 +316,7 @@ def test_one_sick_gpu_disturbs_its_neighbours_ever_more_rarely(
     assert ctypes.CDLL(library).fake_nvml_gpm_samples() == 0
 
 
-def test_a_driver_that_answers_nothing_is_asked_ever_more_rarely(
-    lane: Callable[..., Lane], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_driver(lane: Callable[..., Lane], monkeypatch: pytest.MonkeyPatch) -> None:
     """A container may not read its GPU's clock: NVML was reopened every ten seconds."""
     devices = hoppers(1)
     devices[0].lines.append("error nvmlDeviceGetClockInfo 4")
@@ -330,9 +324,7 @@ def test_a_driver_that_answers_nothing_is_asked_ever_more_rarely(
 
 
 def test_phases_travel_with_the_second(lane: Callable[..., Lane], tmp_path: Path) -> None:
-    """Half a second of work and half of nothing, each second: the shares appear as soon as both
-    levels are known.
-    """
+    """Half a second of work and half of nothing: shares appear once both levels are known."""
     fast_lane, scenario = lane(), Scenario(tmp_path / "scenario", hoppers())
     for _ in range(10):
         fast_lane.second(lambda number: scenario.step(0 if number < 5 else 1))
@@ -347,17 +339,13 @@ def test_phases_travel_with_the_second(lane: Callable[..., Lane], tmp_path: Path
 
 
 def test_another_set_of_processes_is_another_job(lane: Callable[..., Lane]) -> None:
-    """With the previous job's levels the next job seems to wait; an additional health check must
-    not reset them.
-    """
+    """With the old job's levels the next one seems to wait; a health check must not reset them."""
     fast_lane = lane()
     changes = []
     for pids in ((), (1, 2), (1, 2, 3), (2, 3), (7,), (), None, (9,)):
         if pids is not None:
             fast_lane.fast._session.compute_processes = {fast_lane.samples.keys[0]: frozenset(pids)}
-        fast_lane.second()
-        fast_lane.fast.collect()
-        (block,) = fast_lane.jobs.collect()
+        block = fast_lane.jobs_after_a_second()
         changes.append(values(block, 0)["job_changes_count"])
     assert changes == [0, 1, 1, 1, 2, 2, 2, 3]
     assert fast_lane.samples.tracker.state(1)[0] == "idle"  # no data about the neighbor
@@ -375,9 +363,7 @@ def test_what_was_learned_outlives_the_handles(lane: Callable[..., Lane]) -> Non
         fast_lane.jobs.collect()
     fast_lane.fast.collect()
     assert (fast_lane.samples.tracker, fast_lane.samples.history) == (tracker, history)
-    fast_lane.second()
-    fast_lane.fast.collect()
-    (block,) = fast_lane.jobs.collect()
+    block = fast_lane.jobs_after_a_second()
     assert values(block, 0)["job_changes_count"] == 1
 
 
@@ -395,9 +381,7 @@ def test_other_gpus_begin_with_nothing(lane: Callable[..., Lane], play: Play) ->
     fast_lane.fast._session.compute_processes = {}
     fast_lane.fast.collect()
     assert fast_lane.samples.tracker is not tracker
-    fast_lane.second()
-    fast_lane.fast.collect()
-    (block,) = fast_lane.jobs.collect()
+    block = fast_lane.jobs_after_a_second()
     assert [values(block, row)["job_changes_count"] for row in range(2)] == [0, 0]
 
 
@@ -500,9 +484,7 @@ def test_it_samples_while_its_sampler_rests(roots: Roots, play: Play) -> None:
 
 
 def test_a_rest_ends_when_somebody_calls(roots: Roots, play: Play) -> None:
-    """The daemon has a command; a sampler that receives it only after its rest cannot release a GPU
-    at once.
-    """
+    """A sampler that receives a command only after its rest cannot release a GPU at once."""
     play(hoppers())
     fast, clock = GpuFast(roots), SystemClock()
     fast.collect()
@@ -518,9 +500,7 @@ def test_a_rest_ends_when_somebody_calls(roots: Roots, play: Play) -> None:
     fast._session.close()
 
 
-def test_a_spared_gpu_is_not_asked_and_its_row_is_missing(
-    roots: Roots, play: Play, library: str
-) -> None:
+def test_an_excluded_gpu_is_not_asked(roots: Roots, play: Play, library: str) -> None:
     """The hanging GPU must not be called ten times a second either."""
     devices = hoppers()
     devices[1].lines.append("block * crash -")
@@ -542,10 +522,7 @@ def test_a_spared_gpu_is_not_asked_and_its_row_is_missing(
 
 
 def test_a_recording_has_the_last_samples_and_no_more_than_fit(roots: Roots, play: Play) -> None:
-    """The newest of all GPUs; the oldest samples do not fit.
-
-    Before the first sample the recording is empty.
-    """
+    """The newest samples of all GPUs; the oldest do not fit. Empty before the first sample."""
     play(hoppers(2))
     with pytest.raises(NoData, match="no GPU of this host"):
         GpuFast(roots).record(5, 1 << 20)

@@ -169,9 +169,7 @@ def test_a_setting_is_never_published(changes: list[tuple[int, int | None]]) -> 
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**63), st.sampled_from([0, 4, 0x23, None])), max_size=60))
-def test_nothing_is_published_whose_reason_was_never_set(
-    samples: list[tuple[int, int | None]],
-) -> None:
+def test_nothing_is_published_without_its_reason(samples: list[tuple[int, int | None]]) -> None:
     """It counts something else than the flag."""
     proof = FieldValidator(FLAG)
     values: list[int | None] = [value for value, _ in samples]
@@ -179,9 +177,7 @@ def test_nothing_is_published_whose_reason_was_never_set(
 
 
 def test_nothing_is_said_of_a_field_that_could_not_be_asked_for(host: GpuHost) -> None:
-    """A driver with the field was reported as `unsupported`, because the GPU was lost at the
-    agent's start.
-    """
+    """A driver with the field was `unsupported`, because the GPU was lost at the agent's start."""
     devices = gpus(2)
     devices[0].lines.append("error * 0 15 0")
     scenario = host.play(devices)
@@ -194,9 +190,7 @@ def test_nothing_is_said_of_a_field_that_could_not_be_asked_for(host: GpuHost) -
 
 
 def test_a_field_that_is_read_in_turns_is_judged_by_all_that_was_seen_meanwhile() -> None:
-    """A slow field has a turn a minute: its reason was set between two turns, but at neither of
-    them.
-    """
+    """A slow field has a turn a minute: its reason was set only between two turns."""
     proof = FieldValidator(FLAG)
     values: list[int | None] = []
     flags: list[int | None] = []
@@ -217,9 +211,7 @@ def test_a_field_that_is_read_in_turns_is_judged_by_all_that_was_seen_meanwhile(
         ("field 270 ull 5000", None),  # not zero, and not verified
     ],
 )
-def test_zeros_of_an_idle_gpu_are_published_where_type_and_neighbors_agree(
-    line: str, published: int | None, host: GpuHost
-) -> None:
+def test_zeros_of_an_idle_gpu(line: str, published: int | None, host: GpuHost) -> None:
     gpu = gpus(1)[0]
     gpu.values["event_reasons"] = 1
     gpu.lines.append(line)
@@ -250,9 +242,7 @@ def played(
 @pytest.mark.parametrize("behaves", COUNTERS_AT)
 @pytest.mark.parametrize("says", COUNTERS_AT)
 def test_no_wrong_quantity_is_published(says: str, behaves: str, host: GpuHost) -> None:
-    """`580` is ambiguous, and a wrong id returns SUCCESS: a percentage was read as minutes of
-    thermal throttling.
-    """
+    """`580` is ambiguous, and a wrong id returns SUCCESS: a percentage was read as minutes."""
     course = throttling(STEPS)
     rows = played(host, says, behaves, course)
     for cause in CAUSES:
@@ -267,9 +257,7 @@ def test_no_wrong_quantity_is_published(says: str, behaves: str, host: GpuHost) 
 
 @pytest.mark.parametrize("says", ["", "garbage", "999.12.34", "580.65", "600.1.2"])
 @pytest.mark.parametrize("behaves", COUNTERS_AT)
-def test_a_driver_nobody_knows_must_prove_itself_too(
-    says: str, behaves: str, host: GpuHost
-) -> None:
+def test_an_unknown_driver_must_prove_itself(says: str, behaves: str, host: GpuHost) -> None:
     """A branch newer than this table, and an invalid version."""
     course = throttling(STEPS)
     rows = played(host, says or "x", behaves, course)
@@ -308,9 +296,7 @@ def test_a_contradiction_is_said_once(host: GpuHost, caplog: pytest.LogCaptureFi
 
 
 def test_what_a_field_has_proved_the_next_process_knows(host: GpuHost) -> None:
-    """One GPU hung and another sampler took over: the counters of its seven neighbors were missing
-    until each throttled again. With another driver they are void.
-    """
+    """After a takeover the counters of seven neighbors were missing until each throttled again."""
     version, name = "590.48.01", "violation_sw_thermal_nanoseconds"
     course = throttling(60)
 

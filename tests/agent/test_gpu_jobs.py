@@ -62,9 +62,7 @@ def test_a_slurm_job_is_named(host: JobsHost) -> None:
 
 
 def test_a_pod_is_named_by_its_own_logs(host: JobsHost) -> None:
-    """The control group has the UID, kubelet the name: an operator had to ask the API server for
-    the rest.
-    """
+    """The control group has the UID, kubelet the name."""
     (host.proc.parent / f"var/log/pods/ml_trainer-0_{POD}").mkdir(parents=True)
     host.process(4711, POD_CGROUP, pids="4711\t17")
     attributes = host.settle(host.collector(), 4711)
@@ -105,9 +103,7 @@ def test_one_event_for_each_process_on_each_gpu(host: JobsHost) -> None:
 
 def test_an_unchanged_list_costs_nothing(host: JobsHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading /proc of every process every second was the most expensive work of the agent."""
-    host.process(4711, SLURM)
-    collector = host.collector()
-    host.settle(collector, 4711)
+    collector = host.running()
     reads: list[str] = []
     read = process_state._read
 
@@ -126,9 +122,7 @@ def test_an_unchanged_list_costs_nothing(host: JobsHost, monkeypatch: pytest.Mon
 
 def test_what_was_told_is_told_again(host: JobsHost) -> None:
     """The aggregator got a new disk, and for a month it lacked all jobs that had begun before."""
-    host.process(4711, SLURM)
-    collector = host.collector()
-    host.settle(collector, 4711)
+    collector = host.running()
     host.process(4711, SLURM.replace("job_123", "job_124"))  # adopted by another job meanwhile
     host.clock.now_ns += REPEAT_NS
     for _ in range(RECHECK_TURNS + 1):
@@ -139,9 +133,7 @@ def test_what_was_told_is_told_again(host: JobsHost) -> None:
 
 def test_a_number_dealt_again_after_an_end_is_another_process(host: JobsHost) -> None:
     """PID 4711 of the second job was taken for the first's, because the number was the same."""
-    host.process(4711, SLURM, start=5_000)
-    collector = host.collector()
-    host.settle(collector, 4711)
+    collector = host.running(start=5_000)
     host.turn(collector)
     first = host.told()[-1]
     host.process(4711, SLURM.replace("123", "124"), start=9_000)
@@ -151,9 +143,7 @@ def test_a_number_dealt_again_after_an_end_is_another_process(host: JobsHost) ->
 
 
 def test_a_number_dealt_again_between_the_list_and_the_look_is_never_told(host: JobsHost) -> None:
-    """The process ended just after NVML had listed it; a web server with the reused number was
-    reported as training.
-    """
+    """A web server with the number of an ended process was reported as training."""
     host.process(4711, "0::/system.slice/nginx.service\n", start=100_000)
     collector = host.collector()
     host.turn(collector, 4711)
@@ -164,9 +154,7 @@ def test_a_number_dealt_again_between_the_list_and_the_look_is_never_told(host: 
 
 def test_a_number_dealt_again_while_it_is_listed_is_nobodys(host: JobsHost) -> None:
     """The driver still listed an ended process, until its number was a web server's."""
-    host.process(4711, SLURM, start=5_000)
-    collector = host.collector()
-    host.settle(collector, 4711)
+    collector = host.running(start=5_000)
     host.process(4711, "0::/system.slice/nginx.service\n", start=100_000)
     last = host.turns(RECHECK_TURNS + 1, collector, 4711)
     attributes = host.told()[-1].attributes
@@ -175,9 +163,7 @@ def test_a_number_dealt_again_while_it_is_listed_is_nobodys(host: JobsHost) -> N
     assert host.counts(last)["unknown_count"] == 1
 
 
-def test_another_process_takes_the_number_while_we_look(
-    host: JobsHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_number_reused_in_the_read(host: JobsHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """Start of one and control group of another made a process that never existed."""
     host.process(4711, SLURM, start=5_000)
     read = process_state._read_or_nothing
@@ -194,9 +180,7 @@ def test_another_process_takes_the_number_while_we_look(
 @pytest.mark.parametrize("zombie", [True, False])
 def test_a_process_that_has_ended_and_holds_a_gpu(host: JobsHost, zombie: bool) -> None:
     """80 GB were held by an ended process that no `kill` reached; the next jobs ran out of memory."""
-    host.process(4711, SLURM)
-    collector = host.collector()
-    host.settle(collector, 4711)
+    collector = host.running()
     if zombie:
         host.process(4711, SLURM, state="Z", threads=1)
     else:
@@ -212,12 +196,8 @@ def test_a_process_that_has_ended_and_holds_a_gpu(host: JobsHost, zombie: bool) 
 
 
 def test_a_zombie_keeps_its_owner_when_it_is_told_again(host: JobsHost) -> None:
-    """After half an hour the GPU's dead process had no owner: the kernel no longer showed the
-    zombie in a group.
-    """
-    host.process(4711, SLURM)
-    collector = host.collector()
-    host.settle(collector, 4711)
+    """After half an hour the GPU's dead process had no owner: zombies are in no group."""
+    collector = host.running()
     host.process(4711, "0::/\n", state="Z", threads=1)
     host.turns(RECHECK_TURNS + DEAD_OBSERVATIONS_MIN, collector, 4711)
     host.clock.now_ns += REPEAT_NS
@@ -229,9 +209,7 @@ def test_a_zombie_keeps_its_owner_when_it_is_told_again(host: JobsHost) -> None:
 
 
 def test_a_zombie_in_no_group_was_seen(host: JobsHost) -> None:
-    """ "It ended before it was seen" was reported about a process that the agent had followed for a
-    day.
-    """
+    """ "It ended before it was seen" was reported about a process followed for a day."""
     host.process(4711, "0::/\n", state="Z", threads=1)
     attributes = host.settle(host.collector(), 4711)
     assert (attributes["state"], attributes["unknown"]) == ("dead", NO_GROUP)
@@ -250,9 +228,7 @@ def test_a_process_that_was_gone_before_the_agent_came(host: JobsHost) -> None:
 
 def test_a_process_that_ends_as_others_do_is_no_finding(host: JobsHost) -> None:
     """Between its end and the driver's next list every process is missing but listed, once."""
-    host.process(4711, SLURM)
-    collector = host.collector()
-    host.settle(collector, 4711)
+    collector = host.running()
     host.end(4711)
     host.turn(collector, 4711, GpuProcess(OTHER_GPU, 1))
     last = host.turn(collector, GpuProcess(OTHER_GPU, 1))
@@ -285,9 +261,7 @@ def test_a_hidden_process_is_unknown_and_not_gone(host: JobsHost) -> None:
     assert (host.counts(last)["unknown_count"], host.counts(last)["dead_count"]) == (1, 0)
 
 
-def test_a_stat_that_may_not_be_read_is_hidden(
-    host: JobsHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_stat_is_hidden(host: JobsHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """hidepid=1 shows the folders but not their content."""
 
     def refuse(path: str, most: int) -> bytes:
@@ -298,9 +272,7 @@ def test_a_stat_that_may_not_be_read_is_hidden(
 
 
 def test_numbers_of_another_namespace_are_not_looked_up(host: JobsHost) -> None:
-    """In a container with its own PID namespace the agent found a shell under the number of a
-    training process.
-    """
+    """In a PID namespace the agent found a shell under the number of a training process."""
     host.in_namespace("pid:[4026532761]")
     host.process(4711, SLURM)
     collector = host.collector()
@@ -346,9 +318,7 @@ def test_mig_instances_are_told_apart(host: JobsHost) -> None:
 
 def test_a_gpu_that_does_not_answer_keeps_its_processes(host: JobsHost) -> None:
     """GPU 0 returned an error for a second, and all its jobs were reported as ended."""
-    host.process(4711, SLURM)
-    collector = host.collector()
-    host.settle(collector, 4711)
+    collector = host.running()
     last = host.turn(collector, gpus=[OTHER_GPU])
     assert last.blocks[0].devices == (OTHER_GPU,)
     host.turn(collector, 4711)
@@ -356,12 +326,8 @@ def test_a_gpu_that_does_not_answer_keeps_its_processes(host: JobsHost) -> None:
 
 
 def test_while_a_gpu_does_not_answer_nobody_dies_on_it(host: JobsHost) -> None:
-    """The driver hung, the job was killed meanwhile, and its number reused: neither a dead nor a
-    mixed process.
-    """
-    host.process(4711, SLURM, start=5_000)
-    collector = host.collector()
-    host.settle(collector, 4711)
+    """The driver hung, the job was killed meanwhile, and its number reused."""
+    collector = host.running(start=5_000)
     host.end(4711)
     for _ in range(RECHECK_TURNS + DEAD_OBSERVATIONS_MIN):
         host.turn(collector, gpus=[OTHER_GPU])
@@ -374,9 +340,7 @@ def test_while_a_gpu_does_not_answer_nobody_dies_on_it(host: JobsHost) -> None:
 
 
 def test_a_sampler_of_one_gpu_looks_as_well(host: JobsHost) -> None:
-    """A slow GPU has a sampler of its own that excludes all other devices, known and unknown: /proc
-    is not a GPU.
-    """
+    """A slow GPU's own sampler excludes all other devices: /proc is not a GPU."""
     host.process(4711, SLURM)
     collector = host.collector()
     collector.exclude(AllExcept.of(GPU, [OTHER_GPU]))
@@ -384,9 +348,7 @@ def test_a_sampler_of_one_gpu_looks_as_well(host: JobsHost) -> None:
 
 
 def test_memory_that_comes_and_goes_is_no_news(host: JobsHost) -> None:
-    """A server's memory changed every second, and each second all processes were reported and read
-    again.
-    """
+    """A server's memory changed every second, and all processes were reported and read again."""
     host.process(4711, SLURM)
     collector = host.collector()
     host.settle(collector, GpuProcess(GPU, 4711, None, None, 1))
@@ -398,9 +360,7 @@ def test_memory_that_comes_and_goes_is_no_news(host: JobsHost) -> None:
 
 def test_without_a_list_there_is_no_data(host: JobsHost) -> None:
     """The driver's collector failed; its last list must not remain."""
-    host.process(4711, SLURM)
-    collector = host.collector()
-    host.settle(collector, 4711)
+    collector = host.running()
     from gangline.agent.collector import run_collector
 
     assert run_collector(collector, host.clock).outcome is CollectOutcome.NO_DATA
@@ -434,9 +394,7 @@ def test_a_storm_of_processes_is_held_back(host: JobsHost, monkeypatch: pytest.M
 
 
 def test_who_takes_over_says_from_when_on_all_was_told_anew(host: JobsHost) -> None:
-    """A GPU hung, a job ended during the takeover by another sampler, and was shown as running for
-    another hour.
-    """
+    """A job that ended during a takeover was shown as running for another hour."""
     host.process(4711, SLURM)
     host.process(4712, SESSION)
     before = host.collector()
@@ -457,9 +415,7 @@ def test_who_takes_over_says_from_when_on_all_was_told_anew(host: JobsHost) -> N
     assert len(host.anew) == 2  # once
 
 
-def test_what_is_held_back_is_not_said_to_be_told(
-    host: JobsHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_held_back_is_not_reported(host: JobsHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a takeover in a storm, processes whose events did not fit would have counted as ended."""
     monkeypatch.setattr(change_events, "AT_ONCE_MAX", 8)
     many = range(2, 12)
@@ -475,9 +431,7 @@ def test_what_is_held_back_is_not_said_to_be_told(
 
 
 def test_what_found_no_room_is_told_at_the_next_turn(host: JobsHost) -> None:
-    """The daemon was busy when 200 processes ended: the last forty were shown on their GPUs for an
-    hour.
-    """
+    """The daemon was busy when 200 processes ended: the last forty were shown for an hour."""
     pids = range(2, 12)
     for pid in pids:
         host.process(pid, SLURM)
@@ -499,12 +453,8 @@ def test_what_found_no_room_is_told_at_the_next_turn(host: JobsHost) -> None:
     assert host.told() == []
 
 
-def test_who_shows_himself_later_stays_one_event(
-    host: JobsHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """/proc was remounted without hidepid, and each process was listed twice: with an owner, and
-    for an hour without.
-    """
+def test_a_process_shown_later(host: JobsHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/proc was remounted without hidepid: each process was listed twice, for an hour."""
     host.process(4711, SLURM)
     host.end(1)
     collector = host.collector()
@@ -547,7 +497,7 @@ def test_of_this_machine() -> None:
     assert process_state.read_process(Path("/proc"), child).state is ProcessState.GONE
 
 
-class World:
+class ProcessTable:
     """Processes that start, end and reuse numbers, and the driver's list."""
 
     def __init__(self) -> None:
@@ -573,11 +523,11 @@ Steps = st.lists(
 @given(Steps)
 def test_what_is_believed_of_a_number_held_at_two_looks(steps: object) -> None:
     """An identity belongs to a process seen under that number, and a dead process does not exist."""
-    world = World()
-    known = ProcessTracker(world.look, world.look)
+    table = ProcessTable()
+    known = ProcessTracker(table.look, table.look)
     assert isinstance(steps, list)
     for now, (starts, listed) in enumerate(steps):
-        world.starts = starts
+        table.starts = starts
         known.observe(
             GpuProcessList((GPU,), tuple(GpuProcess(GPU, pid) for pid in sorted(listed))), now
         )

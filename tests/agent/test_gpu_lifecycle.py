@@ -1,6 +1,4 @@
-"""GPUs that fall off the bus, come back, move, are exchanged or reset, and drivers that are
-replaced under them.
-"""
+"""GPUs that fall off the bus, come back, move, are exchanged or reset; replaced drivers."""
 
 from __future__ import annotations
 
@@ -24,7 +22,8 @@ from gangline.agent.collectors.nvml_session import REOPEN_SECONDS, REOPEN_SECOND
 from gangline.agent.hardware.nvidia import parse_kernel_driver_version
 from gangline.ext import nvml
 from gangline.ext.nvml import NvmlError
-from tests.agent.gpu_host import SECOND, VERSION, GpuHost, read
+from tests.agent.fakes import read
+from tests.agent.gpu_host import SECOND, VERSION, GpuHost
 from tests.fake_nvml.build import build
 from tests.fake_nvml.scenario import Gpu, gpus
 
@@ -85,9 +84,7 @@ def test_a_gpu_that_is_lost_from_the_start_is_told(host: GpuHost) -> None:
 
 
 def test_what_nvml_lost_is_found_again_by_opening_it_anew(host: GpuHost) -> None:
-    """NVML returns `lost` even after a reset until it is closed; an agent that never closed it had
-    to be restarted.
-    """
+    """NVML returns `lost` even after a reset until it is closed."""
     devices = gpus(2)
     devices[1].lines.append("error * 0 15")
     scenario = host.play(devices)
@@ -111,9 +108,7 @@ def test_what_nvml_lost_is_found_again_by_opening_it_anew(host: GpuHost) -> None
     assert host.turn(slow).outcome is CollectOutcome.OK
 
 
-def test_a_gpu_that_stays_lost_disturbs_the_others_ever_more_rarely(
-    host: GpuHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_gpu_disturbs_others_rarely(host: GpuHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reopening attaches eight GPUs; a repair may take a week."""
     devices = gpus(2)
     devices[1].lines.append("error * 15")
@@ -192,9 +187,7 @@ def test_library_and_driver_of_two_versions_is_an_update(host: GpuHost) -> None:
     assert host.events == []
 
 
-def test_the_new_library_is_taken_up_without_a_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_new_library_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loaded library stays loaded: the old one never fits the new driver."""
     older = build(tmp_path / "older", version="580.65.06")
     newer = build(tmp_path / "newer", version="590.48.01")
@@ -216,12 +209,8 @@ def test_the_new_library_is_taken_up_without_a_restart(
     host.close()
 
 
-def test_a_library_that_cannot_be_unloaded_has_the_process_start_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Something else in the process held the old library; every attempt found it again, until the
-    next restart.
-    """
+def test_a_library_that_stays_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something else in the process held the old library: no attempt succeeded until a restart."""
     installed = build(tmp_path, version="580.65.06")
     host = GpuHost(tmp_path, str(installed), monkeypatch)
     host.play(gpus(1), host="driver 580.65.06")
@@ -238,14 +227,8 @@ def test_a_library_that_cannot_be_unloaded_has_the_process_start_anew(
     assert held.fake_nvml_users() == 0
 
 
-def test_nvml_is_opened_again_as_soon_as_it_can_be_and_not_in_the_way_of_a_repair(
-    tmp_path: Path,
-) -> None:
-    """After a driver was reloaded half of the lanes stayed dark for a minute.
-
-    But NVML must not be opened without a loaded driver: opening may load the driver that an
-    operator has just unloaded.
-    """
+def test_nvml_is_opened_again_early_and_not_in_the_way_of_a_repair(tmp_path: Path) -> None:
+    """Half of the lanes stayed dark for a minute; but opening NVML may load an unloaded driver."""
     driver = tmp_path / "driver/nvidia/version"
     driver.parent.mkdir(parents=True)
 
@@ -306,28 +289,23 @@ def opened_anew(
     return host.read(lane)
 
 
-def test_a_gpu_in_another_slot_is_the_same_gpu(host: GpuHost) -> None:
-    """Two GPUs were exchanged to see whether the fault moves with the board: their histories did
-    not.
-    """
-    before = gpus(2)
-    after = [replace(before[0], address="0000:9b:00.0"), before[1]]
-    rows = opened_anew(host, before, after)
-    assert epochs(rows) == {before[0].uuid: 1, before[1].uuid: 0}
-    message = host.teller.take_inventory_request()
-    assert f"GPU {before[0].uuid} moved from {before[0].address} to 0000:9b:00.0" in message
+OTHER = "GPU-99999999-1111-2222-3333-444444444444"
 
 
-def test_another_gpu_in_the_slot_is_another_gpu(host: GpuHost) -> None:
-    """A replaced board continued the name and the error history of the broken one."""
+@pytest.mark.parametrize("is_other", [False, True])
+def test_a_gpu_in_another_slot(host: GpuHost, is_other: bool) -> None:
+    """The same GPU keeps its history; a replaced board continued the broken one's."""
     before = gpus(2)
-    other = "GPU-99999999-1111-2222-3333-444444444444"
-    after = [replace(before[0], uuid=other, address="0000:9b:00.0"), before[1]]
+    uuid = OTHER if is_other else before[0].uuid
+    after = [replace(before[0], uuid=uuid, address="0000:9b:00.0"), before[1]]
     rows = opened_anew(host, before, after)
-    assert set(rows) == {other, before[1].uuid}
     message = host.teller.take_inventory_request()
-    assert f"GPU {other} appeared" in message
-    assert f"GPU {before[0].uuid} is gone" in message
+    if is_other:
+        assert set(rows) == {OTHER, before[1].uuid}
+        assert f"GPU {OTHER} appeared" in message and f"GPU {before[0].uuid} is gone" in message
+    else:
+        assert epochs(rows) == {uuid: 1, before[1].uuid: 0}
+        assert f"GPU {uuid} moved from {before[0].address} to 0000:9b:00.0" in message
 
 
 def test_another_gpu_at_the_same_address_is_noticed(host: GpuHost) -> None:
@@ -358,12 +336,8 @@ def test_a_reset_gpu_has_another_epoch(host: GpuHost) -> None:
 
 
 @pytest.mark.parametrize("was_reset", [True, False])
-def test_what_was_let_go_of_has_another_epoch_only_if_it_was_reset(
-    was_reset: bool, host: GpuHost
-) -> None:
-    """XID 119 requires a reset, and the GPU was unused for a minute: its return was taken for a
-    reset, and its findings were closed. And after a true reset the next sampler did not know of it.
-    """
+def test_a_released_gpu_has_another_epoch_if_reset(was_reset: bool, host: GpuHost) -> None:
+    """XID 119: a GPU's return was taken for a reset; after a true reset nothing knew of it."""
     devices = gpus(2)
     host.play(devices).step(1)
     host.list_in_proc(devices)
@@ -388,9 +362,7 @@ def test_what_was_let_go_of_has_another_epoch_only_if_it_was_reset(
 
 
 def test_a_driver_that_was_replaced_between_two_processes_is_noticed(host: GpuHost) -> None:
-    """The old library could not be unloaded, so another sampler took over: it took the counters for
-    the earlier ones.
-    """
+    """The old library could not be unloaded: the next sampler continued the old counters."""
     devices = gpus(2)
     host.play(devices, host="driver 580.65.06")
     lane = host.second()
@@ -404,9 +376,7 @@ def test_a_driver_that_was_replaced_between_two_processes_is_noticed(host: GpuHo
 
 
 def test_a_driver_is_loaded_again_while_a_gpu_is_left_alone(host: GpuHost) -> None:
-    """The operator reloaded the driver because of a hung GPU: the first call after that used this
-    GPU.
-    """
+    """The operator reloaded the driver for a hung GPU: the first call used this GPU."""
     devices = gpus(3)
     host.play(devices, host="driver 580.65.06")
     host.list_in_proc(devices, "580.65.06")
@@ -436,9 +406,7 @@ def test_a_driver_is_loaded_again_while_a_gpu_is_left_alone(host: GpuHost) -> No
 
 
 def test_what_a_trial_sees_of_a_loss_is_told_by_the_lane(host: GpuHost) -> None:
-    """Events of a single-GPU sampler are dropped: it had recorded the loss as reported, and the
-    aggregator never received it.
-    """
+    """A single-GPU sampler's events are dropped: its loss counted as told, and never arrived."""
     devices = gpus(2)
     devices[0].lines.append("error * 15")
     host.play(devices)
@@ -530,9 +498,7 @@ def test_a_mig_mode_that_changed_renews_the_inventory(host: GpuHost) -> None:
 
 
 @given(st.lists(FINDS | LOOKS, max_size=30))
-def test_epochs_never_fall_and_losses_alternate(
-    history: list[dict[str, str] | dict[str, bool]],
-) -> None:
+def test_epochs_rise_losses_alternate(history: list[dict[str, str] | dict[str, bool]]) -> None:
     """Different counts would be subtracted if an epoch fell."""
     machine, seen, states = GpuLifecycle(), dict.fromkeys(KEYS, 0), dict.fromkeys(KEYS, "back")
     for step in history:

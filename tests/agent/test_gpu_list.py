@@ -17,23 +17,13 @@ from gangline.agent.latest import LatestReadings
 from gangline.agent.local.host_status import HostStatus, judged_tables
 from gangline.agent.registration import Registration
 from gangline.contract.host_policy import FindingSeverity
+from tests.agent.fakes import HandedClock
 from tests.agent.local_world import BOOT, SECOND
 from tests.fake_nvml.scenario import Scenario, gpus
 
 MINUTE = 60 * SECOND
 UPTIME = 10_000 * SECOND
 EIGHT = {f"GPU-{number}": f"0000:{number:02x}:00.0" for number in range(8)}
-
-
-class Clock:
-    def __init__(self, now_ns: int = UPTIME) -> None:
-        self.now_ns = now_ns
-
-    def boottime_ns(self) -> int:
-        return self.now_ns
-
-    def wall_ns(self) -> int:
-        return self.now_ns
 
 
 class Machine:
@@ -49,7 +39,7 @@ class Machine:
 
     def boot(self, uptime_ns: int = UPTIME) -> None:
         self.boots += 1
-        self.clock = Clock(uptime_ns)
+        self.clock = HandedClock(uptime_ns)
         self.start()
 
     def start(self) -> None:
@@ -97,12 +87,8 @@ def without(*numbers: int) -> dict[str, str]:
 
 @pytest.mark.parametrize("boots", [True, False])
 @pytest.mark.parametrize("numbers", [(3,), tuple(range(8))], ids=["7 of 8", "0 of 8"])
-def test_a_gpu_that_was_there_before_is_missing(
-    machine: Machine, numbers: tuple[int, ...], boots: bool
-) -> None:
-    """A host booted with 7 of 8 GPUs, or its agent began without any: `gangline check` reported
-    that nothing is wrong.
-    """
+def test_an_earlier_gpu_is_missing(machine: Machine, numbers: tuple[int, ...], boots: bool) -> None:
+    """A host booted with 7 of 8 GPUs: `gangline check` reported that nothing is wrong."""
     if boots:
         machine.boot(20 * SECOND)
     else:
@@ -185,12 +171,8 @@ def _has_a_damaged_list(machine: Machine) -> None:
         _is_passed_through, _boots_slowly, _is_retired, _has_a_damaged_list,
     ],
 )  # fmt: skip
-def test_what_looks_like_a_missing_gpu_and_is_not(
-    machine: Machine, what: Callable[[Machine], None]
-) -> None:
-    """A repair, a released GPU, a virtual machine, a driver that is still loading: nothing is
-    missing.
-    """
+def test_gpus_that_are_not_missing(machine: Machine, what: Callable[[Machine], None]) -> None:
+    """A repair, a released GPU, a virtual machine, a driver that is loading: nothing is missing."""
     what(machine)
     assert machine.after(10) == []
 
@@ -211,9 +193,7 @@ def test_what_is_no_list_is_refused(content: bytes, tmp_path: Path) -> None:
 
 
 def test_a_lost_gpu_has_one_name(machine: Machine) -> None:
-    """GPU 3 fell off the bus on a host without /proc/driver/nvidia: it was listed under its UUID
-    and under its address.
-    """
+    """A host without /proc/driver/nvidia: GPU 3 was listed under its UUID and its address."""
     address = EIGHT["GPU-3"]
     machine.boot()
     assert machine.registration.gpu_key(address) == "GPU-3"
@@ -263,7 +243,7 @@ def test_gpus_on_the_bus_without_a_driver_are_blind(
     Scenario(tmp_path / "scenario", gpus(0), host=why if why.startswith("error") else "")
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
     nvml = str(tmp_path / "none.so") if why == "no library" else library
-    turn = run_collector(GpuSecond(Roots(sys, tmp_path / "proc", nvml)), Clock())
+    turn = run_collector(GpuSecond(Roots(sys, tmp_path / "proc", nvml)), HandedClock(UPTIME))
     assert turn.outcome is outcome and words in turn.message
 
 

@@ -1,6 +1,4 @@
-"""The tables of the amdgpu driver: positions of values, tested with tables of an independent
-packer.
-"""
+"""Tables of the amdgpu driver: positions of values, with tables of an independent packer."""
 
 from __future__ import annotations
 
@@ -143,9 +141,7 @@ def test_the_compute_dies_are_divided_among_the_partitions(partitions: int) -> N
     ],
 )  # fmt: skip
 def test_what_is_no_table_has_words(data: bytes, words: str) -> None:
-    """A short read, a future driver and garbage have different messages, and none raises another
-    error.
-    """
+    """A short read, a future driver and garbage have different messages."""
     with pytest.raises(MetricsError, match=words):
         layout_of(data)
 

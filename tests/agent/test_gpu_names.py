@@ -156,9 +156,7 @@ def test_a_process_that_holds_a_node_is_found_and_named(tmp_path: Path) -> None:
     assert child.pid not in list(agent_processes(proc))
 
 
-def test_what_we_may_not_see_is_counted_and_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hidden_processes_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "12/fd").mkdir(parents=True)
 
     def closed(path: object) -> list[str]:

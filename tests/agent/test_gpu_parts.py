@@ -1,6 +1,4 @@
-"""NVLinks, C2C, MIG, processes and fabric: collectors over a library that plays a healthy and a
-faulty driver.
-"""
+"""NVLinks, C2C, MIG, processes and fabric: over a library that plays good and bad drivers."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import ctypes
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +19,6 @@ from gangline.agent.collector import (
     MESSAGE_CHARACTERS_MAX,
     CollectOutcome,
     CollectResult,
-    run_collector,
 )
 from gangline.agent.collectors import gpu_processes
 from gangline.agent.collectors.gpu_fabric import GpuFabric, health, values_of
@@ -44,16 +41,15 @@ from gangline.agent.hardware.mig_capabilities import (
     sees_all_mig_instances,
 )
 from gangline.agent.hardware.processes import TaskStat
-from gangline.contract.block import Block
-from gangline.contract.signals import BY_ID, TABLES
+from gangline.contract.signals import TABLES
 from gangline.ext import place
 from gangline.ext.nvml_parts import COMPUTE, GRAPHICS, Fabric, Process
+from tests.agent.fakes import Lane, named, turn
 from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.parts_scenario import (
     BLACKWELL,
     NO_MEMORY,
     hgx,
-    host_lines,
     mig_device,
     process,
     with_c2c,
@@ -61,14 +57,11 @@ from tests.fake_nvml.parts_scenario import (
     with_links,
     with_mig,
 )
-from tests.fake_nvml.scenario import Gpu, Scenario, gpus
+from tests.fake_nvml.scenario import Gpu, gpus
 from tests.processes import GUARD_SECONDS
-
-#: A longer wait fails the test; it is not used for timing.
 
 LaneKind = Callable[[Roots], GpuPartsCollector]
 LANES: list[LaneKind] = [NvLinkCollector, C2cLinkCollector, MigDevices, GpuProcesses, GpuFabric]
-Lane = Callable[[LaneKind], GpuPartsCollector]
 
 PROCESSES = st.builds(
     Process,
@@ -80,49 +73,9 @@ PROCESSES = st.builds(
 )
 
 
-@pytest.fixture
-def play(play: Play) -> Play:
-    """Count MIG devices separately from GPUs."""
-
-    def write(devices: Iterable[Gpu]) -> Scenario:
-        listed = list(devices)
-        return play(listed, host=host_lines(listed))
-
-    return write
-
-
-@pytest.fixture
-def roots(tmp_path: Path, library: str) -> Roots:
-    (tmp_path / "proc").mkdir()
-    return Roots(
-        sys=tmp_path / "sys", proc=tmp_path / "proc", nvml_library=library, dev=tmp_path / "dev"
-    )
-
-
-@pytest.fixture
-def lane(roots: Roots) -> Iterator[Lane]:
-    result: list[GpuPartsCollector] = []
-
-    def make(kind: LaneKind) -> GpuPartsCollector:
-        result.append(kind(roots))
-        return result[-1]
-
-    yield make
-    for collector in result:
-        collector._session.close()
-
-
-def turn(collector: GpuPartsCollector) -> CollectResult:
-    return run_collector(collector, SystemClock())
-
-
 def rows(said: CollectResult, table: str) -> dict[str, dict[str, float | int | None]]:
     block = next(block for block in said.blocks if block.table == table)
     return {device: named(block, row) for row, device in enumerate(block.devices)}
-
-
-def named(block: Block, row: int) -> dict[str, float | int | None]:
-    return {BY_ID[i].column: value for i, value in block.values(row)}
 
 
 def present(values: dict[str, float | int | None]) -> dict[str, float | int]:
@@ -168,9 +121,7 @@ def test_no_library_is_no_data(kind: LaneKind, tmp_path: Path) -> None:
         (GpuFabric, "no GPU is part of an NVLink fabric"),
     ],
 )
-def test_a_gpu_without_the_part_is_no_data(
-    kind: LaneKind, words: str, lane: Lane, play: Play, library: str
-) -> None:
+def test_gpus_without_it(kind: LaneKind, words: str, lane: Lane, play: Play, library: str) -> None:
     """A PCIe card has no NVLink: not zero links, and not a request each second either."""
     devices = gpus(2)
     for gpu in devices:
@@ -184,9 +135,7 @@ def test_a_gpu_without_the_part_is_no_data(
     assert counted(b"nvmlDeviceGetHandleByPciBusId_v2") == before
 
 
-def test_what_is_not_there_is_said_now_and_then_and_looked_for_as_ever(
-    lane: Lane, play: Play
-) -> None:
+def test_an_absent_part_is_reported_seldom_and_looked_for_as_before(lane: Lane, play: Play) -> None:
     """Each second the agent loaded half of its code to report that this host has no fabric."""
     devices = [with_fabric(gpu, state=(0, 3)) for gpu in gpus(2)]
     devices[0].lines.append("error nvmlDeviceGetGpuFabricInfoV 0 0 999")
@@ -205,9 +154,7 @@ def test_what_is_not_there_is_said_now_and_then_and_looked_for_as_ever(
         assert turn(collector).outcome is CollectOutcome.BLIND
 
 
-def test_who_has_nothing_to_say_speaks_as_soon_as_nvml_is_opened_anew(
-    lane: Lane, play: Play
-) -> None:
+def test_an_idle_collector_reports_once_nvml_is_opened_anew(lane: Lane, play: Play) -> None:
     """The driver was reloaded, with the fabric manager this time."""
     play(gpus(1))
     collector = lane(GpuFabric)
@@ -250,9 +197,7 @@ def test_a_gpu_that_answers_with_an_error_is_named(kind: LaneKind, lane: Lane, p
 
 
 def test_a_gpu_that_cannot_be_opened_is_named_at_each_turn(lane: Lane, play: Play) -> None:
-    """It was reported once, at the start; a day later it was unknown that one GPU of eight was
-    never read.
-    """
+    """It was reported once, at the start, and a day later unknown."""
     devices = everything()
     devices[1].lines.append("error nvmlDeviceGetHandleByPciBusId_v2 999")
     play(devices)
@@ -279,9 +224,7 @@ def test_a_gpu_that_comes_back_is_found_again(kind: LaneKind, lane: Lane, play: 
 
 
 @pytest.mark.parametrize("kind", LANES)
-def test_release_lets_go_and_the_next_turn_opens_again(
-    kind: LaneKind, lane: Lane, play: Play
-) -> None:
+def test_the_turn_after_a_release_opens_again(kind: LaneKind, lane: Lane, play: Play) -> None:
     """An open handle defeats a GPU reset."""
     play(everything())
     collector = lane(kind)
@@ -380,9 +323,7 @@ def test_a_link_that_goes_down_is_seen(lane: Lane, play: Play) -> None:
 
 
 def test_a_gpu_that_does_not_tell_its_links_is_said_and_asked_again(lane: Lane, play: Play) -> None:
-    """The count of links was refused once, and the GPU had none until the agent was restarted,
-    unnoticed.
-    """
+    """The count of links was refused once: the GPU had none until a restart, unnoticed."""
     devices = [with_links(gpu, 2) for gpu in gpus(2)]
     devices[0].lines.append("error nvmlDeviceGetFieldValues 4 0")
     scenario = play(devices)
@@ -490,12 +431,8 @@ def test_the_mode_that_is_switched_asks_for_a_new_inventory(lane: Lane, play: Pl
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_mig_that_is_not_shown_is_blind_with_the_line_that_opens_it(
-    whole: bool, lane: Lane, play: Play, roots: Roots
-) -> None:
-    """Without mig/monitor an agent sees only its own instances; `no errors` for the others was a
-    guess.
-    """
+def test_hidden_mig_has_a_remedy(whole: bool, lane: Lane, play: Play, roots: Roots) -> None:
+    """Without mig/monitor an agent sees only its own instances: `no errors` was a guess."""
     grant(roots, minor=2)
     gpu, device = with_mig(gpus(1)[0]), mig_device(0, 1)
     if whole:
@@ -533,9 +470,7 @@ def grant(roots: Roots, *, minor: int, node: bool = False, capabilities: int = 0
         (False, ~(1 << 21) % 2**41, False),
     ],
 )
-def test_who_sees_all_mig_instances(
-    node: bool, capabilities: int, sees: bool, roots: Roots
-) -> None:
+def test_who_sees_mig_instances(node: bool, capabilities: int, sees: bool, roots: Roots) -> None:
     """The driver does not refuse, it shows less: the agent itself must know its rights."""
     grant(roots, minor=12, node=node, capabilities=capabilities)
     assert sees_all_mig_instances(roots) is sees
@@ -551,7 +486,6 @@ def test_a_host_without_the_capability_file(tmp_path: Path) -> None:
 
 @given(st.text())
 def test_capability_texts_are_read_or_refused(text: str) -> None:
-    """Files of an unknown driver."""
     minor = parse_capability_minor(text)
     assert minor is None or 0 <= minor < 10_000_000
     assert parse_is_administrator(text) in (True, False)
@@ -590,9 +524,7 @@ def test_processes_with_memory_and_start(lane: Lane, play: Play, roots: Roots) -
 
 
 def test_a_pid_that_is_dealt_again_is_another_process(lane: Lane, play: Play, roots: Roots) -> None:
-    """The same PID a minute later was another user's job, and was charged with the first one's
-    memory.
-    """
+    """Another user's job got the same PID, and was charged with the first one's memory."""
     gpu = gpus(1)[0]
     gpu.lines.append(process(4242))
     play([gpu])
@@ -607,12 +539,8 @@ def test_a_pid_that_is_dealt_again_is_another_process(lane: Lane, play: Play, ro
     assert starts[0] != starts[1]
 
 
-def test_what_could_not_be_filled_is_filled_the_next_second(
-    lane: Lane, play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A job began while the agent was out of descriptors: for ten seconds its GPU had no process,
-    without a message.
-    """
+def test_unfilled_rows_come_next(lane: Lane, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out of descriptors when a job began: for ten seconds its GPU had no process."""
     gpu = gpus(1)[0]
     gpu.lines += [process(1, last=0), process(2, first=1)]
     scenario = play([gpu])
@@ -696,9 +624,7 @@ def test_keys_are_as_many_as_processes(processes: list[Process]) -> None:
 
 
 def test_health_of_the_fabric_is_told_as_it_changes(lane: Lane, play: Play) -> None:
-    """A tray of an NVL72 at degraded bandwidth: the job ran at half its pace, and every counter was
-    zero.
-    """
+    """A tray at degraded bandwidth: the job ran at half its pace, and every counter was zero."""
     scenario = play([with_fabric(gpu, health=(0x1AA, 0x2A9)) for gpu in gpus(4)])
     collector = lane(GpuFabric)
     healthy = next(iter(rows(turn(collector), "gpu_fabric_1s_changes").values()))
@@ -737,10 +663,7 @@ def test_any_mask_is_decoded_or_missing(mask: int) -> None:
 
 
 def test_no_mask_is_no_health() -> None:
-    """An older driver reports the state without the health: unknown, not healthy.
-
-    So is a driver that writes blanks.
-    """
+    """An older driver reports the state without the health, or blanks: unknown, not healthy."""
     assert health(None) == health(2**32 - 1) == (None,) * 6
 
 

@@ -36,6 +36,7 @@ from gangline.agent.xid_quarantine import (
     address_of,
 )
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
+from tests.agent.fakes import HandedClock
 
 SECOND_NS = 1_000_000_000
 A, B = "0000:1b:00.0", "0000:9b:00.0"
@@ -63,7 +64,7 @@ class Stuck:
 class Samplers:
     """Releases GPUs; `holding` represents processes that have not ended yet."""
 
-    clock: HandClock
+    clock: HandedClock
     holding: bool = False
     holds: str | None = None  # only this GPU
     abandoned_count: int = 0
@@ -93,24 +94,13 @@ class Samplers:
 
 
 @dataclass
-class HandClock:
-    now_ns: int = 1000 * SECOND_NS
-
-    def boottime_ns(self) -> int:
-        return self.now_ns
-
-    def wall_ns(self) -> int:
-        return self.now_ns
-
-
-@dataclass
-class Host:
+class ReleaseHost:
     """A host with two GPUs bound to the driver, and the agent's releaser."""
 
     root: Path
 
     def __post_init__(self) -> None:
-        self.clock = HandClock()
+        self.clock = HandedClock()
         self.samplers = Samplers(self.clock)
         self.told: list[HealthEvent] = []
         self.answers: list[Sequence[UnreleasedHandle]] = []
@@ -155,6 +145,10 @@ class Host:
     def release(self, *devices: str, seconds: float = 600.0) -> None:
         self.way.release(frozenset(devices) or None, seconds, "reset", self.answers.append)
 
+    def observe(self, event: HealthEvent) -> None:
+        self.way.observe(event)
+        self.way.tick()
+
     def later(self, seconds: float) -> int | None:
         self.clock.now_ns += int(seconds * SECOND_NS)
         return self.way.tick()
@@ -164,11 +158,11 @@ class Host:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
-    return Host(tmp_path)
+def host(tmp_path: Path) -> ReleaseHost:
+    return ReleaseHost(tmp_path)
 
 
-def test_a_release_is_answered_once_nobody_holds_it(host: Host) -> None:
+def test_a_release_is_answered_once_nobody_holds_it(host: ReleaseHost) -> None:
     host.samplers.holding = True
     host.release(A)
     assert not host.answers
@@ -180,7 +174,7 @@ def test_a_release_is_answered_once_nobody_holds_it(host: Host) -> None:
     assert host.words() == [(A, 0, f"released: {A} (reset)")]
 
 
-def test_a_sampler_stuck_in_the_driver_is_named_with_its_call(host: Host) -> None:
+def test_a_sampler_stuck_in_the_driver_is_named_with_its_call(host: ReleaseHost) -> None:
     """The operator at three in the morning must not read that everything is free."""
     host.samplers.holding, host.samplers.stuck = True, [Stuck(), Stuck("x", state=State.WELL)]
     host.release()
@@ -190,10 +184,8 @@ def test_a_sampler_stuck_in_the_driver_is_named_with_its_call(host: Host) -> Non
     assert host.samplers.released() != {}, "it stays let go of"
 
 
-def test_the_kernels_word_counts_more_than_the_samplers(host: Host) -> None:
-    """A library that keeps a descriptor after its shutdown would defeat the reset, whatever the
-    agent reports.
-    """
+def test_the_kernels_word_counts_more_than_the_samplers(host: ReleaseHost) -> None:
+    """A descriptor kept after the shutdown would defeat the reset, whatever the agent reports."""
     proc = host.root / "proc"
     (proc / "4711/fd").mkdir(parents=True)
     (proc / "4711/task/4711").mkdir(parents=True)
@@ -215,7 +207,7 @@ def test_the_kernels_word_counts_more_than_the_samplers(host: Host) -> None:
     assert host.answers[2] == [UnreleasedHandle("", 4712, "")], "an unload is defeated by any node"
 
 
-def test_it_is_taken_back_at_its_expiry_and_told(host: Host) -> None:
+def test_it_is_taken_back_at_its_expiry_and_told(host: ReleaseHost) -> None:
     host.release(A, seconds=600)
     host.later(599)
     assert [released.address for released in host.way.released()] == [A]
@@ -226,7 +218,7 @@ def test_it_is_taken_back_at_its_expiry_and_told(host: Host) -> None:
     assert len(host.inventories) == 1, "it may be another GPU by now"
 
 
-def test_all_gpus_are_told_of_each(host: Host) -> None:
+def test_all_gpus_are_told_of_each(host: ReleaseHost) -> None:
     host.release()
     assert host.samplers.released().keys() == {None}
     assert host.way.resume(None) == [None]
@@ -234,21 +226,20 @@ def test_all_gpus_are_told_of_each(host: Host) -> None:
 
 
 def test_the_drivers_line_names_its_gpu() -> None:
-    """The event as the kernel log reader forwards it."""
     notice = classify(WAITS)
     assert notice and (notice.name, notice.device) == ("gpu.driver_message", A)
     event = HealthEvent(name=notice.name, device=notice.device, message=WAITS)
     assert is_unbind(event) and address_of(event) == A
 
 
-def test_resume_takes_back_only_what_is_named(host: Host) -> None:
+def test_resume_takes_back_only_what_is_named(host: ReleaseHost) -> None:
     host.release(A, B)
     assert host.way.resume(frozenset((B, "0000:ff:00.0"))) == [B]
     assert [released.address for released in host.way.released()] == [A]
     assert host.way.resume(frozenset((B,))) == []
 
 
-def test_a_gpu_is_not_held_because_another_one_is(host: Host) -> None:
+def test_a_gpu_is_not_held_because_another_one_is(host: ReleaseHost) -> None:
     """GPU B was stuck for days, and each release of A, which no process had open, failed for it."""
     host.samplers.holding, host.samplers.holds, host.samplers.stuck = True, B, [Stuck()]
     host.release(B)
@@ -257,10 +248,8 @@ def test_a_gpu_is_not_held_because_another_one_is(host: Host) -> None:
     assert host.answers == [[]]
 
 
-def test_the_longer_of_two_times_stands(host: Host) -> None:
-    """One operator requested two hours for a repair; another operator's script shortened it to a
-    minute.
-    """
+def test_the_longer_of_two_times_stands(host: ReleaseHost) -> None:
+    """Two hours were requested for a repair; another script shortened them to a minute."""
     host.release(A, seconds=7200)
     host.release(A, B, seconds=60)
     host.later(61)
@@ -272,10 +261,8 @@ def test_the_longer_of_two_times_stands(host: Host) -> None:
     assert host.way.resume(None) and not host.way.released()
 
 
-def test_the_next_agent_does_not_take_back_what_this_one_let_go_of(host: Host) -> None:
-    """kill -9 (or a reload) in the middle of a reset: five seconds later the next agent had the GPU
-    open.
-    """
+def test_the_next_agent_does_not_take_back_what_this_one_let_go_of(host: ReleaseHost) -> None:
+    """kill -9 in the middle of a reset: five seconds later the next agent had the GPU open."""
     host.release(A, seconds=600)
     host.clock.now_ns += 5 * SECOND_NS
     host.way = host.begin()
@@ -287,11 +274,8 @@ def test_the_next_agent_does_not_take_back_what_this_one_let_go_of(host: Host) -
     assert host.begin().released() == [], "what was taken back is"
 
 
-def test_the_next_agent_takes_back_what_was_unbound_when_the_driver_is_there_again(
-    host: Host,
-) -> None:
-    host.way.observe(binding("unbind"))
-    host.later(0)
+def test_the_next_agent_resumes_an_unbound_gpu_once_it_is_bound(host: ReleaseHost) -> None:
+    host.observe(binding("unbind"))
     (host.drivers / A).unlink()
     host.way = host.begin()
     host.later(1)
@@ -301,10 +285,8 @@ def test_the_next_agent_takes_back_what_was_unbound_when_the_driver_is_there_aga
     assert host.samplers.released() == {}
 
 
-def test_nobody_is_to_touch_what_was_let_go_of_or_is_not_well(host: Host) -> None:
-    """The inventory's child opened a GPU that had fallen off the bus, and a GPU that was being
-    reset.
-    """
+def test_nobody_is_to_touch_what_was_let_go_of_or_is_not_well(host: ReleaseHost) -> None:
+    """The inventory's child opened a lost GPU, and one that was being reset."""
     assert host.way.avoided == frozenset()
     host.release(A)
     assert host.way.avoided == {A}
@@ -328,10 +310,8 @@ def test_nobody_is_to_touch_what_was_let_go_of_or_is_not_well(host: Host) -> Non
     assert host.way.avoided is None
 
 
-def test_a_gpu_that_hangs_is_touched_by_nobody_until_it_answers(host: Host) -> None:
-    """Without a release the hang was not checked: the inventory's child joined the sampler in the
-    driver.
-    """
+def test_a_gpu_that_hangs_is_touched_by_nobody_until_it_answers(host: ReleaseHost) -> None:
+    """The hang was not checked: the inventory's child joined the sampler in the driver."""
     host.later(1)
     host.samplers.stuck = [Stuck(B)]
     host.later(1)
@@ -341,10 +321,8 @@ def test_a_gpu_that_hangs_is_touched_by_nobody_until_it_answers(host: Host) -> N
     assert host.way.avoided == frozenset() and len(host.inventories) == 1
 
 
-def test_the_driver_waits_and_we_let_go_of_that_gpu_only(host: Host) -> None:
-    """An unbind hung for hours on a host whose monitoring had the GPU open; only a reboot could end
-    it.
-    """
+def test_the_driver_waits_and_we_let_go_of_that_gpu_only(host: ReleaseHost) -> None:
+    """An unbind hung for hours while monitoring had the GPU open."""
     event = HealthEvent(name="gpu.driver_message", device=A, message=WAITS)
     thread = threading.Thread(target=host.way.observe, args=(event,))
     thread.start()
@@ -352,8 +330,7 @@ def test_the_driver_waits_and_we_let_go_of_that_gpu_only(host: Host) -> None:
     (host.drivers / A).unlink()
     host.way.tick()
     assert host.samplers.released().keys() == {A}
-    host.way.observe(event)
-    host.way.tick()
+    host.observe(event)
     assert host.words() == [(A, 0, f"released: {A} ({UNBIND_REASON})")], "once"
 
 
@@ -365,21 +342,16 @@ def binding(state: str, address: str = A) -> HealthEvent:
     )
 
 
-def test_nvmls_own_word_for_it_is_heeded(host: Host) -> None:
-    host.way.observe(binding("unbind"))
-    host.way.tick()
+def test_nvmls_own_word_for_it_is_heeded(host: ReleaseHost) -> None:
+    host.observe(binding("unbind"))
     assert host.samplers.released().keys() == {A}
-    host.way.observe(binding("bind"))
-    host.way.tick()
+    host.observe(binding("bind"))
     assert host.samplers.released() == {}
 
 
-def test_a_driver_that_stays_is_taken_at_its_word(host: Host) -> None:
-    """A user's line in the log, or a cancelled unbind: a GPU must not be unread for a quarter of an
-    hour.
-    """
-    host.way.observe(HealthEvent(name="gpu.driver_message", device=A, message=WAITS))
-    host.later(0)
+def test_a_driver_that_stays_is_taken_at_its_word(host: ReleaseHost) -> None:
+    """A user's line in the log, a cancelled unbind: not a quarter of an hour without readings."""
+    host.observe(HealthEvent(name="gpu.driver_message", device=A, message=WAITS))
     assert host.samplers.released().keys() == {A}
     for _ in range(11):
         host.later(1)
@@ -388,32 +360,27 @@ def test_a_driver_that_stays_is_taken_at_its_word(host: Host) -> None:
 
 def test_where_sysfs_shows_no_driver_at_all_the_time_runs_out(tmp_path: Path) -> None:
     """A container without /sys/bus: a GPU never seen as bound must not stay released forever."""
-    host = Host(tmp_path)
+    host = ReleaseHost(tmp_path)
     for name in list(host.drivers.iterdir()):
         name.unlink()
     roots = Roots(tmp_path / "none", tmp_path / "proc", dev=tmp_path / "dev")
     host.way = host.begin(roots)
-    host.way.observe(binding("unbind"))
-    host.way.tick()
+    host.observe(binding("unbind"))
     assert host.samplers.released().keys() == {A}
     host.later(RELEASE_SECONDS_DEFAULT - 1)
     host.later(2)
     assert host.samplers.released() == {}
 
 
-def test_an_unbind_while_all_are_released_changes_nothing(host: Host) -> None:
+def test_an_unbind_while_all_are_released_changes_nothing(host: ReleaseHost) -> None:
     host.release()
-    host.way.observe(binding("unbind"))
-    host.later(0)
-    host.way.observe(binding("bind"))
-    host.later(0)
+    host.observe(binding("unbind"))
+    host.observe(binding("bind"))
     assert host.samplers.released().keys() == {None}
 
 
-def test_sysfs_shows_an_unbind_too_and_the_end_of_it(host: Host) -> None:
-    """For hosts without access to the kernel's log, whose driver is too old for NVML's system
-    events.
-    """
+def test_sysfs_shows_an_unbind_too_and_the_end_of_it(host: ReleaseHost) -> None:
+    """Without access to the kernel's log, and with a driver too old for NVML's system events."""
     host.later(1)
     (host.drivers / A).unlink()
     host.later(1)
@@ -424,7 +391,7 @@ def test_sysfs_shows_an_unbind_too_and_the_end_of_it(host: Host) -> None:
     assert [code for _, code, _ in host.words()] == [0, 1]
 
 
-def test_a_gpu_without_a_driver_is_not_tried_when_its_time_is_over(host: Host) -> None:
+def test_a_gpu_without_a_driver_is_not_tried_when_its_time_is_over(host: ReleaseHost) -> None:
     """Its removal may still wait for another process: the agent's handle would prolong that."""
     (host.drivers / A).unlink()
     for _ in range(int(3 * RELEASE_SECONDS_DEFAULT)):
@@ -433,7 +400,7 @@ def test_a_gpu_without_a_driver_is_not_tried_when_its_time_is_over(host: Host) -
     assert len(host.told) == 1
 
 
-def test_what_an_operator_released_is_not_taken_back_by_a_bind(host: Host) -> None:
+def test_what_an_operator_released_is_not_taken_back_by_a_bind(host: ReleaseHost) -> None:
     host.release(A)
     (host.drivers / A).unlink()
     host.later(1)
@@ -442,7 +409,7 @@ def test_what_an_operator_released_is_not_taken_back_by_a_bind(host: Host) -> No
     assert host.samplers.released().keys() == {A}
 
 
-def test_a_driver_that_goes_as_a_whole_is_no_surprise(host: Host) -> None:
+def test_a_driver_that_goes_as_a_whole_is_no_surprise(host: ReleaseHost) -> None:
     """The module was unloaded: the folder itself disappears, and reappears after an update."""
     names = [host.drivers / name for name in (A, B, "new_id")]
     for name in names:
@@ -464,12 +431,8 @@ def test_a_driver_that_goes_as_a_whole_is_no_surprise(host: Host) -> None:
         )
     )
 )
-def test_whatever_is_said_a_gpu_with_a_driver_is_not_let_go_of_for_long(
-    steps: list[tuple[str, str]],
-) -> None:
-    """The three signs come in any order: a GPU with a driver for STAYS_NS is sampled, a GPU without
-    a driver is released.
-    """
+def test_a_gpu_with_a_driver_is_not_released_for_long(steps: list[tuple[str, str]]) -> None:
+    """Three signs in any order: with a driver for STAYS_NS a GPU is sampled, else released."""
     bound, now_ns = {A, B}, 0
     unbinding, off = DriverUnbindTracker(frozenset(bound)), set[str]()
     for what, address in steps:
@@ -500,7 +463,7 @@ def xid(code: int, device: str = A, at_ns: int = 1000 * SECOND_NS, **more: str) 
 
 
 @pytest.mark.parametrize("code", HANGING_XIDS)
-def test_a_gpu_that_answers_nobody_is_left_alone(host: Host, code: int) -> None:
+def test_a_gpu_that_answers_nobody_is_left_alone(host: ReleaseHost, code: int) -> None:
     host.way.observe(xid(code))
     assert host.samplers.alone == [], "only in the daemon's own thread"
     host.way.tick()
@@ -519,16 +482,14 @@ def test_a_gpu_that_answers_nobody_is_left_alone(host: Host, code: int) -> None:
         HealthEvent(name="gpu.driver_message", device=A, message="NVRM: GPU0 GSP RPC buffer"),
     ],
 )
-def test_a_gpu_is_not_left_alone_for_less(host: Host, event: HealthEvent) -> None:
+def test_a_gpu_is_not_left_alone_for_less(host: ReleaseHost, event: HealthEvent) -> None:
     """Nor for an old event that is read again at a start."""
-    host.way.observe(event)
-    host.way.tick()
+    host.observe(event)
     assert host.samplers.alone == []
 
 
-def test_nvml_names_the_address_in_an_attribute(host: Host) -> None:
-    host.way.observe(xid(119, device="GPU-1", pci_address=B))
-    host.way.tick()
+def test_nvml_names_the_address_in_an_attribute(host: ReleaseHost) -> None:
+    host.observe(xid(119, device="GPU-1", pci_address=B))
     assert host.samplers.alone == [(B, HANGING_XIDS[119])]
 
 
@@ -539,13 +500,8 @@ def test_nvml_names_the_address_in_an_attribute(host: Host) -> None:
         )
     )
 )
-def test_however_it_storms_each_rest_begins_seldom_and_none_is_missed(
-    steps: list[tuple[int, int, str]],
-) -> None:
-    """One incident wrote 800,000 lines.
-
-    A quarantine begins at the first of them, no more often than AGAIN_NS_MIN.
-    """
+def test_in_a_storm_each_quarantine_begins_once(steps: list[tuple[int, int, str]]) -> None:
+    """One incident wrote 800,000 lines. Quarantines are at least AGAIN_NS_MIN apart."""
     rests, now_ns = XidQuarantine(), 1000 * SECOND_NS
     began: dict[str, int] = {}
     for seconds, code, device in steps:

@@ -20,7 +20,8 @@ from gangline.agent.collectors.nvlink import NvLinkCollector
 from gangline.agent.hardware.nvidia import is_bound, pci_gpus
 from gangline.ext import nvml, nvml_gpm, nvml_parts, place
 from gangline.ext.nvml import Rows
-from tests.agent.gpu_host import GpuHost, read
+from tests.agent.fakes import read
+from tests.agent.gpu_host import GpuHost
 from tests.fake_nvml.parts_scenario import with_links
 from tests.fake_nvml.scenario import Gpu, gpus
 from tests.fake_nvml.sick import blocks, crashes, is_lost, talks_garbage
@@ -57,9 +58,7 @@ def spare(host: GpuHost, *devices: Gpu) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_collector_of_gpus_can_leave_some_alone(name: str, host: GpuHost) -> None:
-    """A sampler that took over excluded seven GPUs because one collector could not exclude only the
-    eighth.
-    """
+    """One collector could not exclude only the eighth GPU: a takeover excluded seven."""
     collector = COLLECTORS[name](host.roots)
     assert collector.can_exclude and collector.enters_driver
     assert collector.has_idle_work == (name == "gpu_fast_1s")
@@ -101,9 +100,7 @@ def test_to_be_warm_is_to_have_opened_no_gpu(host: GpuHost, calls: Callable[[str
     assert host.turn(lane).outcome is CollectOutcome.OK
 
 
-def test_where_the_kernel_lists_the_gpus_none_is_asked_for_by_number(
-    host: GpuHost, calls: Callable[[str], int]
-) -> None:
+def test_gpus_of_the_kernels_list(host: GpuHost, calls: Callable[[str], int]) -> None:
     """A handle by number attaches every GPU, including the hung one."""
     devices = gpus(3)
     host.play(devices)
@@ -139,12 +136,8 @@ def test_a_gpu_that_kills_whoever_asks_it_is_left_alone(host: GpuHost) -> None:
     assert nvml.account(devices[2].address).calls == 0
 
 
-def test_where_only_nvml_knows_the_gpus_a_spared_one_is_not_attached(
-    host: GpuHost, calls: Callable[[str], int]
-) -> None:
-    """In a container /proc/driver is empty: finding its neighbors by number attached the faulty GPU
-    again.
-    """
+def test_gpus_that_only_nvml_knows(host: GpuHost, calls: Callable[[str], int]) -> None:
+    """In a container /proc/driver is empty: finding the neighbors attached the faulty GPU again."""
     devices = gpus(3)
     host.play(devices)
     lane = host.second()
@@ -158,12 +151,8 @@ def test_where_only_nvml_knows_the_gpus_a_spared_one_is_not_attached(
     assert nvml.account(devices[1].address).calls == own
 
 
-def test_what_is_spared_while_open_is_let_go_of_and_taken_back_without_a_restart(
-    host: GpuHost, library: str
-) -> None:
-    """One GPU is reset: its handle is closed, its neighbors are still sampled, and it comes back
-    automatically.
-    """
+def test_an_open_gpu_is_excluded_and_taken_back(host: GpuHost, library: str) -> None:
+    """One GPU is reset: its handle is closed, its neighbors are sampled, and it comes back."""
     devices = [with_links(gpu, 2) for gpu in gpus(3)]
     host.play(devices)
     host.list_in_proc(devices)
@@ -189,9 +178,7 @@ def test_what_is_spared_while_open_is_let_go_of_and_taken_back_without_a_restart
 
 
 @pytest.mark.parametrize("which", ["each", "the driver as a whole"])
-def test_when_all_are_left_alone_nvml_is_not_even_opened(
-    which: str, host: GpuHost, library: str
-) -> None:
+def test_all_excluded_nvml_is_not_opened(which: str, host: GpuHost, library: str) -> None:
     """The driver's lock: each caller of nvmlInit hangs behind the others."""
     devices = gpus(2)
     host.play(devices, host="block nvmlInitWithFlags crash -")
@@ -283,9 +270,7 @@ def test_garbage_of_one_gpu_costs_no_neighbour(host: GpuHost) -> None:
 
 
 def test_a_slow_gpu_has_a_share_of_the_time_and_is_swept_last(host: GpuHost) -> None:
-    """Each call of one GPU took a hundred times longer: the seven others were sampled every three
-    seconds.
-    """
+    """One GPU was a hundred times slower: the others were sampled every three seconds."""
     devices = gpus(4)
     blocks(devices[0], 0.03)
     scenario = host.play(devices)
@@ -305,10 +290,7 @@ def test_a_slow_gpu_has_a_share_of_the_time_and_is_swept_last(host: GpuHost) -> 
 
 
 def test_one_that_is_alone_has_all_the_time_and_is_slow_all_the_same(host: GpuHost) -> None:
-    """A slow GPU in a sampler of its own delays no other GPU, and is read completely.
-
-    It was therefore taken to be fast, and moved back and forth.
-    """
+    """A slow GPU alone in a sampler was taken to be fast, and moved back and forth."""
     devices = gpus(8)
     blocks(devices[0], 0.02, step=0)
     host.play(devices)
@@ -368,9 +350,7 @@ def test_what_is_over_the_cap_is_left_out_of_others_first(host: GpuHost) -> None
 
 
 def test_more_gpus_than_there_is_room_for_are_told_apart() -> None:
-    """A hang of a GPU beyond the table was blamed on the whole driver, and two of them had one
-    UUID.
-    """
+    """A hang beyond the table was blamed on the whole driver, and two GPUs had one UUID."""
     addresses = [f"{number:04x}:01:00.0" for number in range(140)]
     for number, address in enumerate(addresses):
         nvml.remember(address, uuid=f"GPU-{number}")
@@ -408,9 +388,7 @@ values = st.lists(st.none() | st.integers(0, 2**64 - 1), min_size=6, max_size=6)
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(values, max_size=12), st.sampled_from([nvml.ALL_BITS, 0xE0]))
-def test_the_rows_that_are_looked_at_are_those_that_changed(
-    turns: list[list[int | None]], mask: int
-) -> None:
+def test_changed_rows_are_looked_at(turns: list[list[int | None]], mask: int) -> None:
     """A GPU that was lost while its row was not checked would look healthy forever."""
     nvml.forget_accounts()
     addresses = [f"0000:0{row}:00.0" for row in range(3)]

@@ -43,6 +43,13 @@ def connected() -> tuple[ClientSession, Server]:
     return session, server
 
 
+def streaming() -> tuple[ClientSession, Server, int]:
+    session, server = connected()
+    stream = session.open_stream("s-1")
+    session.receive(server.receive(session.data_to_send()))
+    return session, server, stream
+
+
 def registering() -> tuple[ClientSession, Server, int]:
     session, server = connected()
     call = session.call(REGISTER, RegisterNodeRequest(node="a"))
@@ -64,9 +71,7 @@ def test_a_unary_call_is_grpc() -> None:
 
 @pytest.mark.parametrize(("tls", "scheme"), [(False, "http"), (True, "https")])
 def test_the_scheme_is_the_connections(tls: bool, scheme: str) -> None:
-    """A proxy that compares the scheme with the transport refuses `http` over TLS (RFC 9113,
-    8.3.1).
-    """
+    """A proxy may refuse `http` over TLS (RFC 9113, 8.3.1)."""
     session, server = ClientSession("127.0.0.1:7600", tls=tls), Server()
     session.receive(server.receive(session.data_to_send()))
     call = session.call(REGISTER, RegisterNodeRequest(node="a"))
@@ -92,12 +97,8 @@ def test_an_answer_counts_once_its_status_is_ok() -> None:
         ([("grpc-status", "x" * 9)], "status " + "x" * 9, ""),
     ],
 )  # fmt: skip
-def test_a_refusal_is_told_in_its_words(
-    trailers: list[tuple[str, str]], status: str, words: str
-) -> None:
-    """Headers and status come together when a server refuses at once; its message goes to a
-    terminal.
-    """
+def test_a_refusals_message(trailers: list[tuple[str, str]], status: str, words: str) -> None:
+    """Headers and status come together when a server refuses at once."""
     session, server, call = registering()
     result = session.receive(server.answer(call, HEAD + trailers))
     assert result == [CallEnd(call, REGISTER, status, words)]
@@ -158,9 +159,7 @@ def test_windows_are_respected_and_events_overtake_frames() -> None:
         max_size=30,
     )
 )
-def test_messages_arrive_whole_and_in_order_whatever_the_windows(
-    course: list[tuple[str, int]],
-) -> None:
+def test_messages_arrive_in_order_for_any_windows(course: list[tuple[str, int]]) -> None:
     """The second message overtook the first, and no receipt came."""
     session, server = connected()
     stream = session.open_stream("s-1")
@@ -190,9 +189,7 @@ def test_messages_arrive_whole_and_in_order_whatever_the_windows(
 
 def test_receipts_never_end_whatever_the_window() -> None:
     """Read data opens the peer's window again: otherwise no receipt would come after 64 kB."""
-    session, server = connected()
-    stream = session.open_stream("s-1")
-    session.receive(server.receive(session.data_to_send()))
+    session, server, stream = streaming()
     session.receive(server.answer(stream, HEAD, end=False))
     ack = IngestAck(refused=[RefusedFrame(sequence=1, reason="x" * 5000)])
     for _ in range(100):
@@ -206,9 +203,7 @@ def test_receipts_never_end_whatever_the_window() -> None:
        st.integers(1, 300))  # fmt: skip
 def test_answers_are_the_same_however_they_are_cut(parts: list[str], step: int) -> None:
     """The network cuts anywhere, and a server sends settings, pings and padding at any time."""
-    session, server = connected()
-    stream = session.open_stream("s-1")
-    session.receive(server.receive(session.data_to_send()))
+    session, server, stream = streaming()
     reply, wanted = server.answer(stream, HEAD, end=False), []
     for number, part in enumerate(parts):
         if part in ("ack", "padded"):
@@ -263,12 +258,8 @@ def go_away(server: Server, call: int) -> bytes:
 
 
 def test_an_end_is_told_whatever_follows_it() -> None:
-    """A stopping server announces it, asks for an echo, and ends its streams: the error was "spoke
-    no gRPC".
-    """
-    session, server = connected()
-    stream = session.open_stream("s-1")
-    session.receive(server.receive(session.data_to_send()))
+    """A stopping server ends its streams after its answer: the error was "spoke no gRPC"."""
+    session, server, stream = streaming()
     ack = IngestAck(credit_frames=3)
     reply = server.answer(stream, HEAD, framed(ack.SerializeToString()), end=False)
     end = b"\0\0\x08\7\0\0\0\0\0" + b"\x7f\xff\xff\xff" + bytes(4)
@@ -345,12 +336,8 @@ def test_a_frame_too_long_is_told_by_its_head() -> None:
 
 
 @given(st.lists(st.integers(0, FRAME_BYTES_MAX), max_size=5), st.lists(st.integers(1, 20_000)))
-def test_lengths_of_frames_are_found_however_they_are_cut(
-    sizes: list[int], cuts: list[int]
-) -> None:
-    """No frame within the limit is refused, and no piece has bytes of two frames; the first frame
-    over the limit is refused at its ninth byte.
-    """
+def test_lengths_of_frames_are_found_in_any_pieces(sizes: list[int], cuts: list[int]) -> None:
+    """The first frame over the limit is refused at its ninth byte; no piece has two frames."""
     good = b"".join(size.to_bytes(3, "big") + bytes(6 + size) for size in sizes)
     data = good + b"\xff" * 9
     splitter, pieces, at = FrameSplitter(), list[bytes](), 0
@@ -374,9 +361,7 @@ def test_a_session_that_is_no_header_is_refused() -> None:
 
 
 def refusal(session: ClientSession, data: bytes, step: int) -> str | None:
-    """Return the message of the refusal; None: the data is accepted. Any other error fails the
-    test.
-    """
+    """Return the message of the refusal; None: accepted. Any other error fails the test."""
     try:
         for index in range(0, len(data), step):
             session.receive(data[index : index + step])
@@ -397,10 +382,7 @@ def test_random_bytes_are_a_session_error(data: bytes, step: int) -> None:
 @settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 255), st.integers(0, 9),
                           st.binary(max_size=60)), max_size=12))  # fmt: skip
-def test_random_http2_frames_are_a_session_error(
-    parts: list[tuple[int, int, int, bytes]],
-) -> None:
-    """A hostile peer that speaks HTTP/2."""
+def test_random_http2_frames_are_a_session_error(parts: list[tuple[int, int, int, bytes]]) -> None:
     session, server, _ = registering()
     data = server.connection.data_to_send()
     for kind, flags, stream, body in parts:
@@ -426,13 +408,9 @@ def test_random_http2_frames_are_a_session_error(
     ),
     st.integers(1, 300),
 )
-def test_random_frames_of_an_open_stream_are_a_session_error(
-    parts: list[tuple[int, int, int, bytes]], step: int
-) -> None:
+def test_random_frames_of_a_stream(parts: list[tuple[int, int, int, bytes]], step: int) -> None:
     """The stream has its head: the next data is receipts, or hostile."""
-    session, server = connected()
-    stream = session.open_stream("s-1")
-    session.receive(server.receive(session.data_to_send()))
+    session, server, stream = streaming()
     data = server.answer(stream, HEAD, end=False)
     for kind, flags, number, body in parts:
         data += len(body).to_bytes(3, "big") + bytes((kind, flags)) + number.to_bytes(4, "big")

@@ -41,9 +41,7 @@ def asked(
 
 
 def read_as_the_launcher_does(answer: nvhcd_pb2.HealthCheckResponse) -> bool:
-    """Apply the launcher's strictest version: success, and a `fail_count` that is an integer, and
-    0.
-    """
+    """Apply the launcher's strictest version: success, and a `fail_count` of integer 0."""
     if not answer.success:
         return False
     output = json.loads(answer.output)

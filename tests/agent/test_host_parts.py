@@ -96,9 +96,7 @@ def test_a_core_that_only_serves_interrupts(tmp_path: Path) -> None:
 
 
 def test_a_core_taken_offline_costs_its_row_only(tmp_path: Path) -> None:
-    """Its row disappears with it; when it is back its first share is missing, not an average since
-    boot.
-    """
+    """When it is back its first share is missing, not an average since boot."""
     both, one = ((0, 0, 100, 0), (0, 0, 100, 0)), ((50, 0, 150, 0),)
     collector = CpuMinute(Roots(tmp_path, tmp_path))
     write(tmp_path, {"stat": stat(*both)})
@@ -112,9 +110,7 @@ def test_a_core_taken_offline_costs_its_row_only(tmp_path: Path) -> None:
 
 
 def test_a_node_whose_one_core_is_full(tmp_path: Path) -> None:
-    """The loader was pinned to one core of the second socket: the host's mean hid the node, the
-    node's mean the core.
-    """
+    """The loader was pinned to one core: the host's mean hid the node, the node's mean the core."""
     write(
         tmp_path,
         {
@@ -142,9 +138,7 @@ def test_the_busiest_core_is_named() -> None:
 
 
 def test_a_step_back_of_the_kernels_times_is_no_share() -> None:
-    """iowait and idle may fall slightly (proc(5)); user time that falls is another boot's: nothing
-    is known.
-    """
+    """iowait and idle may fall slightly (proc(5)); user time that falls is another boot's."""
     times = CoreTimes()
     times.take(b"cpu 50 0 10 100 20 0 0 0 0 0\n")
     assert times.take(b"cpu 60 0 20 100 19 0 0 0 0 0\n").user == 0.5
@@ -161,10 +155,7 @@ def test_frequencies_whose_driver_is_loaded_late(tmp_path: Path) -> None:
 
 
 def test_throttle_counts_of_threads_are_not_added_up(tmp_path: Path) -> None:
-    """Both threads of a core show the core's count: the sum was twice the truth.
-
-    An unreadable file makes the sum unknown, otherwise it would seem to fall.
-    """
+    """Both threads show their core's count. An unreadable file makes the sum unknown."""
     files = {"meminfo": "MemTotal: 1 kB\n"}
     for thread in range(4):
         folder = f"devices/system/cpu/cpu{thread}"
@@ -185,11 +176,8 @@ def test_throttle_counts_of_threads_are_not_added_up(tmp_path: Path) -> None:
     )
 
 
-def test_a_sensor_keeps_its_name_when_the_numbers_change(tmp_path: Path) -> None:
-    """After a reboot hwmon3 was another chip: the baseline of a fan was compared with a processor's
-    heat.
-    """
-    host = hosts.unpack("h100-ib", tmp_path)
+def test_a_sensor_keeps_its_name_when_the_numbers_change(host: hosts.HostFolder) -> None:
+    """After a reboot hwmon3 was another chip: a fan was compared with a processor's heat."""
     before = {name: s.reading for name, s in sensors(host.roots.sys).items()}
     folder = host.roots.sys / "class/hwmon"
     (folder / "hwmon0").rename(folder / "hwmon77")
@@ -220,9 +208,7 @@ def test_power_is_read_each_second_and_heat_each_ten(h100: hosts.HostFolder) -> 
 
 
 def test_errors_by_dimm_and_what_no_dimm_is_to_blame_for(h100: hosts.HostFolder) -> None:
-    """17 errors of a controller: 16 belong to a DIMM, 1 does not. Rows of a driver that knows
-    DIMMs would count them twice.
-    """
+    """17 errors of a controller: 16 of a DIMM, 1 of none, and none counted twice."""
     collector = edac_10s(h100.roots)
     assert row(collector, "mc0/dimm1")["corrected_errors"] == 16
     assert row(collector, "mc0")["corrected_unlocated_errors"] == 1
@@ -235,9 +221,7 @@ def test_errors_by_dimm_and_what_no_dimm_is_to_blame_for(h100: hosts.HostFolder)
 
 
 def test_ranks_are_places_too(tmp_path: Path) -> None:
-    """AMD's driver calls them ranks: a host of 24 had no memory errors at all, because the code
-    looked for `dimm`.
-    """
+    """AMD's driver calls them ranks: a host of 24 had no memory errors at all."""
     write(tmp_path, {"devices/system/edac/mc/mc0/rank4/dimm_ce_count": "3\n"})
     assert list(edac.edac_locations(tmp_path)) == ["mc0", "mc0/rank4"]
     assert row(edac_10s(Roots(tmp_path, tmp_path)), "mc0/rank4")["corrected_errors"] == 3
@@ -289,9 +273,7 @@ def test_any_answer_of_the_kernel_is_a_clock_or_missing(answer: kernel_clock.Tim
 
 
 def test_this_machines_clock_is_really_asked() -> None:
-    """The call itself, on this kernel: seven numbers in their ranges, and a turn that is not an
-    error.
-    """
+    """The call itself, on this kernel: seven numbers in their ranges."""
     state, status, _, _, error_max, error_estimated, tai = adjtimex.read()
     assert 0 <= state <= 5 and 0 <= status < 1 << 16
     assert error_max >= 0 and error_estimated >= 0 and abs(tai) < 1000
@@ -331,11 +313,8 @@ def test_a_folders_clock_is_handed_in() -> None:
     }
 
 
-def test_settings_that_somebody_changed(tmp_path: Path) -> None:
-    """A host was slow for a week: its governor had changed back to powersave on a quarter of the
-    cores.
-    """
-    host = hosts.unpack("h100-ib", tmp_path)
+def test_settings_that_somebody_changed(host: hosts.HostFolder) -> None:
+    """A governor had changed back to powersave on a quarter of the cores."""
     collector = SettingsMinute(host.roots)
     assert row(collector)["cpu_governor_other_ratio"] == 0.25
     # The deep state is disabled on core 0; core 4 is the first of the other package, not core 12.
@@ -357,9 +336,8 @@ def test_settings_that_somebody_changed(tmp_path: Path) -> None:
     assert (result["clocksource_state"], result["turbo_state"]) == (10, 0)
 
 
-def test_the_ways_to_gpu_memory(tmp_path: Path) -> None:
+def test_the_ways_to_gpu_memory(host: hosts.HostFolder) -> None:
     """RDMA went through the host's memory: no module, and the closed driver without DMA-BUF."""
-    host = hosts.unpack("h100-ib", tmp_path)
     collector = SettingsMinute(host.roots)
     assert row(collector)["gpu_peer_memory_state"] == 1
     (host.roots.sys / "module/nvidia_peermem").rename(host.roots.sys / "module/nv_peer_mem")
@@ -370,7 +348,6 @@ def test_the_ways_to_gpu_memory(tmp_path: Path) -> None:
 
 
 def test_settings_of_this_machine_are_true() -> None:
-    """Compared with the files themselves."""
     result = row(SettingsMinute(Roots()))
     tainted = int(Path("/proc/sys/kernel/tainted").read_text())
     assert result["kernel_taint_flags"] == tainted

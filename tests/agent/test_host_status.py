@@ -27,6 +27,7 @@ from gangline.contract.wire.telemetry_pb2 import (
     Permit,
     RegisterNodeResponse,
 )
+from tests.agent.fakes import KeptEvents
 from tests.agent.local_world import BOOT, GPU, SECOND, Host
 
 MINE = """version = "mine-1"
@@ -55,10 +56,18 @@ def answers(host: Host, tmp_path: Path, **settings: Any) -> HostStatus:
     return host_status
 
 
+def begun(tmp_path: Path, **settings: Any) -> tuple[Host, HostStatus]:
+    host = Host()
+    return host, answers(host, tmp_path, **settings)
+
+
+def document(host_status: HostStatus) -> dict[str, Any]:
+    assert host_status.document is not None
+    return host_status.document
+
+
 def test_what_nobody_on_the_host_asks_for_is_not_kept(tmp_path: Path) -> None:
-    """Tables were copied each second for disabled metrics; with metrics, or the operator's own
-    policy, any signal may be requested.
-    """
+    """Tables were copied each second for disabled metrics."""
     read = [Block("gpu_1s", ["GPU-a"]), Block("net_1s", ["eth0"])]
     selected, every = LatestReadings(judged_tables(AgentConfig())), LatestReadings()
     for latest in (selected, every):
@@ -70,8 +79,7 @@ def test_what_nobody_on_the_host_asks_for_is_not_kept(tmp_path: Path) -> None:
 
 def test_the_status_file_is_written_also_when_its_folder_was_removed(tmp_path: Path) -> None:
     """A clean-up of /run removed it: the host's prologs took the agent for dead."""
-    host = Host()
-    host_status = answers(host, tmp_path)
+    host, host_status = begun(tmp_path)
     second(host, host_status)
     shutil.rmtree(tmp_path / "run")
     second(host, host_status, 12)
@@ -149,11 +157,8 @@ def ack(seconds: int = 60) -> IngestAck:
 
 
 def test_the_health_check_follows_permit_and_finding(tmp_path: Path) -> None:
-    """Report-only, permitted, revoked with the next message, permitted again, and silence, one
-    after the other.
-    """
-    host = Host()
-    host_status = answers(host, tmp_path, enforcing=("xid79",))
+    """Report-only, permitted, revoked, permitted again, and silence."""
+    host, host_status = begun(tmp_path, enforcing=("xid79",))
     assert host_status.health_check(["--no-slurm"]).success
     host.event("gpu.xid", 79)
     second(host, host_status)
@@ -178,11 +183,8 @@ def test_the_health_check_follows_permit_and_finding(tmp_path: Path) -> None:
 
 
 def test_a_daemon_that_hangs_is_healthy(tmp_path: Path) -> None:
-    """The judging thread is stuck; the socket's thread still answers, and does not bar the host
-    forever.
-    """
-    host = Host()
-    host_status = answers(host, tmp_path, enforcing=("xid79",))
+    """The judging thread is stuck; the socket's thread still answers."""
+    host, host_status = begun(tmp_path, enforcing=("xid79",))
     host.event("gpu.xid", 79)
     host_status.permit.update(ack())
     second(host, host_status)
@@ -195,8 +197,7 @@ def test_a_daemon_that_hangs_is_healthy(tmp_path: Path) -> None:
 
 def test_the_file_is_written_when_something_changed_and_every_ten_seconds(tmp_path: Path) -> None:
     """One write a second on ten thousand hosts is too many; a minute of silence looks dead."""
-    host = Host()
-    host_status = answers(host, tmp_path)
+    host, host_status = begun(tmp_path)
     second(host, host_status, 60)
     assert host_status.file.writes == 6
     host.event("gpu.xid", 79)
@@ -213,8 +214,7 @@ def test_the_file_is_written_when_something_changed_and_every_ten_seconds(tmp_pa
 
 def test_the_file_is_bounded_and_readable_whatever_stands(tmp_path: Path) -> None:
     """Four hundred faulty links with long names: the most severe are shown, the rest counted."""
-    host = Host()
-    host_status = answers(host, tmp_path)
+    host, host_status = begun(tmp_path)
     for number in range(400):
         host.event("disk.error", device=f"{number}" + "x" * 5000, message="y" * 5000)
     host.event("gpu.xid", 79)
@@ -227,24 +227,20 @@ def test_the_file_is_bounded_and_readable_whatever_stands(tmp_path: Path) -> Non
 def test_a_run_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     """The disk is full, or the folder a file: the socket still answers."""
     (tmp_path / "run").write_text("a file")
-    host = Host()
-    host_status = answers(host, tmp_path)
+    host, host_status = begun(tmp_path)
     second(host, host_status)
     assert host_status.health_check().success and "status.json" in host_status.file.last_error
 
 
 def test_an_unknown_name_is_refused_at_the_start(tmp_path: Path) -> None:
-    """`enforcing = ["xid97"]`: the operator must see the error at the start, not when the finding
-    should act.
-    """
+    """`enforcing = ["xid97"]`: the error must come at the start."""
     with pytest.raises(SettingsError, match="enforcing: no finding is called 'xid9999'"):
         answers(Host(), tmp_path, enforcing=("xid9999",))
 
 
 def test_a_restart_keeps_what_stands(tmp_path: Path) -> None:
     """XID 79, then an upgrade of the agent: the new one knows it without the kernel's log."""
-    host = Host()
-    host_status = answers(host, tmp_path)
+    host, host_status = begun(tmp_path)
     host.event("gpu.xid", 79)
     second(host, host_status, 2)
     host = Host(now_ns=host.now_ns)
@@ -253,27 +249,21 @@ def test_a_restart_keeps_what_stands(tmp_path: Path) -> None:
     assert host.names() == ["xid79"]
 
 
-def test_a_torn_file_of_what_was_kept_is_replaced(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_torn_file_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A power cut left half of it: logged once, and not by cron on every run until the next XID."""
     (tmp_path / "state").mkdir()
     kept = tmp_path / "state" / "findings.json"
     kept.write_text('{"boot_id": "62')
-    host = Host()
-    host_status = answers(host, tmp_path)
+    host, host_status = begun(tmp_path)
     second(host, host_status)
     assert "findings.json: does not contain findings" in caplog.text
-    assert host_status.document is not None and host_status.document["notes"] == []
+    assert document(host_status)["notes"] == []
     assert json.loads(kept.read_text())["boot_id"] == BOOT.hex()
 
 
 def test_an_agent_that_was_away_is_not_sure_of_a_reset(tmp_path: Path) -> None:
-    """XID 95, the agent stopped for an upgrade, the GPU reset within the hour: the new agent barred
-    a repaired host.
-    """
-    host = Host()
-    host_status = answers(host, tmp_path, enforcing=("xid95", "xid79"))
+    """XID 95, then a reset during the agent's upgrade: the new agent barred a repaired host."""
+    host, host_status = begun(tmp_path, enforcing=("xid95", "xid79"))
     host.event("gpu.xid", 95)
     host.event("gpu.xid", 79)
     host.read(GPU, {"gpu.energy_joules": 5e6})
@@ -295,19 +285,18 @@ def test_a_policy_is_checked_taken_and_kept(tmp_path: Path) -> None:
     host.read(GPU, {"gpu.lost_state": 7})
     host.after(0)
     second(host, host_status)
-    assert host_status.document is not None and host_status.document["policy"] == "mine-1 over 1"
-    assert host_status.document["enforcing"] == ["gpu_busy"]
+    assert document(host_status)["policy"] == "mine-1 over 1"
+    assert document(host_status)["enforcing"] == ["gpu_busy"]
     host.judge()
     assert "gpu_busy" in host.after(2)
     file.write_text(MINE.replace("lost_state", "lots_state"))
     second(host, host_status, 21)
-    (note,) = host_status.document["notes"]
+    (note,) = document(host_status)["notes"]
     assert "line 3: row 'gpu_busy': no signal is called 'gpu.lots_state'" in note
-    assert host_status.document["policy"] == "mine-1 over 1"
+    assert document(host_status)["policy"] == "mine-1 over 1"
     host_status = answers(Host(), tmp_path, policy_file=str(file), enforcing=("gpu_busy",))
     host_status.update()
-    assert host_status.document is not None
-    assert host_status.document["policy"] == "mine-1 over 1" and host_status.document["notes"]
+    assert document(host_status)["policy"] == "mine-1 over 1" and document(host_status)["notes"]
 
 
 def test_a_policy_waits_for_its_share(tmp_path: Path) -> None:
@@ -316,22 +305,22 @@ def test_a_policy_waits_for_its_share(tmp_path: Path) -> None:
     file.write_text(MINE.replace("share = 1.0", "share = 0.0"))
     host_status = answers(host, tmp_path, policy_file=str(file), enforcing=("gpu_busy", "xid79"))
     second(host, host_status)
-    assert host_status.document is not None
     waits = "mine-1 over 1 waits: this host is not among its 0 %"
-    assert host_status.document["policy"] == f"{builtin().version}; {waits}"
-    assert host_status.document["enforcing"] == ["xid79"]
-    assert len(host_status.document["notes"]) == 1, (
+    assert document(host_status)["policy"] == f"{builtin().version}; {waits}"
+    assert document(host_status)["enforcing"] == ["xid79"]
+    assert len(document(host_status)["notes"]) == 1, (
         "but gpu_busy, nothing is wrong: cron would mail it"
     )
     file.write_text(MINE)
     second(host, host_status, 21)
-    assert (host_status.document["policy"], host_status.document["notes"]) == ("mine-1 over 1", [])
+    assert (document(host_status)["policy"], document(host_status)["notes"]) == (
+        "mine-1 over 1",
+        [],
+    )
 
 
 def test_half_a_policy_is_not_taken(tmp_path: Path) -> None:
-    """During a copy over ssh the file ended before `for_seconds`, which condemned the host at that
-    moment.
-    """
+    """A copy over ssh ended before `for_seconds`, which condemned the host at that moment."""
     file, host = tmp_path / "mine.toml", Host()
     file.write_text(MINE)
     host_status = answers(host, tmp_path, policy_file=str(file))
@@ -339,17 +328,14 @@ def test_half_a_policy_is_not_taken(tmp_path: Path) -> None:
     for length in range(len(MINE) + 40, len(MINE) + 43):
         file.write_text(f"{MINE}# {'x' * length}".replace("mine-1", "mine-2"))
         second(host, host_status, 10)
-        assert (
-            host_status.document is not None and host_status.document["policy"] == "mine-1 over 1"
-        )
+        assert document(host_status)["policy"] == "mine-1 over 1"
     second(host, host_status, 10)
-    assert host_status.document is not None and host_status.document["policy"] == "mine-2 over 1"
+    assert document(host_status)["policy"] == "mine-2 over 1"
 
 
 def test_what_bars_the_host_is_counted_without_a_permit(tmp_path: Path) -> None:
     """The aggregator withholds the permit by this count: it must not fall to 0 for that reason."""
-    host = Host()
-    host_status = answers(host, tmp_path, enforcing=("xid79",))
+    host, host_status = begun(tmp_path, enforcing=("xid79",))
     assert host_status.blocking_findings() == 0
     host.event("gpu.xid", 79)
     host.event("gpu.xid", 95)
@@ -372,11 +358,9 @@ def test_a_policy_file_that_is_none(make: str, tmp_path: Path) -> None:
         os.mkfifo(file)
     elif make != "missing":
         file.write_bytes(b"\xff\xfe" * (10 if make == "binary" else 200_000))
-    host = Host()
-    host_status = answers(host, tmp_path, policy_file=str(file))
+    host, host_status = begun(tmp_path, policy_file=str(file))
     second(host, host_status)
-    assert host_status.document is not None
-    assert str(file) in host_status.document["notes"][0] and host_status.document["policy"] == "1"
+    assert str(file) in document(host_status)["notes"][0] and document(host_status)["policy"] == "1"
 
 
 class Stuck(IntEnum):
@@ -405,8 +389,8 @@ def test_devices_that_hang_are_shown(tmp_path: Path) -> None:
     second(host, host_status)
     devices[0].hung_seconds = 4.0
     second(host, host_status, 2)
-    assert host_status.file.writes == 1 and host_status.document is not None
-    assert host_status.document["devices"] == [
+    assert host_status.file.writes == 1
+    assert document(host_status)["devices"] == [
         {
             "lane": "gpu",
             "device": "0000:9b:00.0",
@@ -418,17 +402,7 @@ def test_devices_that_hang_are_shown(tmp_path: Path) -> None:
     ]
     devices.clear()
     second(host, host_status)
-    assert host_status.file.writes == 2 and host_status.document["devices"] == []
-
-
-class Kept:
-    """A queue of events in memory."""
-
-    def __init__(self) -> None:
-        self.events: list[HealthEvent] = []
-
-    def put(self, event: HealthEvent) -> None:
-        self.events.append(event)
+    assert host_status.file.writes == 2 and document(host_status)["devices"] == []
 
 
 def _chokes(event: HealthEvent) -> None:
@@ -437,7 +411,7 @@ def _chokes(event: HealthEvent) -> None:
 
 def test_an_observer_that_fails_costs_no_event(caplog: pytest.LogCaptureFixture) -> None:
     """The findings failed on an event: it still went to the aggregator and to the other observers."""
-    host, queue, seen = Host(), Kept(), list[str]()
+    host, queue, seen = Host(), KeptEvents(), list[str]()
     teller = EventPublisher(host, queue, lambda: None, boot_id=BOOT)
     teller.observe(_chokes)
     teller.observe(lambda event: seen.append(event.event_id))
@@ -450,8 +424,7 @@ def test_a_judge_that_fails_does_not_end_the_daemon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A bug in the findings: logged, and the file becomes outdated, which means exit code 0."""
-    host = Host()
-    host_status = answers(host, tmp_path, enforcing=("xid79",))
+    host, host_status = begun(tmp_path, enforcing=("xid79",))
     host.event("gpu.xid", 79)
     host_status.permit.update(ack())
     second(host, host_status)

@@ -1,6 +1,4 @@
-"""Complete hosts with hostile files: any file may hold anything, and one bad device never affects
-others.
-"""
+"""Hosts with hostile files: any file may hold anything; one bad device affects no other."""
 
 from __future__ import annotations
 
@@ -88,10 +86,7 @@ def test_an_undamaged_host_reads_alike_twice(whole: tuple[Host, Reading]) -> Non
 
 @pytest.mark.slow
 def test_any_file_may_hold_anything(whole: tuple[Host, Reading]) -> None:
-    """Firmware wrote `N/A`, 2^32-1, a megabyte, nothing; a file was a folder, a loop, missing.
-
-    No error, no false value.
-    """
+    """Firmware wrote `N/A`, 2^32-1, a megabyte; a file was a folder, a loop, or missing."""
     host, _ = whole
     for case in range(ROUNDS):
         source = random.Random(f"{host.name} {case}")
@@ -101,9 +96,7 @@ def test_any_file_may_hold_anything(whole: tuple[Host, Reading]) -> None:
 
 @pytest.mark.parametrize("way", ["blank", "word", "nothing", "vanished", "binary"])
 def test_every_file_of_a_host_may_be_the_same_wreck(whole: tuple[Host, Reading], way: str) -> None:
-    """A broken /sys of a virtual machine showed 2^32-1 in all of its files, which became four
-    billion errors.
-    """
+    """A virtual machine's /sys had 2^32-1 in all files, which became four billion errors."""
     host, _ = whole
     reading = host.read(damaged_files(host.files, way, [way]), spared=host.files)
     assert_sane(reading)
@@ -111,10 +104,7 @@ def test_every_file_of_a_host_may_be_the_same_wreck(whole: tuple[Host, Reading],
 
 @pytest.mark.slow
 def test_one_bad_device_never_costs_its_neighbours(whole: tuple[Host, Reading]) -> None:
-    """One NIC of nine returned garbage, and nine rows were missing.
-
-    Here all other cells are unchanged.
-    """
+    """One NIC of nine returned garbage, and nine rows were missing."""
     host, reading = whole
     source = random.Random(host.name)
     chosen = victims(host)
@@ -127,10 +117,7 @@ def test_one_bad_device_never_costs_its_neighbours(whole: tuple[Host, Reading]) 
 
 @pytest.mark.slow
 def test_a_device_that_goes_between_two_turns_costs_itself(whole: tuple[Host, Reading]) -> None:
-    """A card was pulled between list and read; links to it dangled.
-
-    The others are read as before.
-    """
+    """A card was pulled between list and read; links to it dangled."""
     host, reading = whole
     source = random.Random(f"{host.name} gone")
     chosen = victims(host)
@@ -175,9 +162,7 @@ def _counter_files(collector: Collector) -> set[Path]:
 
 @pytest.mark.slow
 def test_devices_with_odd_names(whole: tuple[Host, Reading]) -> None:
-    """An interface in Latin-1, one with a blank, one of 200 characters: keys that fit a frame,
-    without effect on others.
-    """
+    """Latin-1, a blank, 200 characters: keys that fit a frame, without effect on others."""
     host, reading = whole
     for case, kind in enumerate(
         ("class/net", "class/infiniband", "block", "class/hwmon", "class/nvme", "bus/pci/devices")
@@ -232,10 +217,7 @@ def test_files_that_nobody_may_read(whole: tuple[Host, Reading]) -> None:
 def test_one_gpu_of_eight_answers_garbage(
     answer: int | str, tmp_path: Path, nvml: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU with a broken InfoROM returned 2^32-1 for everything.
-
-    Seven others are read as usual.
-    """
+    """A GPU with a broken InfoROM returned 2^32-1 for everything."""
     host = hosts.unpack("h100-ib", tmp_path / "host")
     whole, hurt = (
         _gpu_rows(host, tmp_path / f"{bad}.so", nvml, bad, monkeypatch) for bad in (None, answer)
@@ -253,10 +235,7 @@ def test_one_gpu_of_eight_answers_garbage(
 
 @pytest.fixture(scope="module")
 def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the stand-in library.
-
-    It reads its scenario once per process: each reading takes a copy.
-    """
+    """Return the stand-in library, a copy for each reading: it reads its scenario once."""
     return build(tmp_path_factory.mktemp("nvml"))
 
 
@@ -267,9 +246,7 @@ def _gpu_rows(
     answer: int | str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> dict[tuple[str, str], dict[str, float | int | None] | None]:
-    """Return the rows of all GPU tables in the second turn; the fourth GPU returns *answer* to all
-    calls, if set.
-    """
+    """Return all GPU rows of the second turn; the fourth GPU answers *answer* to all calls."""
     shutil.copy(nvml, library)
     forget_accounts()  # the other run's calls and counts
     gpus = gpus_of(host)

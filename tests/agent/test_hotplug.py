@@ -135,9 +135,7 @@ def test_a_pulled_interface_leaves_no_stale_values() -> None:
 
 
 def test_two_interfaces_that_change_their_names() -> None:
-    """The names were corrected after the boot, and each NIC's counters were in the other's row
-    until a restart.
-    """
+    """Each NIC's counters were in the other's row until a restart."""
     with veth.pair("gls") as (name, peer), veth.pair("glt") as (other, _):
         for interface in (name, peer, other):
             veth.switch(interface, False)  # older kernels do not rename active interfaces
@@ -152,11 +150,7 @@ def test_two_interfaces_that_change_their_names() -> None:
 
 
 def test_a_replaced_interface_is_no_rate() -> None:
-    """The new card had counted more than the old one: the difference was taken for traffic.
-
-    Between two turns the pair is replaced, and the new one sends more than the old one had. The
-    collector's readings go into the aggregator's tables: no counter increase spans the change.
-    """
+    """The new card had counted more than the old one: the difference was taken for traffic."""
     seen = Seen()
     with veth.pair("glr") as (name, peer):
         collector = net.net_1s(Roots(), choose(name))
@@ -267,30 +261,33 @@ def test_a_storm_of_messages_is_resynchronised() -> None:
             listener.close()
 
 
-def test_netlink_that_is_refused_is_blind_with_the_line_that_opens_it() -> None:
-    """A unit with RestrictAddressFamilies= prevented events about links, without a message."""
-
-    def refuse() -> LinkSocket:
-        raise OSError(97, "Address family not supported by protocol")
-
-    listener = LinkListener(Roots(), open_socket=refuse)
-    listener.start(Heard().teller)
-    with pytest.raises(AccessDenied, match="RestrictAddressFamilies=AF_NETLINK"):
-        listener.collect()
-    listener.close()
+class Breaks(LinkSocket):
+    def receive(self) -> bytes | None:
+        raise OSError(5, "Input/output error")
 
 
-def test_a_listener_that_broke_says_so() -> None:
-    """The thread died and its last numbers were sent forever."""
+def refuse() -> LinkSocket:
+    raise OSError(97, "Address family not supported by protocol")
 
-    class Breaks(LinkSocket):
-        def receive(self) -> bytes | None:
-            raise OSError(5, "Input/output error")
 
-    listener = LinkListener(Roots(), open_socket=Breaks)
+@pytest.mark.parametrize(
+    ("open_socket", "error", "words"),
+    [
+        (refuse, AccessDenied, "RestrictAddressFamilies=AF_NETLINK"),
+        (Breaks, RuntimeError, "ended"),
+    ],
+    ids=[
+        "a unit's RestrictAddressFamilies=",
+        "the thread died, its last numbers were sent forever",
+    ],
+)
+def test_a_listener_without_netlink(
+    open_socket: Callable[[], LinkSocket], error: type[Exception], words: str
+) -> None:
+    listener = LinkListener(Roots(), open_socket=open_socket)
     listener.start(Heard().teller)
     listener._thread and listener._thread.join(GUARD_SECONDS)  # type: ignore[func-returns-value]
-    with pytest.raises(RuntimeError, match="ended"):
+    with pytest.raises(error, match=words):
         listener.collect()
     listener.close()
 

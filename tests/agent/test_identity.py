@@ -42,16 +42,17 @@ def test_the_same_disk_in_another_machine_is_another_owner(tmp_path: Path) -> No
     assert first == "network card aa:00:00:00:00:01, host a"
 
 
-def test_a_card_that_died_does_not_make_the_machine_a_stranger(tmp_path: Path) -> None:
-    """One rail of nine died: the host's pending reports must not be dropped for it."""
-    left = {"eth1": CARDS["eth1"]}
-    assert machine(tmp_path / "1", CARDS) == machine(tmp_path / "2", left)
-
-
-def test_the_address_of_a_bond_does_not_count(tmp_path: Path) -> None:
-    """The agent started once before and once after the bond was up."""
-    bonded = {"eth0": ("00:00:00:00:00:99", "3"), "eth1": CARDS["eth1"]}
-    assert machine(tmp_path / "1", CARDS) == machine(tmp_path / "2", bonded)
+@pytest.mark.parametrize(
+    "cards",
+    [
+        {"eth1": CARDS["eth1"]},
+        {"eth0": ("00:00:00:00:00:99", "3"), "eth1": CARDS["eth1"]},
+    ],
+    ids=["one rail of nine died", "the bond was up"],
+)
+def test_the_same_machine(tmp_path: Path, cards: dict[str, tuple[str, str]]) -> None:
+    """The host's pending reports must not be dropped."""
+    assert machine(tmp_path / "1", CARDS) == machine(tmp_path / "2", cards)
 
 
 def test_the_board_goes_before_the_cards(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import select
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,27 @@ from gangline.agent.inventory import links
 from gangline.agent.inventory.gpus import sysfs_address
 from tests import hosts
 from tests.fake_nvml.build import build
-from tests.fake_nvml.scenario import Scenario, gpus
+from tests.fake_nvml.scenario import Gpu, Scenario, gpus
 from tests.processes import GUARD_SECONDS
+
+
+class NvmlHost:
+    """Folders of a host whose driver and kernel a test plays."""
+
+    def __init__(self, library: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self._monkeypatch = folder, monkeypatch
+        self.roots = Roots(folder / "sys", folder / "proc", library)
+
+    def play(self, devices: Sequence[Gpu] = (), *, host: str = "", is_listed: bool = True) -> None:
+        self._monkeypatch.setenv("GANGLINE_FAKE_NVML", str(self.folder / "scenario"))
+        Scenario(self.folder / "scenario", devices, host=host)
+        for gpu in devices if is_listed else ():
+            (self.roots.proc / "driver/nvidia/gpus" / gpu.address).mkdir(parents=True)
+
+
+@pytest.fixture
+def nvml_host(library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NvmlHost:
+    return NvmlHost(library, tmp_path, monkeypatch)
 
 
 def of_kind(found: inventory.Inventory, kind: str) -> dict[str, dict[str, str]]:
@@ -152,9 +172,7 @@ def test_a_child_that_hangs_is_ended_in_time() -> None:
 
 
 def test_a_child_ends_with_the_agent_however_that_ends(tmp_path: Path) -> None:
-    """The agent was killed while a driver held its inventory: the child remained, and the GPU could
-    not be reset because it was open.
-    """
+    """The agent was killed while a driver held its inventory: the child kept the GPU open."""
     fifo, library = tmp_path / "held", build(tmp_path)
     os.mkfifo(fifo)
     scenario = Scenario(tmp_path / "scenario", host=f"block nvmlInitWithFlags fifo {fifo}")
@@ -227,17 +245,13 @@ def test_a_python_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     ).map(lambda value: json.dumps(value).encode())
 )
 def test_any_answer_is_an_inventory_or_words(output: bytes) -> None:
-    """A child of another version answers differently; the daemon reads the known parts and never
-    raises.
-    """
+    """A child of another version: the daemon reads the known parts and never raises."""
     listing = inventory.parse(output)
     assert listing.reason or (listing.devices is not None and listing.labels is not None)
 
 
 def test_a_section_that_fails_or_hangs_costs_only_itself() -> None:
-    """NVML refused because its version differed from the driver's; disks and ports were still
-    listed.
-    """
+    """NVML refused for its version; disks and ports were still listed."""
     release = threading.Event()
 
     def hang(roots: Roots) -> list[inventory.HostDevice]:
@@ -256,9 +270,7 @@ def test_a_section_that_fails_or_hangs_costs_only_itself() -> None:
 
 
 def test_two_sections_that_hang_cost_no_third() -> None:
-    """Each had its ten seconds, one after the other: the child was killed before it had printed
-    anything.
-    """
+    """Each had its ten seconds: the child was killed before it had printed anything."""
     free, third = threading.Event(), threading.Event()
 
     def hang(roots: Roots) -> list[inventory.HostDevice]:
@@ -281,9 +293,7 @@ def test_two_sections_that_hang_cost_no_third() -> None:
 
 
 def test_interfaces_without_netlink_are_those_of_sysfs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """RestrictAddressFamilies without AF_NETLINK: the kinds of links were unavailable, and no
-    interface was listed.
-    """
+    """RestrictAddressFamilies without AF_NETLINK: no interface was listed."""
 
     def refuse(found: dict[str, dict[str, str]]) -> None:
         found["lo"] = {"link": "half"}
@@ -299,9 +309,7 @@ def modes(*names: str) -> list[SupportedMode]:
 
 
 def test_what_a_card_could_run_at_is_told() -> None:
-    """Eight ports of 400G ran at 200G from the first day: without their maximum speed this looked
-    normal.
-    """
+    """Eight ports of 400G ran at 200G: without their maximum speed this looked normal."""
     reported = links.mode_attributes(
         modes("1000baseKX/Full", "400000baseCR4/Full", "200000baseCR4/Full")
     )
@@ -314,9 +322,7 @@ def test_what_a_card_could_run_at_is_told() -> None:
 
 
 def test_the_text_of_many_modes_ends_at_a_name() -> None:
-    """A kernel with a hundred modes: half a name at the end of the text would be a nonexistent
-    mode.
-    """
+    """Half a name at the end of the text would be a nonexistent mode."""
     names = [f"{speed}baseSR4_X/Full" for speed in range(1000, 1200)]
     text = links.mode_attributes(modes(*names))["link_modes"]
     assert inventory.VALUE_CHARACTERS_MAX - 30 < len(text) <= inventory.VALUE_CHARACTERS_MAX
@@ -347,17 +353,12 @@ def test_without_ethtool_netlink_the_interfaces_are_there(monkeypatch: pytest.Mo
     assert not any("link_modes" in attributes for attributes in listing.values())
 
 
-def test_gpus_by_nvidias_own_binding(
-    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_by_nvidias_own_binding(nvml_host: NvmlHost) -> None:
     """Eight GPUs, one of them lost: seven answer, the eighth is listed with the kernel's data."""
     devices = gpus(8)
     devices[2].lines.append("error nvmlDeviceGetHandleByPciBusId_v2 15")
-    monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
-    Scenario(tmp_path / "scenario", devices)
-    for gpu in devices:
-        (tmp_path / "proc/driver/nvidia/gpus" / gpu.address).mkdir(parents=True)
-    listing = inventory.read(Roots(tmp_path / "sys", tmp_path / "proc", library))
+    nvml_host.play(devices)
+    listing = inventory.read(nvml_host.roots)
     assert listing.reason == ""
     modes_known = of_kind(listing, "gpu")
     assert len(modes_known) == 8
@@ -369,65 +370,53 @@ def test_gpus_by_nvidias_own_binding(
 
 
 @pytest.mark.slow
-def test_a_driver_that_hangs_costs_the_gpus_only(
-    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """nvmlInit of a driver with a dead GSP never returned; the host's disks and ports are still
-    reported.
-    """
-    monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
-    never = tmp_path / "never"
-    Scenario(tmp_path / "scenario", host=f"block nvmlInitWithFlags file {never}")
-    host = hosts.unpack("plain-vm", tmp_path)
+def test_a_driver_that_hangs_costs_the_gpus_only(nvml_host: NvmlHost) -> None:
+    """nvmlInit of a driver with a dead GSP never returned."""
+    nvml_host.play(host=f"block nvmlInitWithFlags file {nvml_host.folder / 'never'}")
+    host = hosts.unpack("plain-vm", nvml_host.folder)
     command = [sys.executable, "-m", "gangline.agent.inventory", "--seconds", "3"]
-    command += ["--sys", str(host.roots.sys), "--proc", str(host.roots.proc), "--nvml", library]
+    command += [
+        "--sys",
+        str(host.roots.sys),
+        "--proc",
+        str(host.roots.proc),
+        "--nvml",
+        f"{nvml_host.roots.nvml_library}",
+    ]
     listing = inventory.parse(*inventory.run_child(command, GUARD_SECONDS))
     assert listing.reason == "GPUs: no answer within 3 s"
     assert set(of_kind(listing, "disk")) == {"vda"}
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_a_gpu_that_is_not_to_be_touched_is_not(
-    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: bool
-) -> None:
-    """A GPU had fallen off the bus and was quarantined; every ten minutes, and at each start, the
-    inventory's child opened it, hung, and blocked its reset.
-    """
+def test_a_gpu_that_is_not_to_be_touched_is_not(nvml_host: NvmlHost, listed: bool) -> None:
+    """The child opened a quarantined GPU every ten minutes, hung, and blocked its reset."""
     devices = gpus(3)
     for call in ("ByPciBusId_v2", "ByIndex_v2"):
-        devices[1].lines.append(f"block nvmlDeviceGetHandle{call} file {tmp_path / 'never'}")
-    monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
-    Scenario(tmp_path / "scenario", devices)
-    for gpu in devices if listed else ():
-        (tmp_path / "proc/driver/nvidia/gpus" / gpu.address).mkdir(parents=True)
-    roots = Roots(tmp_path / "sys", tmp_path / "proc", library)
+        devices[1].lines.append(
+            f"block nvmlDeviceGetHandle{call} file {nvml_host.folder / 'never'}"
+        )
+    nvml_host.play(devices, is_listed=listed)
     left_out = frozenset((devices[1].address,))
-    listing = inventory.read(roots, 10, lambda: left_out)
+    listing = inventory.read(nvml_host.roots, 10, lambda: left_out)
     assert (listing.reason, listing.left_out) == ("", left_out)
     known = {devices[0].uuid, devices[2].uuid} if listed else set[str]()
     assert of_kind(listing, "gpu").keys() == known
 
 
-def test_when_all_are_let_go_of_the_library_is_not_even_loaded(
-    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_when_all_are_let_go_of_the_library_is_not_even_loaded(nvml_host: NvmlHost) -> None:
     """`nvmlInit` opens the driver's control node, which made an unload of the driver fail."""
-    monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
-    Scenario(tmp_path / "scenario", host=f"block nvmlInitWithFlags file {tmp_path / 'never'}")
-    listing = inventory.read(Roots(tmp_path / "sys", tmp_path / "proc", library), 10, lambda: None)
+    nvml_host.play(host=f"block nvmlInitWithFlags file {nvml_host.folder / 'never'}")
+    listing = inventory.read(nvml_host.roots, 10, lambda: None)
     assert (listing.reason, listing.left_out, of_kind(listing, "gpu")) == ("", None, {})
 
 
 @pytest.mark.parametrize("seen", ["at once", "while it runs"])
-def test_a_child_that_has_a_gpu_is_ended_for_its_release(
-    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: str
-) -> None:
+def test_a_child_that_has_a_gpu_is_ended_for_its_release(nvml_host: NvmlHost, seen: str) -> None:
     """`release` came while the child was using that GPU, which was released seconds later or never."""
-    fifo = tmp_path / "held"
+    fifo, roots = nvml_host.folder / "held", nvml_host.roots
     os.mkfifo(fifo)
-    monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
-    Scenario(tmp_path / "scenario", host=f"block nvmlInitWithFlags fifo {fifo}")
-    roots = Roots(tmp_path / "sys", tmp_path / "proc", library)
+    nvml_host.play(host=f"block nvmlInitWithFlags fifo {fifo}")
     avoided: list[inventory.ExcludedGpus] = [frozenset()]
     if seen == "at once":  # between the start and its registration
         answers = iter([frozenset[str]()])

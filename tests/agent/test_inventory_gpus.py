@@ -35,9 +35,7 @@ def of_kind(found: inventory.Inventory, kind: str) -> dict[str, dict[str, str]]:
     return {d.key: dict(d.attributes) for d in found.devices if d.kind == kind}
 
 
-def test_a_size_that_nvml_does_not_know_is_not_told(
-    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_sizes(library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The inventory had a GPU of 18 exabytes: NVML's all ones for "not available"."""
     gpu = gpus(1)[0]
     gpu.values["memory_total"] = 2**64 - 1
@@ -45,9 +43,7 @@ def test_a_size_that_nvml_does_not_know_is_not_told(
     assert "memory_bytes" not in attributes and attributes["name"]
 
 
-def test_a_gpu_says_all_that_an_operator_asks_for(
-    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpu_attributes(library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two GPUs of one gang had different VBIOSes; this was invisible without a shell on each host."""
     gpu = with_inventory(with_fabric(with_links(gpus(1)[0], 18)))
     listed = read([gpu], library, tmp_path, monkeypatch)
@@ -98,9 +94,7 @@ def test_a_gpu_says_all_that_an_operator_asks_for(
 def test_every_driver_describes_its_gpus(
     driver: str, library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An H200 on driver 580 had readings but no model or serial: NO_ATTACH hides all GPUs before
-    590.37.
-    """
+    """An H200 had neither model nor serial: NO_ATTACH hides all GPUs before 590.37."""
     devices = [with_inventory(gpu) for gpu in gpus(2)]
     Scenario(tmp_path / "scenario", devices, host=f"driver {driver}\n{host_lines(devices)}")
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
@@ -110,9 +104,7 @@ def test_every_driver_describes_its_gpus(
     }
 
 
-def test_links_say_what_is_at_their_far_end(
-    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_far_ends_of_links(library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A faulty link is the GPU's, the cable's or the switch's: the far end must be known."""
     gpu = with_links(gpus(1)[0], 3)
     gpu.lines += ["scoped 2 146 uint 33", "error nvmlDeviceGetNvLinkState 0"]
@@ -127,9 +119,7 @@ def test_links_say_what_is_at_their_far_end(
     }
 
 
-def test_mig_devices_know_their_gpu(
-    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpu_of_mig(library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A MIG UUID alone does not identify the board."""
     gpu = with_mig(gpus(1)[0])
     listed = of_kind(read([gpu, mig_device(0, 1)], library, tmp_path, monkeypatch), "mig")
@@ -145,9 +135,7 @@ def test_mig_devices_know_their_gpu(
     )
 
 
-def test_what_one_gpu_does_not_say_costs_only_itself(
-    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_gpu(library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A corrupted InfoROM removed the whole host's inventory."""
     devices = [with_inventory(gpu) for gpu in gpus(3)]
     devices[0].lines.append("error nvmlDeviceGetInforomImageVersion 14")
@@ -157,9 +145,7 @@ def test_what_one_gpu_does_not_say_costs_only_itself(
     assert set(listed[devices[2].uuid]) - set(listed[devices[0].uuid]) == {"inforom_image"}
 
 
-def test_garbage_counts_are_bounded(
-    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_garbage_counts(library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four thousand million links are not plausible."""
     gpu = with_mig(with_links(gpus(1)[0], 18))
     gpu.fields[91] = ("uint", 4_294_967_294)

@@ -1,7 +1,5 @@
 # pyright: reportPossiblyUnboundVariable=false
-"""The collector of reported steps: over slots of real processes, and over anything that a user can
-plant in their place.
-"""
+"""The collector of reported steps: slots of real processes, and whatever a user can plant."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -52,8 +50,6 @@ for line in sys.stdin:
 
 
 class Clock(StoppedClock):
-    """A clock that a test advances."""
-
     now_ns = 1000 * SECOND
 
     def boottime_ns(self) -> int:
@@ -61,8 +57,6 @@ class Clock(StoppedClock):
 
 
 class Rank:
-    """A process with a slot."""
-
     def __init__(self, folder: Path, number: int, job: str = "", name: str = "") -> None:
         self.path = folder / (name or f"{1000 + number}-{number:x}")
         self.child = subprocess.Popen(
@@ -87,14 +81,19 @@ class Rank:
             self.child.wait()
 
 
-class Host:
-    """A host folder with its ranks."""
+class RanksHost:
+    """A host folder with two ranks of job 77."""
 
     def __init__(self, root: Path) -> None:
         self.folder = root / "shm" / "gangline"
         self.folder.mkdir(parents=True)
         self.clock = Clock()
         self.collector = JobSteps(Roots(proc=root / "proc", dev=root), self.clock)
+        self.ranks = [Rank(self.folder, number, "77") for number in range(2)]
+
+    def write(self, steps: float = 5, last: float = 1.0, squares: float = 0.0) -> None:
+        for rank in self.ranks:
+            rank.write(steps, last, squares)
 
     def collect(self, turns: int = 1) -> Block:
         for _ in range(turns):
@@ -104,17 +103,11 @@ class Host:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
-    return Host(tmp_path)
-
-
-@pytest.fixture
-def ranks(host: Host) -> Iterator[list[Rank]]:
-    with ExitStack() as stack:
-        created = [Rank(host.folder, number, "77") for number in range(2)]
-        for rank in created:
-            stack.callback(rank.end)
-        yield created
+def host(tmp_path: Path) -> Iterator[RanksHost]:
+    host = RanksHost(tmp_path)
+    yield host
+    for rank in host.ranks:
+        rank.end()
 
 
 def cell(block: Block, row: int, name: str) -> float | None:
@@ -123,12 +116,11 @@ def cell(block: Block, row: int, name: str) -> float | None:
     return value
 
 
-def test_step_time_and_spread_of_each_rank(host: Host, ranks: list[Rank]) -> None:
+def test_step_time_and_spread_of_each_rank(host: RanksHost) -> None:
     """Ten steps of 100 ms, half of 80 and half of 120: mean 0.1, standard deviation 0.02."""
     for second in range(4):
-        for rank in ranks:
-            squares = 10 * second * (0.08**2 + 0.12**2) / 2
-            rank.write(1 + 10 * second, 5.0 + second, squares)
+        squares = 10 * second * (0.08**2 + 0.12**2) / 2
+        host.write(1 + 10 * second, 5.0 + second, squares)
         block = host.collect()
     assert block.devices == ("77/0", "77/1")
     assert cell(block, 1, "step_seconds") == pytest.approx(0.1)
@@ -136,26 +128,24 @@ def test_step_time_and_spread_of_each_rank(host: Host, ranks: list[Rank]) -> Non
     assert cell(block, 1, "steps_count") == 31
     assert cell(block, 1, "rank_number") == 1
     assert cell(block, 1, "world_count") == 4
-    assert cell(block, 1, "process_number") == ranks[1].child.pid
+    assert cell(block, 1, "process_number") == host.ranks[1].child.pid
     assert cell(block, 1, "user_number") == os.geteuid()
 
 
-def test_the_time_is_of_the_last_ten_seconds(host: Host, ranks: list[Rank]) -> None:
+def test_the_time_is_of_the_last_ten_seconds(host: RanksHost) -> None:
     """A job that became slow an hour ago must not show the mean of the day."""
     count = 0
     for second in range(40):
         count += 10 if second < 20 else 5
-        ranks[0].write(count, 1.0 + second)
+        host.ranks[0].write(count, 1.0 + second)
         block = host.collect()
     assert cell(block, 0, "step_seconds") == pytest.approx(0.2)
 
 
-def test_a_step_longer_than_the_window_has_the_time_of_the_last(
-    host: Host, ranks: list[Rank]
-) -> None:
+def test_a_step_longer_than_the_window_has_the_time_of_the_last(host: RanksHost) -> None:
     """A step of 20 s ends in one second of twenty: its time must be present in each second."""
     for number in range(1, 4):
-        ranks[0].write(number, 20.0 * number)
+        host.ranks[0].write(number, 20.0 * number)
         block = host.collect(20)
     assert cell(block, 0, "step_seconds") == pytest.approx(20.0)
     assert cell(block, 0, "since_seconds") == 19.0
@@ -164,14 +154,14 @@ def test_a_step_longer_than_the_window_has_the_time_of_the_last(
     assert cell(block, 0, "since_seconds") == 79.0
 
 
-def test_a_torn_slot_is_read_again(host: Host, ranks: list[Rank]) -> None:
+def test_a_torn_slot_is_read_again(host: RanksHost) -> None:
     """A read during a write could be a step of any length."""
-    ranks[0].write(10, 5.0)
+    host.ranks[0].write(10, 5.0)
     host.collect()
-    ranks[0].write(20, 1e9, 0, begun=11)
+    host.ranks[0].write(20, 1e9, 0, begun=11)
     block = host.collect()
     assert cell(block, 0, "steps_count") == 10
-    ranks[0].write(20, 6.0)
+    host.ranks[0].write(20, 6.0)
     assert cell(host.collect(), 0, "steps_count") == 20
 
 
@@ -187,24 +177,18 @@ def test_a_torn_slot_is_read_again(host: Host, ranks: list[Rank]) -> None:
         (20, 6.0, 1e300),
     ],
 )
-def test_a_slot_that_lies_harms_its_own_rank_only(
-    host: Host, ranks: list[Rank], lie: tuple[float, float, float]
-) -> None:
-    """Time that runs back, a count that falls, more than a day a step: no number, no exception, and
-    the other rank is unaffected.
-    """
+def test_a_slot_that_lies(host: RanksHost, lie: tuple[float, float, float]) -> None:
+    """Time that runs back, a count that falls, more than a day a step: the other rank is right."""
     for index, lying in enumerate(((10, 5.0), lie)):
-        ranks[0].write(*lying)
-        ranks[1].write(10 * (1 + index), 5.0 + index)
+        host.ranks[0].write(*lying)
+        host.ranks[1].write(10 * (1 + index), 5.0 + index)
         block = host.collect()
     seconds = cell(block, 0, "step_seconds")
     assert seconds is None or 0 < seconds <= job_steps.STEP_SECONDS_MAX
     assert cell(block, 1, "step_seconds") == pytest.approx(0.1)
 
 
-def test_the_control_group_names_the_job_where_it_does(
-    host: Host, ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_control_group_names_the_job(host: RanksHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of job 9 that claims to be rank 0 of job 77 would have blamed a host of 77."""
     liar = Rank(host.folder, 0, "77", name="1-aaa")
     owners = {liar.child.pid: Owner("slurm", job_id="9")}
@@ -212,17 +196,16 @@ def test_the_control_group_names_the_job_where_it_does(
         JobSteps, "_owner", lambda _, pid: owners.get(pid, Owner("slurm", job_id="77"))
     )
     try:
-        for rank in (*ranks, liar):
+        for rank in (*host.ranks, liar):
             rank.write(1, 1.0)
         assert host.collect().devices == ("9/0", "77/0", "77/1")
     finally:
         liar.end()
 
 
-def test_a_second_process_of_a_rank_does_not_count(host: Host, ranks: list[Rank]) -> None:
+def test_a_second_process_of_a_rank_does_not_count(host: RanksHost) -> None:
     """A later process cannot report for a rank whose process lives."""
-    for rank in ranks:
-        rank.write(5, 1.0)
+    host.write()
     host.collect()
     later = Rank(host.folder, 1, "77", name="1-aaa")
     try:
@@ -234,24 +217,17 @@ def test_a_second_process_of_a_rank_does_not_count(host: Host, ranks: list[Rank]
         later.end()
 
 
-def test_a_dead_process_is_out_at_once_and_its_slot_is_removed(
-    host: Host, ranks: list[Rank]
-) -> None:
+def test_a_dead_process_is_out_at_once_and_its_slot_is_removed(host: RanksHost) -> None:
     """Killed jobs filled /dev/shm."""
-    for rank in ranks:
-        rank.write(5, 1.0)
+    host.write()
     host.collect()
-    ranks[0].end()
+    host.ranks[0].end()
     assert host.collect().devices == ("77/1",)
-    assert os.listdir(host.folder) == [ranks[1].path.name]
+    assert os.listdir(host.folder) == [host.ranks[1].path.name]
 
 
-def test_what_is_planted_neither_waits_nor_harms_and_is_removed(
-    host: Host, ranks: list[Rank], tmp_path: Path
-) -> None:
-    """A FIFO without a writer hung a reader; a link led to another user's file, a sparse file of a
-    terabyte was read completely.
-    """
+def test_planted_files_are_removed(host: RanksHost, tmp_path: Path) -> None:
+    """A FIFO hung a reader; a link led to another user's file; a sparse terabyte was read."""
     target = tmp_path / "target"
     target.write_bytes(b"secret" * 100)
     os.mkfifo(host.folder / "1-1")
@@ -262,32 +238,27 @@ def test_what_is_planted_neither_waits_nor_harms_and_is_removed(
     (host.folder / "5-5").mkdir()
     (host.folder / "no name of a slot").write_text("")
     os.link(target, host.folder / "6-6")
-    for rank in ranks:
-        rank.write(5, 1.0)
+    host.write()
     assert host.collect().devices == ("77/0", "77/1")
     host.collect(DEAD_TURNS + 10)
     assert sorted(os.listdir(host.folder)) == ["1000-0", "1001-1", "5-5"]
     assert target.read_bytes() == b"secret" * 100
 
 
-def test_a_slot_cut_short_or_unlinked_under_the_reader(host: Host, ranks: list[Rank]) -> None:
+def test_a_slot_cut_short_or_unlinked_under_the_reader(host: RanksHost) -> None:
     """A mapping of a truncated file ends the reader by SIGBUS."""
-    for rank in ranks:
-        rank.write(5, 1.0)
+    host.write()
     host.collect()
-    os.truncate(ranks[0].path, 0)
-    ranks[1].path.unlink()
+    os.truncate(host.ranks[0].path, 0)
+    host.ranks[1].path.unlink()
     assert host.collect().devices == ("77/0",)
     assert host.collector.access_error == ""
 
 
-def test_more_slots_than_are_read_are_left_out_and_said(
-    host: Host, ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_slots_are_left_out(host: RanksHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """One user's ten thousand slots would have cost every host a second each second."""
     monkeypatch.setattr(job_steps, "SLOTS_PER_USER_MAX", 1)
-    for rank in ranks:
-        rank.write(5, 1.0)
+    host.write()
     assert len(host.collect().devices) == 1
     assert "1 slots in /dev/shm/gangline are ignored" in host.collector.access_error
     assert len(os.listdir(host.folder)) == 2  # alive: not removed
@@ -302,9 +273,7 @@ def slot(user: int, started: float) -> Candidate:
     st.integers(0, 400),
 )
 def test_no_users_fill_the_slots_of_another(others: list[tuple[int, int]], started: int) -> None:
-    """Four users with 64 slots each used the whole limit: an honest job that began before them was
-    not read.
-    """
+    """Four users with 64 slots each used the whole limit: an earlier job was not read."""
     live = {
         f"{user}-{number}": slot(user, started) for number, (user, started) in enumerate(others)
     }
@@ -319,15 +288,12 @@ def test_no_users_fill_the_slots_of_another(others: list[tuple[int, int]], start
         assert users[user] == SLOTS_PER_USER_MAX or users[user] >= max(users.values()) - 1
 
 
-def test_a_user_without_a_slot_takes_the_latest_of_another(
-    host: Host, ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_user_without_a_slot(host: RanksHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slots that were already open kept the table full, and new users got none."""
     monkeypatch.setattr(job_steps, "SLOTS_MAX", 1)
-    for rank in ranks:
-        rank.write(5, 1.0)
+    host.write()
     proc = host.collector._roots.proc
-    for rank, ticks in zip(ranks, (200, 100), strict=True):
+    for rank, ticks in zip(host.ranks, (200, 100), strict=True):
         place = proc / str(rank.child.pid)
         place.mkdir(parents=True)
         (place / "stat").write_text(f"{rank.child.pid} (a) b) S" + " 0" * 18 + f" {ticks} 0")
@@ -335,13 +301,10 @@ def test_a_user_without_a_slot_takes_the_latest_of_another(
     assert len(open_below(host.folder)) == 1
 
 
-def test_junk_hides_no_slot_and_is_said(
-    host: Host, ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_junk_hides_no_slot_and_is_said(host: RanksHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """20,000 files of another user: no slot after them was read, without a message."""
     monkeypatch.setattr(job_steps, "NAMES_MAX", 20)
-    for rank in ranks:
-        rank.write(5, 1.0)
+    host.write()
     for number in range(100):
         junk = host.folder / f"{number}-{number}"
         junk.write_bytes(bytes(step_slots.SLOT_BYTES))
@@ -353,13 +316,12 @@ def test_junk_hides_no_slot_and_is_said(
         assert block.devices == ("77/0", "77/1")
 
 
-def test_descriptors_are_given_back(host: Host, ranks: list[Rank]) -> None:
+def test_descriptors_are_given_back(host: RanksHost) -> None:
     """A leaked descriptor per job would end the agent within a month."""
-    for rank in ranks:
-        rank.write(5, 1.0)
+    host.write()
     host.collect(3)
     assert len(open_below(host.folder)) == 2
-    for rank in ranks:
+    for rank in host.ranks:
         rank.end()
     host.collect()
     assert open_below(host.folder) == []
@@ -374,7 +336,6 @@ def open_below(folder: Path) -> list[str]:
 
 
 def test_no_folder_and_a_folder_that_is_a_link(tmp_path: Path) -> None:
-    """A link to another user's folder is refused."""
     (tmp_path / "shm").mkdir()
     collector = JobSteps(Roots(dev=tmp_path))
     with pytest.raises(NoData, match="install -d -m 1777"):
@@ -385,9 +346,7 @@ def test_no_folder_and_a_folder_that_is_a_link(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_is_only_looked_for_until_it_is_there(tmp_path: Path) -> None:
-    """Hosts without such jobs paid for an exception each second; a new job is seen in its first
-    second.
-    """
+    """Hosts without such jobs paid for an exception each second."""
     collector = JobSteps(Roots(dev=tmp_path))
     assert not collector.skip(), "it has said nothing yet"
     for _ in range(2):
@@ -404,9 +363,7 @@ def test_a_missing_folder_is_only_looked_for_until_it_is_there(tmp_path: Path) -
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it becomes two other users")
 def test_an_unprivileged_agent_reads_other_users_slots(tmp_path: Path) -> None:
-    """The agent is one user, the job another; the agent owns the folder, and so may delete files in
-    it.
-    """
+    """The agent owns the folder, and so may delete other users' files in it."""
     base = Path("/dev/shm") / f"test-{os.getpid()}-{time.monotonic_ns()}"
     folder = base / "shm" / "gangline"
     folder.mkdir(parents=True)

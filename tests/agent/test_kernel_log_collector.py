@@ -22,9 +22,9 @@ from gangline.agent.kernel_log.checkpoint_file import FILE_NAME, CheckpointFile
 from gangline.agent.kernel_log.reader import LogReader
 from gangline.agent.kernel_log.timestamps import TimestampConverter
 from gangline.agent.xid_reports import XID_DEDUPLICATOR
-from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from gangline.tests.processes import until
-from tests.agent.test_kernel_log import BOOT, SECOND, XID, HandedClock
+from tests.agent.fakes import HandedClock, KeptEvents
+from tests.agent.test_kernel_log import BOOT, SECOND, XID
 
 CLOSED = """
 import os, sys
@@ -39,17 +39,6 @@ try:
 except AccessDenied as reason:
     print(reason)
 """
-
-
-class Kept:
-    """A stand-in of the event queue."""
-
-    def __init__(self) -> None:
-        self.events: list[HealthEvent] = []
-
-    def put(self, event: HealthEvent) -> bool:
-        self.events.append(event)
-        return True
 
 
 class Busy:
@@ -108,17 +97,15 @@ def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def listening(tmp_path: Path, source: socket.socket) -> tuple[KernelLog, Kept]:
-    events = Kept()
+def listening(tmp_path: Path, source: socket.socket) -> tuple[KernelLog, KeptEvents]:
+    events = KeptEvents()
     roots = Roots(proc=tmp_path, sys=tmp_path, dev=tmp_path, state=tmp_path)
     log = KernelLog(roots, lambda path: Kmsg(source.detach()))
     log.start(EventPublisher(HandedClock(), events, lambda: None))
     return log, events
 
 
-def test_a_record_is_told_the_moment_it_is_written(
-    tmp_path: Path, sockets: tuple[socket.socket, socket.socket]
-) -> None:
+def test_told_at_once(tmp_path: Path, sockets: tuple[socket.socket, socket.socket]) -> None:
     """The thread waits in poll: no tick and no timer is between the kernel's line and the event."""
     log, events = listening(tmp_path, sockets[0])
     sockets[1].send(b"6,7,5000000000,-;nothing\n")
@@ -136,9 +123,7 @@ def test_a_record_is_told_the_moment_it_is_written(
     assert (tmp_path / "kernel_log" / FILE_NAME).exists()
 
 
-def test_an_xid_is_witnessed_for_who_hears_of_it_elsewhere(
-    tmp_path: Path, sockets: tuple[socket.socket, socket.socket]
-) -> None:
+def test_xids_are_recorded(tmp_path: Path, sockets: tuple[socket.socket, socket.socket]) -> None:
     """NVML delivers the same XID without its text: two events of one fault count as two faults."""
     log, events = listening(tmp_path, sockets[0])
     until(
@@ -153,9 +138,7 @@ def test_an_xid_is_witnessed_for_who_hears_of_it_elsewhere(
     until(lambda: not XID_DEDUPLICATOR.reads_the_kernel_log, "nobody reads it any more")
 
 
-def test_a_log_that_ends_is_a_stand_in(
-    tmp_path: Path, sockets: tuple[socket.socket, socket.socket]
-) -> None:
+def test_a_log_that_ends(tmp_path: Path, sockets: tuple[socket.socket, socket.socket]) -> None:
     """In nested containers /dev/kmsg is a link to /dev/null or a console."""
     log, _ = listening(tmp_path, sockets[0])
     sockets[1].close()
@@ -189,7 +172,6 @@ def test_a_turn_to_which_nobody_listens_reads_by_itself(tmp_path: Path) -> None:
 
 
 def test_the_log_of_this_machine_is_followed() -> None:
-    """The real device, with its real poll."""
     log = KernelLog(Roots())
     try:
         read = values(log)[0]
@@ -200,9 +182,7 @@ def test_the_log_of_this_machine_is_followed() -> None:
 
 
 def test_a_closed_log_is_blindness_with_the_line_that_opens_it() -> None:
-    """kernel.dmesg_restrict is 1 on most distributions, and an agent without CAP_SYSLOG sees
-    nothing.
-    """
+    """kernel.dmesg_restrict is 1 on most distributions."""
     if os.geteuid() != 0 or Path("/proc/sys/kernel/dmesg_restrict").read_text().strip() != "1":
         pytest.skip("needs root to leave it, and kernel.dmesg_restrict=1")
     completed = subprocess.run(
@@ -228,12 +208,7 @@ def closed_by(number: int) -> Callable[[Path], Kmsg]:
         (errno.EIO, RuntimeError, "Input/output error"),
     ],
 )
-def test_each_refusal_has_its_words(
-    number: int,
-    kind: type[Exception],
-    words: str,
-    tmp_path: Path,
-) -> None:
+def test_refusals(number: int, kind: type[Exception], words: str, tmp_path: Path) -> None:
     """An operator reads the remedy, not an errno."""
     with pytest.raises(kind, match=words):
         KernelLog(Roots(dev=tmp_path), closed_by(number)).collect()

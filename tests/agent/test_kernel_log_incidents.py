@@ -82,9 +82,13 @@ class Log:
         return kept
 
 
-def test_the_first_line_is_told_at_once_and_whole() -> None:
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+def test_the_first_line_is_told_at_once_and_whole(log: Log) -> None:
     """An XID 79 must not wait for a second one."""
-    log = Log()
     log.say("NVRM: Xid (PCI:0000:9b:00): 79, pid=88, name=python, GPU has fallen off the bus.")
     [event] = log.told
     assert event == HealthEvent(
@@ -103,9 +107,8 @@ def storm(lines: int) -> Iterator[str]:
         yield XID.format(4000 + number % 8, f"{'x' * (number % 29)}y unit {number}")
 
 
-def test_a_storm_is_one_event_with_its_count_and_its_forms() -> None:
+def test_a_storm_is_one_event_with_its_count_and_its_forms(log: Log) -> None:
     """One incident of uncontained ECC errors wrote 800,000 lines, of which 29 were distinct."""
-    log = Log()
     for text in storm(20_000):
         log.say(text, 5_000_000)  # 200 lines a second, for 100 s
         log.wait(0)
@@ -119,9 +122,8 @@ def test_a_storm_is_one_event_with_its_count_and_its_forms() -> None:
     assert len(log.incidents) == 0
 
 
-def test_it_is_told_again_at_a_bounded_pace() -> None:
+def test_it_is_told_again_at_a_bounded_pace(log: Log) -> None:
     """A storm of a day is reported 1,440 times, not 80 million."""
-    log = Log()
     log.say(XID.format(1, "a"))
     begin = log.now_ns
     at = []
@@ -134,9 +136,8 @@ def test_it_is_told_again_at_a_bounded_pace() -> None:
     assert sum(REPORT_INTERVALS_NS) == 71 * SECOND
 
 
-def test_another_code_device_or_recovery_is_another_event() -> None:
+def test_another_code_device_or_recovery_is_another_event(log: Log) -> None:
     """XID 48 and its companion 95 a millisecond later decide together what is done."""
-    log = Log()
     for line in (
         "NVRM: Xid (PCI:0000:9b:00): 48, DBE",
         "NVRM: Xid (PCI:0000:9b:00): 95, Uncontained",
@@ -155,9 +156,8 @@ def test_another_code_device_or_recovery_is_another_event() -> None:
     ]
 
 
-def test_after_a_minute_of_silence_it_is_another_incident() -> None:
+def test_after_a_minute_of_silence_it_is_another_incident(log: Log) -> None:
     """The same GPU hangs again after lunch: that is a second event, with an id of its own."""
-    log = Log()
     log.say(XID.format(1, "a"))
     log.say(XID.format(1, "a"), QUIET_NS)
     log.say(XID.format(1, "a"), QUIET_NS + 1)
@@ -168,9 +168,8 @@ def test_after_a_minute_of_silence_it_is_another_incident() -> None:
     ]
 
 
-def test_one_pcie_error_counts_once_however_many_lines_it_has() -> None:
+def test_one_pcie_error_counts_once_however_many_lines_it_has(log: Log) -> None:
     """The port has one part, the device the other; either may be missing."""
-    log = Log()
     head = "pcieport 0000:80:01.1: AER: Corrected error message received from 0000:81:00.0"
     body = "nvidia 0000:81:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)"
     details = (
@@ -186,11 +185,8 @@ def test_one_pcie_error_counts_once_however_many_lines_it_has() -> None:
     assert event.attributes["layer"] == "Physical Layer"
 
 
-def test_a_recovery_that_failed_is_an_incident_where_its_error_was_not_printed() -> None:
-    """The kernel limits the rate of the error's own lines; the failed recovery came alone, and was
-    dropped.
-    """
-    log = Log()
+def test_a_recovery_that_failed_is_an_incident_where_its_error_was_not_printed(log: Log) -> None:
+    """The error's own lines were rate-limited; the failed recovery came alone, and was dropped."""
     log.say("nvidia 0000:01:00.0: AER: can't recover (no error_detected callback)")
     log.wait(QUIET_NS + 1)
     [alone] = log.last().values()
@@ -201,9 +197,8 @@ def test_a_recovery_that_failed_is_an_incident_where_its_error_was_not_printed()
     ("severity", "codes"),
     [("Uncorrected (Fatal)", [2]), ("Uncorrected (Non-Fatal)", [1]), ("Corrected", [0, 2])],
 )
-def test_a_recovery_that_failed_belongs_to_its_error(severity: str, codes: list[int]) -> None:
+def test_a_failed_recovery_is_of_its_error(log: Log, severity: str, codes: list[int]) -> None:
     """It must neither count twice, nor be hidden by a corrected error of the device."""
-    log = Log()
     log.say(f"pcieport 0000:80:01.1: AER: {severity} error message received from 0000:81:00.0")
     log.say("nvidia 0000:81:00.0: AER: can't recover (no error_detected callback)", 1000)
     log.wait(QUIET_NS + 1)
@@ -211,9 +206,8 @@ def test_a_recovery_that_failed_belongs_to_its_error(severity: str, codes: list[
     assert [e.count for e in log.last().values()] == [1] * len(codes)
 
 
-def test_an_uncorrected_machine_check_does_not_hide_behind_its_announcement() -> None:
+def test_an_uncorrected_machine_check_does_not_hide_behind_its_announcement(log: Log) -> None:
     """`events logged` does not describe the events."""
-    log = Log()
     log.say("mce: [Hardware Error]: Machine check events logged")
     log.say("mce: [Hardware Error]: CPU 2: Machine Check: 0 Bank 5: bea0000000000108")
     assert [(e.name, e.code) for e in log.told] == [
@@ -222,9 +216,8 @@ def test_an_uncorrected_machine_check_does_not_hide_behind_its_announcement() ->
     ]
 
 
-def test_an_out_of_memory_kill_is_one_and_names_whose_it_was() -> None:
+def test_an_out_of_memory_kill_is_one_and_names_whose_it_was(log: Log) -> None:
     """Only the first of its two lines names the cgroup, and so the job."""
-    log = Log()
     for job, process in (("job_1", 11), ("job_2", 22)):
         log.say(
             "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/a,"
@@ -240,9 +233,8 @@ def test_an_out_of_memory_kill_is_one_and_names_whose_it_was() -> None:
     ]
 
 
-def test_storms_of_very_many_devices_are_folded() -> None:
+def test_storms_of_very_many_devices_are_folded(log: Log) -> None:
     """A thousand interfaces of a container host flap in turn: bounded memory, and few events."""
-    log = Log()
     for number in range(100_000):
         log.note(ParsedLine("net.link_message", device=f"veth{number % 1000}"), after_ns=100_000)
     assert len(log.told) == OPEN_MAX + 1
@@ -253,11 +245,8 @@ def test_storms_of_very_many_devices_are_folded() -> None:
     assert last[-1].device == "host" and "folded" in last[-1].attributes
 
 
-def test_a_thousand_xids_hide_no_fatal_one() -> None:
-    """GPUs and codes beyond counting, then one GPU off the bus: it was in a row "more at once",
-    without its GPU.
-    """
-    log = Log()
+def test_a_thousand_xids_hide_no_fatal_one(log: Log) -> None:
+    """One GPU off the bus was in a row "more at once", without its GPU."""
     for number in range(2_000):
         log.note(
             ParsedLine("gpu.xid", device=f"0000:{number % 250:02x}:00.0", code=13 + number % 7)
@@ -269,18 +258,16 @@ def test_a_thousand_xids_hide_no_fatal_one() -> None:
     assert len(log.incidents) <= ALL_OPEN_MAX + 1
 
 
-def test_flapping_interfaces_hide_no_xid() -> None:
+def test_flapping_interfaces_hide_no_xid(log: Log) -> None:
     """A container host's veth storm had filled the table when a GPU fell off the bus."""
-    log = Log()
     for number in range(1000):
         log.note(ParsedLine("net.link_message", device=f"veth{number}"), after_ns=100_000)
     log.say("NVRM: Xid (PCI:0000:9b:00): 79, pid=88, name=python, GPU has fallen off the bus.")
     assert (log.told[-1].code, log.told[-1].device) == (79, "0000:9b:00.0")
 
 
-def test_many_links_hide_no_gpu() -> None:
+def test_many_links_hide_no_gpu(log: Log) -> None:
     """72 GPUs' links went down at once; the XID 79 that caused it must remain visible."""
-    log = Log()
     for number in range(2000):
         device = f"0000:{number % 4:02x}:00.0"
         log.note(ParsedLine("gpu.xid", 149, device, scope=f"fatal {number}"), after_ns=100_000)
@@ -292,9 +279,8 @@ def test_many_links_hide_no_gpu() -> None:
     assert sum(event.count for event in log.last().values()) == 2001
 
 
-def test_no_more_than_all_are_ever_open() -> None:
+def test_no_more_than_all_are_ever_open(log: Log) -> None:
     """Every kind of trouble at once, each on a thousand devices."""
-    log = Log()
     for number in range(20_000):
         name, scope = f"kind{number % 20}.x", "s" * (number % 3)
         log.note(ParsedLine(name, device=f"d{number % 997}", scope=scope), after_ns=1000)
@@ -304,9 +290,7 @@ def test_no_more_than_all_are_ever_open() -> None:
 
 
 def test_what_explains_a_new_code_is_told_while_it_counts() -> None:
-    """XID 94 had continued for minutes and was reported once a minute; without it the new 48
-    drained the host.
-    """
+    """XID 94 was reported once a minute; without it the new 48 drained the host."""
     contained = "NVRM: Xid (PCI:0000:9b:00): 94, pid=1, name=python, Contained: SM (0x1)"
     double = "NVRM: Xid (PCI:0000:9b:00): 48, pid=1, name=python, An uncorrectable error"
     for contained_first in (True, False):
@@ -323,13 +307,10 @@ def test_what_explains_a_new_code_is_told_while_it_counts() -> None:
         assert {e.code for e in log.told} == {48, 94}
 
 
-def test_what_explains_a_code_that_comes_again_is_told_while_it_counts() -> None:
-    """48 continues and is reported at once; the 94 that came with its new line was reported only a
-    minute later.
-    """
+def test_what_explains_a_code_that_comes_again_is_told_while_it_counts(log: Log) -> None:
+    """48 is reported at once; the 94 that came with it was reported a minute later."""
     contained = "NVRM: Xid (PCI:0000:9b:00): 94, pid=1, name=python, Contained: SM (0x1)"
     double = "NVRM: Xid (PCI:0000:9b:00): 48, pid=1, name=python, An uncorrectable error"
-    log = Log()
     log.say(double)
     for after_seconds in (0, 2, 12):  # 94 stays at its last interval, a minute
         log.say(contained, after_seconds * SECOND)
@@ -341,9 +322,8 @@ def test_what_explains_a_code_that_comes_again_is_told_while_it_counts() -> None
     assert {event.code for event in log.told} == {48, 94}
 
 
-def test_what_was_long_ago_is_not_told_as_if_it_explained() -> None:
+def test_what_was_long_ago_is_not_told_as_if_it_explained(log: Log) -> None:
     """The 94 half a minute before the 48 belongs to another fault: 48 is alone."""
-    log = Log()
     log.say(XID.format(1, "a"))
     log.wait(2 * SECOND)
     log.say(XID.format(1, "a"))
@@ -355,9 +335,8 @@ def test_what_was_long_ago_is_not_told_as_if_it_explained() -> None:
     assert [e.code for e in log.told] == [48]
 
 
-def test_new_codes_do_not_speed_up_a_storm() -> None:
+def test_new_codes_do_not_speed_up_a_storm(log: Log) -> None:
     """A hundred codes in turn on one GPU: each is reported at most once a second."""
-    log = Log()
     for number in range(3000):
         log.note(ParsedLine("gpu.xid", number % 100, "0000:9b:00.0"), after_ns=SECOND // 1000)
         log.wait(0)
@@ -365,9 +344,8 @@ def test_new_codes_do_not_speed_up_a_storm() -> None:
 
 
 @pytest.mark.slow
-def test_memory_is_bounded_whatever_the_lines_say() -> None:
+def test_memory_is_bounded_whatever_the_lines_say(log: Log) -> None:
     """The reader of a storm must not become a fault itself."""
-    log = Log()
     tracemalloc.start()
     for number in range(30_000):
         text = f"w{number:x}".translate(str.maketrans("0123456789", "ghijklmnop"))
@@ -422,9 +400,7 @@ def test_forms_leave_numbers_out_and_stay_few() -> None:
         st.tuples(NOTICES, st.integers(0, 90 * SECOND), st.booleans()), min_size=1, max_size=60
     )
 )
-def test_no_order_of_lines_loses_or_doubles_one(
-    steps: list[tuple[ParsedLine, int, bool]],
-) -> None:
+def test_no_order_of_lines_loses_or_doubles_one(steps: list[tuple[ParsedLine, int, bool]]) -> None:
     """In any order: every complete line counts once, revisions rise, ended incidents are closed."""
     log = Log()
     whole: Counter[tuple[str, str, int]] = Counter()

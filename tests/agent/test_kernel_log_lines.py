@@ -702,9 +702,7 @@ def test_a_user_who_names_an_interface_says_nothing(word: str) -> None:
         ("CPU: 3 UID: 0 PID: 88 Comm: python Not tainted 6.18.0", "fault", {"cpu": "3"}),
     ],
 )
-def test_details_belong_to_the_line_before(
-    line: str, group: str, attributes: dict[str, str]
-) -> None:
+def test_details_of_the_line_before(line: str, group: str, attributes: dict[str, str]) -> None:
     """One PCIe error is five lines: it must not count five times."""
     notice = classify(line)
     assert notice is not None and notice.part is LinePart.DETAIL
@@ -763,7 +761,6 @@ def check_limits(notice: ParsedLine) -> None:
 @settings(max_examples=300)
 @given(st.text(max_size=300))
 def test_no_text_raises(text: str) -> None:
-    """With any text of a driver."""
     if notice := classify(text):
         check_limits(notice)
 
@@ -777,9 +774,7 @@ def test_no_text_raises(text: str) -> None:
         st.text(max_size=30), st.sampled_from(["9" * 40, "\n", "x" * 5000, "\0", ")"])
     ),
 )
-def test_a_damaged_line_is_read_within_its_limits_or_not_at_all(
-    line: str, at: int, size: int, rubbish: str
-) -> None:
+def test_a_damaged_line_within_its_limits(line: str, at: int, size: int, rubbish: str) -> None:
     """Two CPUs printed at once, and the ring cut the end."""
     notice = classify(line[:at] + rubbish + line[at + size :])
     if notice is not None:
@@ -793,31 +788,29 @@ def test_a_line_of_64_kilobytes_costs_no_more_than_its_beginning() -> None:
     assert classify("NVRM: Xid (PCI:0000:9b:00): 79, " + "x" * 65536) is not None
 
 
-def test_each_recovery_action_of_the_driver_is_told() -> None:
-    """XID 154 first requests a reset, and later nothing; both within a minute."""
-    decode = XidDecoder(lambda: "580.65.06").decode
+ACTION = "NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x3 (x) to {}"
+LINK = "NVRM: Xid (PCI:0000:9b:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link {:02} (0x025001c6 0x0)"
+SWITCH_LINK = (
+    "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12020, Fatal, Link {} egress error (First)"
+)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [ACTION.format(f"0x{n} ({text})") for n, text in enumerate(
+            ("None", "GPU Reset Required", "Node Reboot Required"))],
+        [LINK.format(3), LINK.format(12), SWITCH_LINK.format(3), SWITCH_LINK.format(12)],
+    ],
+    ids=["XID 154 first requests a reset, and later nothing", "link 3 half a minute after link 12"],
+)  # fmt: skip
+def test_each_line_has_its_scope(lines: list[str]) -> None:
     scopes = set()
-    for to in ("0x1 (GPU Reset Required)", "0x0 (None)", "0x2 (Node Reboot Required)"):
-        line = f"NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x3 (x) to {to}"
+    for line in lines:
         notice = classify(line)
         assert notice is not None
-        scopes.add(decode(notice, line).scope)
-    assert len(scopes) == 3
-
-
-def test_each_link_has_a_story_of_its_own() -> None:
-    """Link 3 went down half a minute after link 12; only one of them was reported."""
-    decode = XidDecoder(lambda: "575.57.08").decode
-    scopes = set()
-    for link in (3, 12):
-        for line in (
-            f"NVRM: Xid (PCI:0000:9b:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link {link:02} (0x025001c6 0x0)",
-            f"nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12020, Fatal, Link {link} egress error (First)",
-        ):
-            notice = classify(line)
-            assert notice is not None
-            scopes.add((notice.name, decode(notice, line).scope))
-    assert len(scopes) == 4
+        scopes.add((notice.name, XidDecoder(lambda: "580.65.06").decode(notice, line).scope))
+    assert len(scopes) == len(lines)
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="no ../shared/data here")

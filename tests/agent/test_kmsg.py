@@ -26,9 +26,7 @@ REAL = Path("/dev/kmsg")
 
 
 def escaped(text: bytes) -> bytes:
-    """Return a line as the kernel escapes it: `\\xNN` for all except printable ASCII, and for the
-    backslash.
-    """
+    """Return a line as the kernel escapes it: `\\xNN` for the backslash and unprintable bytes."""
     return b"".join(
         bytes((byte,)) if 32 <= byte < 127 and byte != 0x5C else b"\\x%02x" % byte for byte in text
     )
@@ -59,7 +57,6 @@ def test_facility_and_level_come_apart() -> None:
 
 
 def test_fragments_say_so() -> None:
-    """A line printed in pieces comes in pieces."""
     assert parse_record(b"6,1,2,c;one\n").is_fragment
     assert parse_record(b"6,2,2,+;two\n").is_fragment
     assert not parse_record(b"6,3,2,-;three\n").is_fragment
@@ -117,9 +114,7 @@ def test_no_bytes_raise_anything_but_value_error(data: bytes) -> None:
     text=st.binary(max_size=200),
     cut=st.integers(0, 80),
 )
-def test_what_the_kernel_writes_comes_back(
-    prefix: int, sequence: int, microseconds: int, text: bytes, cut: int
-) -> None:
+def test_kernel_lines(prefix: int, sequence: int, microseconds: int, text: bytes, cut: int) -> None:
     """Any line of any driver; cut off anywhere, it is a shorter line or empty."""
     data = b"%d,%d,%d,-;%b\n SUBSYSTEM=pci\n DEVICE=+pci:0000:9b:00.0\n" % (
         prefix, sequence, microseconds, escaped(text),
@@ -158,7 +153,6 @@ def test_a_socket_of_records_is_read_as_the_device_is() -> None:
 
 
 def test_a_plain_file_has_an_end(tmp_path: Path) -> None:
-    """The reader does not wait at its end."""
     (tmp_path / "kmsg").write_bytes(b"6,1,2,-;one\n6,2,2,-;two\n")
     source = open_log(tmp_path / "kmsg")
     assert isinstance(source, PlainFile) and source.fileno() == -1

@@ -38,7 +38,8 @@ from gangline.contract.wire.podresources_pb2 import (
     PodResources,
 )
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
-from tests.agent.jobs_host import SECOND, HandedClock, read
+from tests.agent.fakes import HandedClock, read
+from tests.agent.jobs_host import SECOND
 from tests.agent.memory_server import HEAD, OK, Server, framed
 
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
@@ -93,7 +94,7 @@ def served(path: Path) -> Iterator[Kubelet]:
     server.stop()
 
 
-class Host:
+class KubeletHost:
     """A collector, its clock and its events."""
 
     def __init__(self, root: Path) -> None:
@@ -122,11 +123,11 @@ class Host:
 
 
 @pytest.fixture
-def host(short_path: Path) -> Host:
-    return Host(short_path)
+def host(short_path: Path) -> KubeletHost:
+    return KubeletHost(short_path)
 
 
-def test_who_holds_what_and_gives_it_back(host: Host, served: Kubelet) -> None:
+def test_who_holds_what_and_gives_it_back(host: KubeletHost, served: Kubelet) -> None:
     """Two GPUs were idle for a week: a pod held them without a process."""
     served.answer = lambda: answer_of(pod("trainer-0", GPU, MIG), pod("web"))
     result = host.turn()
@@ -150,10 +151,8 @@ def test_who_holds_what_and_gives_it_back(host: Host, served: Kubelet) -> None:
     assert back.message == "pod ml/trainer-0 container main has given back nvidia.com/gpu"
 
 
-def test_after_a_restart_all_is_told_anew(host: Host, served: Kubelet) -> None:
-    """A pod returned its GPU during an upgrade of the agent, and held it in the view for another
-    hour.
-    """
+def test_after_a_restart_all_is_told_anew(host: KubeletHost, served: Kubelet) -> None:
+    """A pod returned its GPU during an upgrade, and held it in the view for another hour."""
     served.answer = lambda: answer_of(pod("trainer-0", GPU))
     host.turn()
     host.turn()
@@ -172,10 +171,8 @@ def test_after_a_restart_all_is_told_anew(host: Host, served: Kubelet) -> None:
 
 
 @pytest.mark.slow
-def test_a_line_that_is_full_is_waited_for_ever_longer(host: Host, path: Path) -> None:
-    """kubelet hung with a full backlog; a Unix socket refuses at once, and it was asked again every
-    10 s forever.
-    """
+def test_a_line_that_is_full_is_waited_for_ever_longer(host: KubeletHost, path: Path) -> None:
+    """kubelet hung; a Unix socket refuses at once, and was asked every 10 s forever."""
     with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as stack:
         listener.bind(str(path))
         listener.listen(0)
@@ -192,7 +189,7 @@ def test_a_line_that_is_full_is_waited_for_ever_longer(host: Host, path: Path) -
         assert host.collector._last_error is not None
 
 
-def test_it_is_told_again(host: Host, served: Kubelet) -> None:
+def test_it_is_told_again(host: KubeletHost, served: Kubelet) -> None:
     """The aggregator had a new disk and no older allocations."""
     served.answer = lambda: answer_of(pod("trainer-0", GPU))
     host.turn()
@@ -202,7 +199,7 @@ def test_it_is_told_again(host: Host, served: Kubelet) -> None:
     assert first.event_id == again.event_id and first.boottime_ns == again.boottime_ns
 
 
-def test_a_shared_gpu_is_held_several_times(host: Host, served: Kubelet) -> None:
+def test_a_shared_gpu_is_held_several_times(host: KubeletHost, served: Kubelet) -> None:
     """Time slicing: kubelet gives one GPU out as GPU-uuid::0 and ::1."""
     served.answer = lambda: answer_of(
         pod("a", f"{GPU}::0", resource="nvidia.com/gpu.shared"),
@@ -247,19 +244,19 @@ def test_a_large_answer_passes_the_windows(served: Kubelet, path: Path) -> None:
     assert len(kubelet.list_allocations(path, GUARD_SECONDS)) == 3000
 
 
-def test_no_kubelet_is_no_data(host: Host) -> None:
+def test_no_kubelet_is_no_data(host: KubeletHost) -> None:
     """Most hosts have no kubelet, which is not an error."""
     assert host.turn().outcome is CollectOutcome.NO_DATA
 
 
-def test_a_socket_that_nobody_serves_is_no_data(host: Host, path: Path) -> None:
+def test_a_socket_that_nobody_serves_is_no_data(host: KubeletHost, path: Path) -> None:
     """kubelet was stopped and left its socket behind."""
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
     assert host.turn().outcome is CollectOutcome.NO_DATA
 
 
-def test_a_kubelet_that_answers_with_a_status(host: Host, served: Kubelet) -> None:
+def test_a_kubelet_that_answers_with_a_status(host: KubeletHost, served: Kubelet) -> None:
     """The message of its refusal is an operator's first hint."""
 
     def fail() -> ListPodResourcesResponse:
@@ -318,7 +315,7 @@ def test_a_kubelet_that_answers_drop_by_drop(path: Path) -> None:
     thread.join(GUARD_SECONDS)
 
 
-def test_a_failing_kubelet_is_asked_ever_more_rarely(host: Host, path: Path) -> None:
+def test_a_failing_kubelet_is_asked_ever_more_rarely(host: KubeletHost, path: Path) -> None:
     """Another server used the socket, and was asked every ten seconds for a year."""
     host.collector._seconds_max = 0.01
     asked: list[int] = []
@@ -335,7 +332,7 @@ def test_a_failing_kubelet_is_asked_ever_more_rarely(host: Host, path: Path) -> 
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may open everything")
-def test_a_socket_that_we_may_not_open_is_blind(host: Host, served: Kubelet, path: Path) -> None:
+def test_a_closed_socket_is_blind(host: KubeletHost, served: Kubelet, path: Path) -> None:
     """The folder belongs to root."""
     path.chmod(0)
     assert host.turn().outcome is CollectOutcome.BLIND
@@ -355,7 +352,6 @@ def test_an_answer_before_a_goaway_in_the_same_read_counts(size: int) -> None:
 
 @given(st.binary(max_size=400))
 def test_no_bytes_break_the_call(data: bytes) -> None:
-    """The socket may have any server."""
     call = UnaryCall(LIST_METHOD, b"", 1.0)
     call.data_to_send()
     try:

@@ -98,9 +98,7 @@ def test_what_is_spread_is_even_and_no_more(count: int, most: int) -> None:
         assert chosen[0] == 0 and count - chosen[-1] <= max(1, -(-count // most))
 
 
-def test_files_of_cores_are_looked_for_when_cores_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_cores_have_new_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """512 cores: each minute the list of their files blocked the daemon's thread for 130 ms."""
     online = tmp_path / "sys/devices/system/cpu/online"
     online.parent.mkdir(parents=True)
@@ -136,9 +134,7 @@ def test_the_frequencies_of_some_cores_stand_for_all(tmp_path: Path) -> None:
 
 
 def test_all_collectors_together_stay_below_the_limit_of_descriptors() -> None:
-    """Each used its share, there were more collectors than shares, and the spool could not be
-    opened.
-    """
+    """There were more collectors than shares, and the spool could not be opened."""
     created = [make(Roots()) for name, make in COLLECTORS.items() if "gpu" not in name]
     paces = Counter(c.pace for c in created if isinstance(c, CounterFileCollector))
     remembered = [x for c in created for x in vars(c).values() if isinstance(x, FileCache)]

@@ -158,7 +158,6 @@ class Raw(CodecBase):
 def test_an_error_has_a_status_and_words(
     tmp_path: Path, path: str, message: bytes, status: grpc.StatusCode, words: str
 ) -> None:
-    """The connection survives."""
     with serving(tmp_path), channel(tmp_path) as client:
         with pytest.raises(grpc.RpcError) as raised:
             unary(client, path)(message, timeout=GUARD_SECONDS)
@@ -333,9 +332,7 @@ def test_an_idle_connection_ends_and_its_client_does_not_notice(tmp_path: Path) 
             )
 
 
-def test_after_many_calls_a_connection_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_has_a_limit_of_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """h2 remembers every stream of a connection: an endless connection would be a leak."""
     monkeypatch.setattr("gangline.agent.local.server.CALLS_MAX", 5)
     with serving(tmp_path) as server, channel(tmp_path) as client:
@@ -366,9 +363,7 @@ def test_a_crowd_does_not_lock_out_the_operator(tmp_path: Path) -> None:
 
 
 def test_who_does_not_read_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that extends its windows, calls repeatedly, and reads no answer: the buffer is
-    bounded.
-    """
+    """A client that calls repeatedly and reads no answer: the buffer is bounded."""
     monkeypatch.setattr("gangline.agent.local.server.UNSENT_BYTES_MAX", 1 << 18)
     big = os.urandom(1 << 16)
     with serving(tmp_path, {ASK: Method(lambda message, peer: big)}) as server:
@@ -396,9 +391,7 @@ def test_a_busy_user_is_read_at_a_tenth_of_a_processor(tmp_path: Path) -> None:
 
 
 def test_who_only_connects_pays_for_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`while true; do nc -zU agent.sock; done`: no bytes were read from it, and it used a whole
-    processor.
-    """
+    """`while true; do nc -zU agent.sock; done` used a whole processor."""
     monkeypatch.setattr("gangline.agent.local.server.CPU_SHARE_MAX", 1e-6)
     monkeypatch.setattr("gangline.agent.local.server.BURST_SECONDS", 1e-6)
     with serving(tmp_path) as server:

@@ -98,9 +98,7 @@ def test_what_a_forgotten_cause_kept_back_is_not_lost() -> None:
 
 
 def test_many_threads_may_speak_at_once() -> None:
-    """The client's thread logged at the same time as the loop; a changed dict ended the loop's
-    tick.
-    """
+    """The client's thread logged with the loop; a changed dict ended the loop's tick."""
     once = log.RateLimitFilter(lambda: 0.0)
     passed: list[bool] = []
 

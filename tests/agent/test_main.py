@@ -29,6 +29,7 @@ from gangline.contract import frame as frames
 from gangline.contract.settings import SettingsError
 from gangline.contract.signals import BY_NAME
 from gangline.contract.wire import telemetry_pb2, telemetry_pb2_grpc
+from tests.hosts.reading import StoppedClock
 from tests.processes import GUARD_SECONDS, Process, until
 
 SECRET = "hunter2-hunter2"  # no output may show it
@@ -238,9 +239,7 @@ def unacknowledged(sent: list[frames.Frame]) -> float:
 
 @pytest.mark.slow
 def test_an_aggregator_that_says_nothing_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    """The aggregator was stopped in a debugger; every agent's unit ran into its stop timeout and
-    was killed, including its spool.
-    """
+    """Every agent's unit ran into its stop timeout and was killed, including its spool."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with agent(tmp_path, "--aggregator", address) as process:
@@ -330,9 +329,7 @@ def test_settings_are_listed_without_a_start(capsys: pytest.CaptureFixture[str])
     assert 'aggregator = "127.0.0.1:7600"' in capsys.readouterr().out
 
 
-def test_a_folder_that_cannot_be_made_ends_with_one_and_words(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_impossible_folder_exits_1(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     folder = tmp_path / "file" / "spool"
     arguments = ["--set", f"spool_folder={folder}", "--set", f"events_folder={tmp_path / 'events'}"]
@@ -382,13 +379,6 @@ def test_a_collector_that_cannot_be_made_harms_no_other(monkeypatch: pytest.Monk
     monkeypatch.setitem(COLLECTORS, "gpu_1s", crash)
     (broken,) = [c for c in create_collectors(AgentConfig()) if c.name == "gpu_1s"]
 
-    class StoppedClock:
-        def boottime_ns(self) -> int:
-            return 0
-
-        def wall_ns(self) -> int:
-            return 0
-
     turn = run_collector(broken, StoppedClock())
     assert turn.outcome is CollectOutcome.ERROR
     assert turn.message.endswith(
@@ -415,9 +405,7 @@ def test_the_daemon_is_light_when_it_runs(tmp_path: Path) -> None:
 
 
 def test_the_nursery_that_was_forked_early_is_the_one_that_forks_samplers(tmp_path: Path) -> None:
-    """A second fork server of the whole daemon would also work, but cost the memory that the first
-    saves.
-    """
+    """A second fork server would also work, but cost the memory that the first saves."""
     out = subprocess.run(
         [sys.executable, "-c", ONE_NURSERY, str(tmp_path)],
         check=True, capture_output=True, text=True, cwd=tmp_path, timeout=GUARD_SECONDS,
@@ -426,9 +414,7 @@ def test_the_nursery_that_was_forked_early_is_the_one_that_forks_samplers(tmp_pa
 
 
 def test_what_only_the_daemon_needs_is_imported_after_the_fork(tmp_path: Path) -> None:
-    """Every page of such a module that the daemon wrote to was copied, and its four forks kept the
-    old page: 3 MB.
-    """
+    """Such pages were copied when the daemon wrote to them: 3 MB."""
     out = subprocess.run(
         [sys.executable, "-c", FORKED], check=True, capture_output=True, text=True, cwd=tmp_path
     )

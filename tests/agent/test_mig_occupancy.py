@@ -1,6 +1,4 @@
-"""Occupancy of MIG instances: each its own, from one turn to the next, while instances appear and
-disappear.
-"""
+"""Occupancy of MIG instances, turn by turn, while instances appear and disappear."""
 
 from __future__ import annotations
 
@@ -14,27 +12,19 @@ from gangline.agent.collector import CollectOutcome, run_collector
 from gangline.agent.collectors.mig import SHARES, MigDevices
 from gangline.agent.hardware.files import Roots
 from gangline.ext.nvml_gpm import MIG_SYMBOL
-from tests.agent.gpu_host import SECOND, HandedClock, read
+from tests.agent.fakes import HandedClock, read
+from tests.agent.gpu_host import SECOND
 from tests.fake_nvml.build import build
 from tests.fake_nvml.fixtures import Play
-from tests.fake_nvml.parts_scenario import host_lines, mig_device, with_gpm, with_mig
-from tests.fake_nvml.scenario import Gpu, Scenario, gpus
+from tests.fake_nvml.parts_scenario import mig_device, with_gpm, with_mig
+from tests.fake_nvml.scenario import Gpu, gpus
 
 COLUMNS = {name for _, _, name in SHARES}
 #: An instance's readings at each step: idle, at work.
 IDLE, WORK = (0.0, 0.0, 0.0, 0.01), (0.97, 0.22, 0.51, 0.38)
 
 
-@pytest.fixture
-def play(play: Play) -> Play:
-    def write(devices: Iterable[Gpu]) -> Scenario:
-        listed = list(devices)
-        return play(listed, host=host_lines(listed))
-
-    return write
-
-
-class Host:
+class MigHost:
     """The collector, on a clock that advances ten seconds a turn."""
 
     def __init__(self, folder: Path, library: str) -> None:
@@ -58,8 +48,8 @@ class Host:
 
 
 @pytest.fixture
-def host(tmp_path: Path, library: str) -> Iterator[Host]:
-    created = Host(tmp_path, library)
+def host(tmp_path: Path, library: str) -> Iterator[MigHost]:
+    created = MigHost(tmp_path, library)
     yield created
     created.mig._session.close()
     assert ctypes.CDLL(library).fake_nvml_gpm_samples() == 0
@@ -76,7 +66,7 @@ def instance(number: int, **where: int) -> Gpu:
     return with_gpm(mig_device(0, number, **where))
 
 
-def test_each_instance_has_its_own_mean(host: Host, play: Play) -> None:
+def test_each_instance_has_its_own_mean(host: MigHost, play: Play) -> None:
     """Seven tenants on one GPU, which as a whole reported `63 % busy`: the waiting one was unknown."""
     idle = instance(2, start=4)
     idle.values |= dict.fromkeys(idle.values.keys() & {"gpm_sm_util", "gpm_tensor_util"}, 0)
@@ -97,7 +87,7 @@ def test_the_shares_are_those_that_the_whole_gpu_has() -> None:
     } == COLUMNS
 
 
-def test_turns_that_are_too_close_say_nothing(host: Host, play: Play) -> None:
+def test_turns_that_are_too_close_say_nothing(host: MigHost, play: Play) -> None:
     """Two turns at once, after a hang: over no time GPM's mean is noise (nvml.h: 100 ms)."""
     play([hopper(), instance(1)])
     host.turn()
@@ -105,10 +95,8 @@ def test_turns_that_are_too_close_say_nothing(host: Host, play: Play) -> None:
     assert host.turn() == {1: IDLE}
 
 
-def test_instances_that_come_and_go_begin_anew(host: Host, play: Play, library: str) -> None:
-    """The instance was recreated with another tenant; its first mean contained the previous
-    tenant's work.
-    """
+def test_instances_that_come_and_go_begin_anew(host: MigHost, play: Play, library: str) -> None:
+    """A recreated instance's first mean contained the previous tenant's work."""
     alive = ctypes.CDLL(library).fake_nvml_gpm_samples
     scenario = play(
         [hopper(), instance(1, last=0), instance(1, first=1, profile=5), instance(2, last=1)]
@@ -122,9 +110,7 @@ def test_instances_that_come_and_go_begin_anew(host: Host, play: Play, library: 
     assert (host.outcome, host.words) == (CollectOutcome.OK, "")
 
 
-def test_what_is_not_permitted_is_said_once_and_costs_the_shares_alone(
-    host: Host, play: Play
-) -> None:
+def test_a_missing_permission_costs_shares_only(host: MigHost, play: Play) -> None:
     """Without mig/monitor the occupancy is not shown; `0 % busy` would have moved the tenant."""
     devices = [hopper(["error nvmlGpmMigSampleGet 4"]), instance(1), instance(2)]
     play(devices)
@@ -135,7 +121,7 @@ def test_what_is_not_permitted_is_said_once_and_costs_the_shares_alone(
     assert host.words.count("no permission") == 1
 
 
-def test_what_is_permitted_later_is_seen_without_a_restart(host: Host, play: Play) -> None:
+def test_what_is_permitted_later_is_seen_without_a_restart(host: MigHost, play: Play) -> None:
     """mig/monitor was granted to the running agent, and the instances stayed dark until a restart."""
     scenario = play([hopper(["error nvmlGpmQueryDeviceSupport 4 0"]), instance(1)])
     host.turn()
@@ -146,9 +132,7 @@ def test_what_is_permitted_later_is_seen_without_a_restart(host: Host, play: Pla
 
 
 @pytest.mark.parametrize("line", ["gpm_supported 0", "error nvmlGpmMigSampleGet 3"])
-def test_a_gpu_without_gpm_has_the_rest_and_nothing_to_open(
-    line: str, host: Host, play: Play
-) -> None:
+def test_a_gpu_without_gpm_has_no_remedy(line: str, host: MigHost, play: Play) -> None:
     """An A100 was always reported blind, although no permission was missing."""
     play([hopper([line]), instance(1)])
     host.turn()
@@ -157,7 +141,7 @@ def test_a_gpu_without_gpm_has_the_rest_and_nothing_to_open(
 
 
 @pytest.mark.parametrize("code", [999, 15])
-def test_a_sample_that_fails_costs_its_gpu_alone(code: int, host: Host, play: Play) -> None:
+def test_a_sample_that_fails_costs_its_gpu_alone(code: int, host: MigHost, play: Play) -> None:
     """One GPU was reset between two turns; its neighbor's instances must continue unchanged."""
     sick, well = hopper([f"error nvmlGpmMigSampleGet 0 {code} 0"]), with_gpm(with_mig(gpus(2)[1]))
     scenario = play([sick, well, instance(1), with_gpm(mig_device(1, 3))])
@@ -174,7 +158,7 @@ def test_a_sample_that_fails_costs_its_gpu_alone(code: int, host: Host, play: Pl
 def test_a_driver_without_the_function_costs_the_shares_alone(tmp_path: Path, play: Play) -> None:
     """Drivers before 520 have MIG but not GPM."""
     (tmp_path / "older").mkdir()
-    older = Host(tmp_path, str(build(tmp_path / "older", missing=[MIG_SYMBOL])))
+    older = MigHost(tmp_path, str(build(tmp_path / "older", missing=[MIG_SYMBOL])))
     play([hopper(), instance(1)])
     older.turn()
     assert older.turn() == {1: None}
@@ -182,10 +166,8 @@ def test_a_driver_without_the_function_costs_the_shares_alone(tmp_path: Path, pl
     older.mig._session.close()
 
 
-def test_letting_go_frees_the_samples_and_begins_anew(host: Host, play: Play, library: str) -> None:
-    """A GPU was reset while its old samples were still held: they belong to the library, and were
-    freed.
-    """
+def test_a_release_frees_the_samples(host: MigHost, play: Play, library: str) -> None:
+    """A GPU was reset while its old samples were held, which the library had freed."""
     play([hopper(), instance(1)])
     host.turn()
     assert host.turn() == {1: IDLE}

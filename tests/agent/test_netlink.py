@@ -147,9 +147,7 @@ def test_what_a_datagram_says_in_its_order() -> None:
     [(0x1, {"carrier": 1}, True), (0x1, {"carrier": 0}, False), (0x0, {"carrier": 1}, False),
      (0x41, {}, True), (0x1, {}, False)],
 )  # fmt: skip
-def test_up_is_switched_on_and_with_a_carrier(
-    flags: int, carrier: dict[str, int], up: bool
-) -> None:
+def test_up_is_on_and_with_a_carrier(flags: int, carrier: dict[str, int], up: bool) -> None:
     """An interface that was switched off keeps its carrier in some drivers: it is not up."""
     link = netlink.parse_link(link_payload(b"eth0", flags=flags, **carrier))
     assert link is not None and link.up is up
@@ -240,9 +238,7 @@ def test_what_is_no_speed_is_no_mode(name: str) -> None:
 
 
 def test_all_modes_of_a_400g_card_are_read() -> None:
-    """The list has many attributes of one type; only the first was read, and a 400G card looked
-    like 1G.
-    """
+    """Only the first attribute of the list was read: a 400G card looked like 1G."""
     names = [b"Autoneg", b"1000baseKX/Full", b"FIBRE", b"100000baseCR4/Full", b"400000baseSR8/Full"]
     result = ethtool_netlink.parse_supported_modes(
         modes_reply(*names, b"100000baseCR4/Full", b"\xff\xfe")

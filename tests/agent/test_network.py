@@ -375,9 +375,7 @@ def test_no_bytes_make_the_vlans_raise(data: bytes) -> None:
     st.lists(st.sampled_from([PFC, b"rx_discards_phy", b"\xff\xfe", b"", b"tx_bytes"]), max_size=9)
 )
 def test_statistics_are_picked_by_name_and_never_in_doubt(names: list[bytes]) -> None:
-    """Two statistics of one name, a name that is not text: not selected, and the others are
-    unaffected.
-    """
+    """Two statistics of one name, a name that is not text: the others are unaffected."""
     picked = nic_statistics.select_statistics(b"mlx5_core", names)
     for signal, place in picked.items():
         assert nic_statistics.SIGNALS_OF[b"mlx5_core"][names[place]] == signal
@@ -455,9 +453,7 @@ class Wire:
 
 
 def test_the_wire_of_a_port_and_a_neighbour_that_cannot_say(tmp_path: Path) -> None:
-    """FEC counts of all lanes, the reason of a missing link; a driver without answers does not
-    affect others.
-    """
+    """FEC counts of all lanes, the reason of a missing link; a silent driver affects no other."""
     collector = LinkDetails(Roots(), lambda _: two_interfaces(tmp_path), lambda: Wire())  # type: ignore[arg-type, return-value]
     turn = run_collector(collector, SystemClock())
     assert (turn.outcome, turn.message) == (CollectOutcome.OK, "")

@@ -208,12 +208,8 @@ def test_an_import_says_how_it_stands_with_a_target(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [LustreMounts, LustreTargets])
-def test_lustre_in_debugfs_is_blind_not_absent(
-    make: type[LustreMounts | LustreTargets], tmp_path: Path
-) -> None:
-    """All users see the mount in /sys/fs/lustre; its numbers are root's: the message names the
-    remedy.
-    """
+def test_lustre_in_debugfs(make: type[LustreMounts | LustreTargets], tmp_path: Path) -> None:
+    """All see the mount in /sys/fs/lustre; its numbers are root's: the message has the remedy."""
     host = hosts.unpack("h100-ib", tmp_path)
     shutil.rmtree(host.roots.sys / "kernel/debug/lustre")
     collector: Collector = make(host.roots)
@@ -235,9 +231,7 @@ def test_one_hidden_target_costs_its_own_row(tmp_path: Path) -> None:
 
 
 def test_two_mounts_of_one_lustre_stay_apart() -> None:
-    """Two instances of one file system: their mount points cannot be assigned, so each keeps its
-    name.
-    """
+    """Two instances of one file system keep their names instead of mount points."""
     mounts = b"1 0 0:1 / /a rw - lustre 10.0.0.1@o2ib:/fs rw\n2 0 0:2 / /b rw - lustre 10.0.0.1@o2ib:/fs rw\n"
     both = ["fs-ffff9e1234567800", "fs-ffff9e1234567801"]
     assert list(mount_points(both, mounts).values()) == both

@@ -21,9 +21,7 @@ def answer(version: str, socket: Path) -> tuple[bool, str]:
 
 
 def test_report_only_is_healthy_enforced_is_not_no_agent_is_healthy(tmp_path: Path) -> None:
-    """docs/launchers.md promises: a host whose GPU has fallen off the bus joins no rendezvous, if
-    an operator permits that.
-    """
+    """docs/launchers.md: a host whose GPU fell off the bus joins no rendezvous, if permitted."""
     run, port = tmp_path / "run", free_port()
     kernel = tmp_path / "dev" / "kmsg"
     kernel.parent.mkdir()

@@ -76,11 +76,8 @@ def changes_of(roots: Roots) -> dict[str, dict[str, float | int | None] | None]:
     return dict(rows_of(pcie.PcieTenSeconds(roots).collect()[1]))
 
 
-def test_every_type_of_error_is_a_signal_of_its_own(tmp_path: Path) -> None:
-    """A `fatal` by a surprise-down and one by a malformed packet looked alike: one is a cable or a
-    slot, the other a device. Each name of the kernel has its own number.
-    """
-    host = hosts.unpack("h100-ib", tmp_path)
+def test_every_type_of_error_is_a_signal_of_its_own(host: hosts.HostFolder) -> None:
+    """A `fatal` by a surprise-down is a cable, by a malformed packet the device."""
     folder = host.roots.sys / "bus/pci/devices" / BRIDGE
     write_aer(folder, "correctable", CORRECTABLE, "COR", 100)
     write_aer(folder, "nonfatal", UNCORRECTABLE, "NONFATAL", 200)
@@ -112,9 +109,7 @@ def test_words_that_an_older_kernel_lacks_are_missing(h100: hosts.HostFolder) ->
     assert row["aer_fatal_data_link_protocol_errors"] == 0
 
 
-def test_a_function_without_a_root_ports_files_has_no_root_port_counts(
-    h100: hosts.HostFolder,
-) -> None:
+def test_a_function_without_root_port_files_has_no_such_counts(h100: hosts.HostFolder) -> None:
     """Only root ports have them; elsewhere they are missing."""
     rows = changes_of(h100.roots)
     assert rows["0000:37:01.0"] is not None and rows["0000:97:01.0"] is not None
@@ -123,10 +118,15 @@ def test_a_function_without_a_root_ports_files_has_no_root_port_counts(
 
 
 class Asked:
-    """Rejects events: none is expected."""
-
     def put(self, event: telemetry_pb2.HealthEvent) -> None:
         raise AssertionError(event)
+
+
+def started(host: hosts.HostFolder) -> tuple[pcie.PcieTenSeconds, EventPublisher]:
+    collector = pcie.PcieTenSeconds(host.roots)
+    teller = EventPublisher(StoppedClock(), Asked(), lambda: None)
+    collector.start(teller)
+    return collector, teller
 
 
 def plug(host: hosts.HostFolder, link: Path, target: str, errors: int) -> None:
@@ -144,19 +144,13 @@ def plug(host: hosts.HostFolder, link: Path, target: str, errors: int) -> None:
     new.replace(link)
 
 
-def test_a_function_that_is_unplugged_and_put_back(tmp_path: Path) -> None:
-    """A GPU was exchanged during the run: for five minutes its last readings were reported, and
-    then the new one's counters were subtracted from the old one's. Now its row disappears in the
-    next turn; a returning function has the new counts, and the counter algebra restarts.
-    """
-    host = hosts.unpack("h100-ib", tmp_path)
+def test_a_function_that_is_unplugged_and_put_back(host: hosts.HostFolder) -> None:
+    """A GPU was exchanged: its last readings stayed, then joined the new one's counts."""
     link = host.roots.sys / "bus/pci/devices" / GPU
     target = os.readlink(link)
     folder = link.resolve()
     write_aer(folder, "correctable", ["RxErr"], "COR", 50)
-    collector = pcie.PcieTenSeconds(host.roots)
-    teller = EventPublisher(StoppedClock(), Asked(), lambda: None)
-    collector.start(teller)
+    collector, teller = started(host)
     assert receiver_errors(collector) == 50
     assert teller.take_inventory_request() == ""
     descriptors = len(os.listdir("/proc/self/fd"))
@@ -174,15 +168,10 @@ def test_a_function_that_is_unplugged_and_put_back(tmp_path: Path) -> None:
     assert counters.compare(before, now).outcome is counters.StepOutcome.RESET
 
 
-def test_a_function_exchanged_between_two_turns(tmp_path: Path) -> None:
-    """Removed and reinserted within ten seconds, at the same address: the kept descriptors always
-    read the old one's files. The new folder's inode differs.
-    """
-    host = hosts.unpack("h100-ib", tmp_path)
+def test_a_function_exchanged_between_two_turns(host: hosts.HostFolder) -> None:
+    """Kept descriptors read the old function's files: the new folder's inode differs."""
     link = host.roots.sys / "bus/pci/devices" / GPU
-    collector = pcie.PcieTenSeconds(host.roots)
-    teller = EventPublisher(StoppedClock(), Asked(), lambda: None)
-    collector.start(teller)
+    collector, teller = started(host)
     write_aer(link.resolve(), "correctable", ["RxErr"], "COR", 50)
     assert receiver_errors(collector) == 50
     shutil.rmtree(link.resolve())
@@ -196,9 +185,8 @@ def receiver_errors(collector: pcie.PcieTenSeconds) -> float | int | None:
     return row["aer_receiver_errors"] if row else None
 
 
-def test_a_reader_is_told_that_the_function_is_gone(tmp_path: Path) -> None:
+def test_a_reader_is_told_that_the_function_is_gone(host: hosts.HostFolder) -> None:
     """Without a last row the fleet's arrays would keep the last counts."""
-    host = hosts.unpack("h100-ib", tmp_path)
     collector, framer = pcie.PcieTenSeconds(host.roots), FrameBuilder(bytes(16), bytes(16))
     framer.build(1, 0, 0, collector.collect())
     (host.roots.sys / "bus/pci/devices" / GPU).unlink()
@@ -207,12 +195,9 @@ def test_a_reader_is_told_that_the_function_is_gone(tmp_path: Path) -> None:
     assert dict(rows_of(block))[GPU] is None
 
 
-def test_a_storm_of_functions_is_named_in_part(tmp_path: Path) -> None:
+def test_a_storm_of_functions_is_named_in_part(host: hosts.HostFolder) -> None:
     """A switch was removed with everything below it: the reason stays one line."""
-    host = hosts.unpack("h100-ib", tmp_path)
-    collector = pcie.PcieTenSeconds(host.roots)
-    teller = EventPublisher(StoppedClock(), Asked(), lambda: None)
-    collector.start(teller)
+    collector, teller = started(host)
     for name in os.listdir(host.roots.sys / "bus/pci/devices"):
         if name.startswith(("0000:15", "0000:16", "0000:17", "0000:18", "0000:19", "0000:1a")):
             (host.roots.sys / "bus/pci/devices" / name).unlink()
@@ -221,9 +206,7 @@ def test_a_storm_of_functions_is_named_in_part(tmp_path: Path) -> None:
 
 
 def config(*, mps: int = 1, mrrs: int = 5, relaxed: bool = True, acs: int | None = 0x1D) -> bytes:
-    """Return a configuration space with a power-management, an MSI-X and a PCI Express capability,
-    followed by an AER and, unless None, an ACS capability.
-    """
+    """Return a configuration space with PM, MSI-X, PCI Express, AER and, unless None, ACS."""
     space = bytearray(4096)
     space[0:4] = struct.pack("<HH", 0x10DE, 0x2330)
     space[0x06] = 0x10
@@ -305,11 +288,8 @@ def _edited(space: bytes, edits: list[tuple[int, int]]) -> bytes:
     return bytes(work)
 
 
-def test_settings_of_functions(tmp_path: Path) -> None:
-    """From configuration space and from sysfs, but not from a sleeping device: a read would wake
-    it.
-    """
-    host = hosts.unpack("h100-ib", tmp_path)
+def test_settings_of_functions(host: hosts.HostFolder) -> None:
+    """A sleeping device is not read: that would wake it."""
     devices = host.roots.sys / "bus/pci/devices"
     for name in (GPU, "0000:1a:00.0"):
         (devices / name / "config").write_bytes(config())
@@ -333,13 +313,8 @@ def test_settings_of_functions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("late", ["iommu_group", "config", "link"])
-def test_what_comes_with_a_functions_driver_is_shown_in_the_next_turn(
-    late: str, tmp_path: Path
-) -> None:
-    """A GPU's IOMMU group came when its driver was bound (Grace), and for an hour it was reported
-    as missing.
-    """
-    host = hosts.unpack("h100-ib", tmp_path)
+def test_what_a_driver_brings(host: hosts.HostFolder, late: str, tmp_path: Path) -> None:
+    """A GPU's IOMMU group came with its driver (Grace), and was missing for an hour."""
     function = (host.roots.sys / "bus/pci/devices" / GPU).resolve()
     (function / "config").write_bytes(config())
     (function / "link/l0s_aspm").write_text("1\n")  # the configuration space differs
@@ -351,9 +326,8 @@ def test_what_comes_with_a_functions_driver_is_shown_in_the_next_turn(
     assert dict(rows_of(collector.collect()[0]))[GPU] == whole
 
 
-def test_closed_settings_are_blind_and_the_rest_is_told(tmp_path: Path) -> None:
+def test_closed_settings_are_blind_and_the_rest_is_told(host: hosts.HostFolder) -> None:
     """An agent without CAP_SYS_ADMIN: the remedy, and the public part of sysfs."""
-    host = hosts.unpack("h100-ib", tmp_path)
     (host.roots.sys / "bus/pci/devices" / GPU / "config").write_bytes(config()[:64])
     turn = run_collector(PcieMinute(host.roots), StoppedClock())
     assert turn.outcome is CollectOutcome.BLIND
@@ -388,9 +362,8 @@ def test_the_nearest_of_several(h100: hosts.HostFolder) -> None:
     assert (word, len(result)) == ("same socket", 1)
 
 
-def test_an_nvswitch_is_watched_and_another_bridge_is_not(tmp_path: Path) -> None:
+def test_an_nvswitch_is_watched_and_another_bridge_is_not(host: hosts.HostFolder) -> None:
     """A baseboard's NVSwitch lost half its lanes, unseen: it is not a GPU, NIC or NVMe."""
-    host = hosts.unpack("h100-ib", tmp_path)
     for number, vendor in (("05", "0x10de"), ("06", "0x8086")):
         folder = host.roots.sys / f"bus/pci/devices/0000:{number}:00.0"
         folder.mkdir()

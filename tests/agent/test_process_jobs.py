@@ -57,7 +57,7 @@ def held() -> Iterator[threading.Event]:
     event.set()
 
 
-def test_a_proc_that_does_not_answer_holds_no_xid_back(
+def test_a_stuck_proc(
     tmp_path: Path, held: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A control group that is being removed holds the kernel's lock, and blocks every reader of it."""
@@ -76,9 +76,7 @@ def test_a_proc_that_does_not_answer_holds_no_xid_back(
     assert started == [17]  # no second thread joins the first
 
 
-def test_a_number_of_another_namespace_is_nobodys(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_number_of_another_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container of its own the agent would blame the process with the same number there."""
     process(tmp_path, 17)
     monkeypatch.setattr(os, "readlink", lambda path: "pid:[4026532001]")

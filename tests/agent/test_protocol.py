@@ -165,9 +165,7 @@ def test_patience_ends_and_nothing_wakes_us_before_it_does(talk: Talk) -> None:
 
 
 def test_a_slow_answer_to_events_does_not_end_a_stream_that_is_answered(talk: Talk) -> None:
-    """The aggregator's disk hung for 20 s: each host with an event disconnected every 10 s and sent
-    the event again.
-    """
+    """The aggregator's disk hung for 20 s: each host with an event disconnected every 10 s."""
     talk.registered(0.0)
     talk.events.put(HealthEvent(event_id="xid-1"))
     talk.append()
@@ -192,9 +190,7 @@ def test_events_without_an_answer_end_a_connection_on_which_nothing_comes(talk: 
 
 
 def test_receipts_do_not_hide_a_forgotten_call_for_ever(talk: Talk) -> None:
-    """Frames get their receipts while the events have no answer: after five minutes the next
-    connection sends them again.
-    """
+    """Frames get receipts, events no answer: after five minutes they go on the next connection."""
     talk.registered(0.0)
     talk.events.put(HealthEvent(event_id="xid-1"))
     talk.step(0.0)
@@ -207,7 +203,6 @@ def test_receipts_do_not_hide_a_forgotten_call_for_ever(talk: Talk) -> None:
 
 
 def test_an_idle_connection_sleeps_for_ever(talk: Talk) -> None:
-    """Nothing in flight, nothing waiting: no timer."""
     talk.registered(0.0)
     assert talk.conversation.wait_seconds(5.0) is None
     talk.append()
@@ -250,9 +245,7 @@ def test_the_end_waits_for_receipts_and_leaves_backlog(talk: Talk) -> None:
 @pytest.mark.parametrize(
     ("code", "kind"), [("6", RefusedError), ("16", RefusedError), ("14", SessionError)]
 )
-def test_a_refusal_of_who_we_are_is_told_from_a_failure(
-    talk: Talk, code: str, kind: type[SessionError]
-) -> None:
+def test_a_refused_identity_is_told(talk: Talk, code: str, kind: type[SessionError]) -> None:
     """Only the first leads to a long wait."""
     talk.step(0.0)
     trailers = [("grpc-status", code), ("grpc-message", "words")]
@@ -282,9 +275,7 @@ def test_events_refused_for_now_do_not_end_the_stream(talk: Talk) -> None:
 
 
 def test_a_report_above_the_servers_limit_is_halved(talk: Talk) -> None:
-    """64 events were 3 MB, the server accepted 1 MiB: the same report was sent forever, and no
-    event arrived.
-    """
+    """64 events were 3 MB, the server accepted 1 MiB: the same report was sent forever."""
     talk.registered(0.0)
     sizes = (
         [1] * 9 + [8] + [1] * 6
@@ -311,12 +302,8 @@ def test_a_report_above_the_servers_limit_is_halved(talk: Talk) -> None:
     assert "larger than max" in talk.events.last_refusal
 
 
-def test_refused_for_room_again_and_again_a_report_becomes_shorter_and_nothing_is_dropped(
-    talk: Talk,
-) -> None:
-    """A proxy may use its own message for a report that is too large; a full disk must not drop
-    events.
-    """
+def test_a_report_refused_for_room_becomes_shorter_and_nothing_is_dropped(talk: Talk) -> None:
+    """A proxy may have another message for a long report; a full disk must not drop events."""
     talk.registered(0.0)
     for number in range(4):
         talk.events.put(HealthEvent(event_id=f"e{number}"))
@@ -333,9 +320,7 @@ def test_refused_for_room_again_and_again_a_report_becomes_shorter_and_nothing_i
 
 
 def test_credit_without_a_receipt_is_a_word(talk: Talk) -> None:
-    """A full disk stores nothing for an hour, and reports it: readings continue, and none is
-    deleted.
-    """
+    """A full disk stores nothing for an hour: readings continue, and none is deleted."""
     talk.registered(0.0)
     for second in range(0, 3600, 20):
         talk.append()
@@ -378,9 +363,7 @@ def test_live_frames_go_as_differences_and_backlog_whole_between_them(talk: Talk
 
 
 def test_backlog_goes_several_frames_a_message_where_the_aggregator_takes_that(talk: Talk) -> None:
-    """A minute of backlog, sent in messages of one frame, cost the aggregator three times a normal
-    minute.
-    """
+    """In messages of one frame a minute of backlog cost the aggregator a triple minute."""
     old = [talk.append_readings() for _ in range(5)]
     talk.registered(0.0, stream_context_bytes=1 << 15, late_frames_max=4)
     talk.append_readings()
@@ -448,9 +431,7 @@ def test_receipts_of_a_few_live_frames_wait_for_the_next_frame(talk: Talk) -> No
 
 
 def test_what_the_peer_has_no_room_for_makes_us_read(talk: Talk) -> None:
-    """A frame of many devices filled the peer's window, and its window update was unread for eight
-    seconds.
-    """
+    """A large frame filled the peer's window, and its update was unread for eight seconds."""
     talk.registered(0.0)
     talk.append()
     talk.step(1.0)
@@ -491,10 +472,7 @@ def test_receipts_count_that_came_before_the_end(talk: Talk) -> None:
     ],
 )
 def test_an_end_says_when_to_come_back(talk: Talk, said: str, wanted: float | None) -> None:
-    """An aggregator with ten thousand waiting agents gives each its time.
-
-    The value comes from the network and is checked.
-    """
+    """Ten thousand agents each get a time; the value comes from the network and is checked."""
     talk.step(0.0)
     trailers = [("grpc-status", "8"), ("grpc-message", "later"), ("grpc-retry-pushback-ms", said)]
     reply = talk.server.answer(REGISTRATION, [*HEAD, *trailers])
@@ -559,9 +537,7 @@ def test_a_recording_goes_in_pieces_behind_events_and_a_refusal_costs_it_alone(t
 
 
 def test_a_request_is_taken_and_an_older_agent_ignores_it(talk: Talk) -> None:
-    """It comes with a receipt, in a field that older agents ignore: the rest of the message is
-    used.
-    """
+    """It comes with a receipt, in a field that older agents ignore."""
     seen = list[IngestAck]()
     talk.conversation._on_permit = lambda message: seen.append(message)  # type: ignore[arg-type]
     talk.registered(0.0)

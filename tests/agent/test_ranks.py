@@ -25,11 +25,11 @@ from gangline.agent.hardware.job_ranks import (
     parse_answers,
 )
 from gangline.agent.hardware.process_state import read_process_state
-from tests.agent.jobs_host import SLURM, HandedClock, JobsHost
+from tests.agent.fakes import HandedClock
+from tests.agent.jobs_host import SLURM, JobsHost
 from tests.processes import GUARD_SECONDS
 
 PROC = Path("/proc")
-#: Only a guard.
 SECRETS = {"AWS_SECRET_ACCESS_KEY": "hunter2", "RANKING": "5", "XRANK": "7", "LONG": "x" * 100_000}
 
 
@@ -117,9 +117,7 @@ def test_another_process_under_the_number_is_not_read(tmp_path: Path) -> None:
     ]
 
 
-def test_an_environment_that_may_not_be_read(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_environment(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without CAP_SYS_PTRACE another user's environment is closed: the message names the remedy."""
     opened = os.open
 
@@ -178,9 +176,7 @@ def _printing(*lines: str) -> list[str]:
 
 
 def test_a_helper_that_does_not_return_is_killed_and_is_the_only_one() -> None:
-    """A process' memory was locked by a hung driver, and each turn added a helper that hung with
-    it.
-    """
+    """A process' memory was locked by a hung driver: each turn added a helper."""
     clock = HandedClock()
     code = "import signal; signal.pause()"
     reader = RankReader(PROC, clock, [sys.executable, "-I", "-S", "-c", code])
@@ -198,9 +194,7 @@ def test_a_helper_that_does_not_return_is_killed_and_is_the_only_one() -> None:
 
 
 def test_one_process_that_holds_the_helper_up_costs_its_neighbours_nothing() -> None:
-    """Reads of one user's environment page never returned, and jobs that began at the same time had
-    no rank.
-    """
+    """One user's environment never returned: jobs that began with it had no rank."""
     code = (
         "import json, os, signal, sys\n"
         "for asked in sys.argv[2:]:\n"
@@ -215,12 +209,8 @@ def test_one_process_that_holds_the_helper_up_costs_its_neighbours_nothing() -> 
     assert [(a.identity[0], a.attributes["rank"]) for a in second] == [(3, "3"), (4, "4")]
 
 
-def test_a_helper_that_says_nothing_is_not_asked_again(
-    tmp_path: Path,
-) -> None:
-    """The interpreter was broken: starting a helper a second for each process of the host would not
-    help.
-    """
+def test_a_helper_that_says_nothing_is_not_asked_again(tmp_path: Path) -> None:
+    """The interpreter was broken: one more helper a second would not help."""
     reader = RankReader(
         PROC, HandedClock(), [sys.executable, "-I", "-S", "-c", "raise SystemExit(1)"]
     )
@@ -284,7 +274,6 @@ def test_closing_ends_the_helper() -> None:
     ],
 )
 def test_launchers_differ(variables: dict[str, str], rank: str, source: str) -> None:
-    """The variable's name is reported with it."""
     attributes = attributes_of(variables)
     assert (attributes["rank"], attributes["rank_source"]) == (rank, source)
 
@@ -304,7 +293,6 @@ def test_no_output_breaks_the_reader(output: bytes) -> None:
     st.integers(1, 700),
 )
 def test_only_what_has_its_form_comes_out(entries: list[tuple[bytes, bytes]], chunk: int) -> None:
-    """Any environment, cut into chunks anywhere."""
     data = b"".join(name + b"=" + value.replace(b"\0", b"") + b"\0" for name, value in entries)
     reading, writing = os.pipe()
     os.write(writing, data[:60_000])

@@ -217,9 +217,7 @@ def test_ports_of_an_h100_host(h100: tuple[Path, Reading]) -> None:
     assert filled <= {*RDMA_TABLES, "clock_10s"}
 
 
-def test_counters_that_stand_at_their_ceiling_are_saturated_and_not_quiet(
-    h100: tuple[Path, Reading],
-) -> None:
+def test_counters_at_their_ceiling_are_saturated(h100: tuple[Path, Reading]) -> None:
     """Every port always shows 15 buffer overruns: a full counter of 4 bits has no information."""
     _, reading = h100
     result = rows(reading, *RDMA_TABLES)
@@ -282,9 +280,7 @@ def test_pci_locality_of_a_recorded_host(numa_host: tuple[Path, Reading]) -> Non
 
 @pytest.mark.parametrize(("log", "events"), [("kmsg.1.log", 0)])
 def test_a_recorded_kernel_log_through_its_collector(tmp_path: Path, log: str, events: int) -> None:
-    """An ordinary boot, read as /dev/kmsg: every record is parsed, no event. (Lines:
-    test_kernel_log_lines.py.)
-    """
+    """Every record of an ordinary boot is parsed, no event. (Lines: test_kernel_log_lines.py.)"""
     content = (DATA / "kernel_log" / log).read_bytes()
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/kmsg").write_bytes(content)

@@ -81,9 +81,7 @@ def test_the_request_says_who_when_and_what_the_ids_mean() -> None:
 
 
 def test_only_what_the_aggregator_was_not_told_is_told_again() -> None:
-    """Every agent of a fleet would reconnect every ten minutes for nothing; or never, after a GPU
-    was swapped.
-    """
+    """Agents reconnected every ten minutes for nothing; or never, after a GPU was swapped."""
     counted = Counted()
     counted.collector.collect()
     assert counted.changes == 0  # nothing was sent yet
@@ -158,9 +156,7 @@ def test_a_gpu_that_is_not_read_and_does_not_answer_is_no_error_of_the_inventory
 
 
 def test_a_gpu_that_does_not_answer_once_keeps_its_description_and_its_parts() -> None:
-    """One handle call returned NOT_FOUND, and the GPU had no model, serial or links for ten
-    minutes.
-    """
+    """One call returned NOT_FOUND: the GPU had no model, serial or links for ten minutes."""
     counted = Counted()
     link = Gpu("GPU-a/link0", "nvlink", {"gpu": "GPU-a", "active": "1"})
     counted.found = Found(
@@ -181,9 +177,7 @@ def test_a_gpu_that_does_not_answer_once_keeps_its_description_and_its_parts() -
     assert gpu.attributes["problem"] in counted.registration.undescribed_gpus(())["GPU-a"]
 
 
-def test_the_first_connection_waits_for_the_first_inventory_but_not_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_first_connection_waits_for_an_inventory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two registrations a host at every start of a fleet; or none, if the inventory hangs."""
     counted = Counted()
     asked: list[int] = []
@@ -203,9 +197,7 @@ def test_the_version_is_that_of_the_installed_package() -> None:
 
 
 def test_of_a_gpu_that_was_left_out_stands_what_was_known() -> None:
-    """One GPU was released for a repair: at the aggregator it lost its name, its links and its
-    place in the rack.
-    """
+    """A released GPU lost its name, its links and its place in the rack at the aggregator."""
     counted = Counted()
     gpus = [
         Gpu("GPU-a", attributes={"pci_address": "0000:1b:00.0", "minor_number": "0"}),

@@ -9,7 +9,7 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -35,6 +35,7 @@ from gangline.agent.transport.unary_call import CallFailed, call
 from gangline.contract.block import Block
 from gangline.contract.settings import load
 from gangline.contract.wire import agent_pb2 as pb
+from tests.agent.fakes import KeptEvents
 from tests.agent.test_gpu_release import A, B, Samplers, State, Stuck
 from tests.processes import GUARD_SECONDS
 
@@ -44,9 +45,8 @@ GPUS = [
 ]
 
 
-class NoEvents:
-    def put(self, event: object) -> bool:
-        return True
+Said = Callable[..., tuple[int, str, str]]
+Run = Said
 
 
 class Agent:
@@ -74,7 +74,7 @@ class Agent:
                 f"sys_root={self._folder / 'sys'}",
             ],
         )
-        teller = EventPublisher(self.clock, NoEvents(), lambda: None)
+        teller = EventPublisher(self.clock, KeptEvents(), lambda: None)
         with ExitStack() as stack:
             registration = Registration("here", b"r" * 16, b"b" * 16, self.clock)
             registration.update(Inventory(tuple(GPUS)))
@@ -122,99 +122,93 @@ def no_nodes_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "proc").mkdir(exist_ok=True)
 
 
-def run(agent: Agent | None, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:  # fmt: skip
-    socket = str(agent.socket) if agent else "/nowhere/agent.sock"
-    return said(capsys, *arguments, "--socket", socket)
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Said:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        try:
+            code = cli.main([*arguments])
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return code, *capsys.readouterr()
+
+    return run
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    try:
-        code = cli.main([*arguments])
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    out, err = capsys.readouterr()
-    return code, out, err
+@pytest.fixture
+def run(said: Said) -> Run:
+    """Return a function that runs a command at the socket of an agent, or at that of none."""
+
+    def run(agent: Agent | None, *arguments: str) -> tuple[int, str, str]:
+        return said(*arguments, "--socket", str(agent.socket) if agent else "/nowhere/agent.sock")
+
+    return run
 
 
-def test_release_by_uuid_then_status_then_resume(
-    agent: Agent, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_release_by_uuid_then_status_then_resume(agent: Agent, run: Run) -> None:
     uuid = "GPU-00000001-0000-0000-0000-000000000000"
-    code, out, err = run(agent, capsys, "release", uuid, "--for", "10m", "--why", "reset")
+    code, out, err = run(agent, "release", uuid, "--for", "10m", "--why", "reset")
     assert (code, err) == (0, "")
     assert re.fullmatch(rf"released: {B} until \d\d:\d\d:\d\d \(reset\)\n", out)
     assert agent.samplers.released().keys() == {B}
-    code, out, _ = run(agent, capsys, "release", A, "--for", "1m")
+    code, out, _ = run(agent, "release", A, "--for", "1m")
     assert re.fullmatch(rf"released: {A} until \S+ \(asked by process \d+\)\n", out), (
         "only what was asked for"
     )
-    assert run(agent, capsys, "resume", A) == (0, f"resumed: {A}\n", "")
-    code, out, _ = run(agent, capsys, "release", "--status")
+    assert run(agent, "resume", A) == (0, f"resumed: {A}\n", "")
+    code, out, _ = run(agent, "release", "--status")
     assert code == 0
     assert re.fullmatch(
         rf"agent \S+, process {os.getpid()}\nreleased: {B} until \S+ \(reset\)\n", out
     )
-    assert run(agent, capsys, "resume", B.upper()) == (0, f"resumed: {B}\n", "")
-    assert run(agent, capsys, "resume") == (0, "nothing was released\n", "")
+    assert run(agent, "resume", B.upper()) == (0, f"resumed: {B}\n", "")
+    assert run(agent, "resume") == (0, "nothing was released\n", "")
 
 
-def test_release_of_all(agent: Agent, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(agent, capsys, "release")
+def test_release_of_all(agent: Agent, run: Run) -> None:
+    code, out, _ = run(agent, "release")
     assert code == 0
     assert re.fullmatch(r"released: all GPUs until \S+ \(asked by process \d+\)\n", out)
-    code, _, err = run(agent, capsys, "resume", A)
+    code, _, err = run(agent, "resume", A)
     assert code == 1 and "resume without names reopens them" in err
-    assert run(agent, capsys, "resume") == (0, "resumed: all GPUs\n", "")
+    assert run(agent, "resume") == (0, "resumed: all GPUs\n", "")
 
 
 @pytest.mark.parametrize("form", ["{0}|{1}", "{0}={1}"], ids=["apart", "joined"])
-def test_the_agent_is_named_by_its_run_folder_as_check_has_it(
-    agent: Agent, capsys: pytest.CaptureFixture[str], form: str
-) -> None:
-    """`gangline check --run-folder` found the agent; a release with the same option reached no
-    agent.
-    """
+def test_the_agent_is_named_by_its_run_folder(agent: Agent, said: Said, form: str) -> None:
+    """`gangline check --run-folder` found the agent; `release` with this option did not."""
     place = form.format("--run-folder", agent.socket.parent).split("|")
-    assert said(capsys, "release", A, *place)[0] == 0
+    assert said("release", A, *place)[0] == 0
     assert agent.samplers.released().keys() == {A}
-    assert f"released: {A} until" in said(capsys, "release", "--status", *place)[1]
-    assert said(capsys, "resume", *place) == (0, f"resumed: {A}\n", "")
+    assert f"released: {A} until" in said("release", "--status", *place)[1]
+    assert said("resume", *place) == (0, f"resumed: {A}\n", "")
     assert agent.samplers.released() == {}
 
 
 @pytest.mark.parametrize("command", [["release"], ["release", "--status"], ["resume"]])
-def test_a_run_folder_without_an_agent_is_told_as_a_socket_is(
-    capsys: pytest.CaptureFixture[str], command: list[str]
-) -> None:
-    by_socket = said(capsys, *command, "--socket", "/nowhere/agent.sock")
+def test_a_run_folder_without_an_agent(said: Said, command: list[str]) -> None:
+    by_socket = said(*command, "--socket", "/nowhere/agent.sock")
     assert "there is no /nowhere/agent.sock" in by_socket[1]
-    assert said(capsys, *command, "--run-folder", "/nowhere") == by_socket
+    assert said(*command, "--run-folder", "/nowhere") == by_socket
 
 
 @pytest.mark.parametrize("command", ["release", "resume"])
-def test_which_agent_is_meant_is_said_once(
-    capsys: pytest.CaptureFixture[str], command: str
-) -> None:
-    code, _, err = said(capsys, command, "--run-folder", "/a", "--socket", "/b/agent.sock")
+def test_which_agent_is_meant_is_said_once(said: Said, command: str) -> None:
+    code, _, err = said(command, "--run-folder", "/a", "--socket", "/b/agent.sock")
     assert code == 2 and "--socket: not allowed with argument --run-folder" in err
-    code, _, err = said(capsys, command, "--run-folder", "")
+    code, _, err = said(command, "--run-folder", "")
     assert code == 2 and "--run-folder: expected a folder" in err
 
 
-def test_a_sampler_that_cannot_let_go_is_named(
-    agent: Agent, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Exit 1 and the call: so that a script does not continue with the reset, and the operator
-    knows why.
-    """
+def test_a_stuck_sampler_is_named(agent: Agent, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit 1 and the call: a script must not continue with the reset."""
     monkeypatch.setattr("gangline.agent.gpu_release.RELEASE_NS_MAX", 50_000_000)
     agent.samplers.holding, agent.samplers.stuck = True, [Stuck(next_try_ns=agent.now_ns + 10**10)]
     agent.samplers.abandoned_count = 1
     message = f"nvmlDeviceGetFieldValues on {B} has not returned for 45 s"
-    code, out, err = run(agent, capsys, "release", B)
+    code, out, err = run(agent, "release", B)
     assert (code, out) == (1, "")
     assert err == f"still held: the driver by the agent: {message}\n"
-    code, out, _ = run(agent, capsys, "release", "--status")
+    code, out, _ = run(agent, "release", "--status")
     assert code == 0
     assert re.search(
         rf"abandoned: {B}, nvmlDeviceGetFieldValues has not returned for 45 s, retried in \d+ s\n",
@@ -223,45 +217,35 @@ def test_a_sampler_that_cannot_let_go_is_named(
     assert "samplers abandoned in a driver since the start: 1\n" in out
 
 
-def test_who_else_holds_it_is_named(
-    agent: Agent, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_who_else_holds_it_is_named(agent: Agent, tmp_path: Path, run: Run) -> None:
     """A job that outlived its allocation also defeats the reset."""
     fd = tmp_path / "proc/4711/fd"
     fd.mkdir(parents=True)
     (fd / "3").symlink_to("/dev/nvidia1")
     (fd / "4").symlink_to("/dev/nvidiactl")
     (tmp_path / "proc/4711/comm").write_text("python3\n")
-    code, _, err = run(agent, capsys, "release", B)
+    code, _, err = run(agent, "release", B)
     assert (code, err) == (0, f"also held: by process 4711 (python3): {B}\n")
-    code, _, err = run(agent, capsys, "release", A)
+    code, _, err = run(agent, "release", A)
     assert (code, err) == (0, "")
-    code, _, err = run(agent, capsys, "release")
+    code, _, err = run(agent, "release")
     assert err == f"also held: by process 4711 (python3): {B}, /dev/nvidiactl\n"
-    code, _, err = run(None, capsys, "release")
+    code, _, err = run(None, "release")
     assert code == 0 and "also held: by process 4711" in err
 
 
-def test_dcgms_engine_is_named_with_how_it_lets_go(
-    agent: Agent, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The agent had released the GPU, nvidia-smi still refused the reset, and the engine was
-    overlooked.
-    """
+def test_dcgms_engine_is_named_with_how_it_lets_go(agent: Agent, tmp_path: Path, run: Run) -> None:
+    """nvidia-smi still refused the reset: the engine was overlooked."""
     fd = tmp_path / "proc/812/fd"
     fd.mkdir(parents=True)
     (fd / "9").symlink_to("/dev/nvidia1")
     (tmp_path / "proc/812/comm").write_text("nv-hostengine\n")
-    _, _, err = run(agent, capsys, "release", B)
+    _, _, err = run(agent, "release", B)
     assert err == f"also held: by process 812 (nv-hostengine): {B}; {release.ENGINE_HINT}\n"
 
 
-def test_the_driver_being_updated_is_said(
-    agent: Agent, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """Otherwise an operator looks for lost GPUs during a package upgrade; it ends with the next
-    readings.
-    """
+def test_the_driver_being_updated_is_said(agent: Agent, run: Run, tmp_path: Path) -> None:
+    """Otherwise an operator looks for lost GPUs during a package upgrade."""
     (tmp_path / "proc/driver/nvidia/version").write_text(
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  575.57.08  Thu May 1\n"
     )
@@ -270,24 +254,22 @@ def test_the_driver_being_updated_is_said(
     block.put_int(column, 1, 1)
     agent.latest.update(agent.now_ns, [block])
     line = "driver: being updated: NVML and the driver are of different versions; the kernel has 575.57.08 loaded\n"
-    assert line in run(agent, capsys, "release", "--status")[1]
+    assert line in run(agent, "release", "--status")[1]
     agent.latest.update(agent.now_ns - 2 * FRESH_NS, [block])
-    assert "driver" not in run(agent, capsys, "release", "--status")[1]
+    assert "driver" not in run(agent, "release", "--status")[1]
 
 
-def test_a_device_that_is_well_again_is_said(
-    agent: Agent, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_device_that_is_well_again_is_said(agent: Agent, run: Run) -> None:
     agent.samplers.stuck = [Stuck(state=State.WELL)]
-    assert f"well: {B}\n" in run(agent, capsys, "release", "--status")[1]
+    assert f"well: {B}\n" in run(agent, "release", "--status")[1]
 
 
-def test_without_an_agent_nothing_is_held(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_an_agent_nothing_is_held(run: Run) -> None:
     """The repair continues while the agent is down: exit 0, with a message."""
     nobody = "there is no /nowhere/agent.sock"
-    assert run(None, capsys, "release") == (0, f"the agent has no GPU open: {nobody}\n", "")
-    assert run(None, capsys, "resume") == (0, f"nothing to resume: {nobody}\n", "")
-    assert run(None, capsys, "release", "--status") == (0, f"no agent: {nobody}\n", "")
+    assert run(None, "release") == (0, f"the agent has no GPU open: {nobody}\n", "")
+    assert run(None, "resume") == (0, f"nothing to resume: {nobody}\n", "")
+    assert run(None, "release", "--status") == (0, f"no agent: {nobody}\n", "")
 
 
 @pytest.mark.parametrize(
@@ -303,12 +285,12 @@ def test_without_an_agent_nothing_is_held(capsys: pytest.CaptureFixture[str]) ->
 )
 def test_wrong_usage_is_said_in_words(
     agent: Agent,
-    capsys: pytest.CaptureFixture[str],
+    run: Run,
     arguments: tuple[str, ...],
     code: int,
     words: str,
 ) -> None:
-    got, out, err = run(agent, capsys, *arguments)
+    got, out, err = run(agent, *arguments)
     assert (got, out) == (code, "")
     assert words in err
     assert agent.samplers.released() == {}
@@ -316,7 +298,6 @@ def test_wrong_usage_is_said_in_words(
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), 86_401.0])
 def test_nothing_is_released_for_ever(agent: Agent, seconds: float) -> None:
-    """Everything that the agent sets must expire."""
     request = pb.ReleaseRequest(seconds=seconds).SerializeToString()
     with pytest.raises(CallFailed, match="expected more than 0, at most 86400") as raised:
         call(agent.socket, RELEASE, request, GUARD_SECONDS)
@@ -351,9 +332,7 @@ def test_the_commands_start_light() -> None:
     assert out.stdout == "False False\n"
 
 
-def test_an_agent_whose_socket_is_taken_goes_on_without(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_agent_whose_socket_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/agent.sock").write_text("")
     with Agent(tmp_path).running():
@@ -367,28 +346,21 @@ def test_roots_of_a_folder_show_nobody(tmp_path: Path) -> None:
     assert list(agent_processes(Roots(proc=tmp_path / "proc").proc)) == []
 
 
-def test_an_agent_that_begins_heeds_what_was_released_before_it_answered(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """During a reload of the agent `release` reported that nothing was held, exit code 0, and the
-    new agent opened the GPU during the reset.
-
-    """
+def test_a_starting_agent_heeds_earlier_releases(tmp_path: Path, run: Run) -> None:
+    """`release` during a reload held nothing, exit 0; then the new agent opened the GPU."""
     agent = Agent(tmp_path)
     agent.socket.parent.mkdir()
-    code, out, err = run(agent, capsys, "release", A, "--why", "reset", "--for", "10m")
+    code, out, err = run(agent, "release", A, "--why", "reset", "--for", "10m")
     assert (code, err) == (0, "") and "the agent has no GPU open: there is no" in out
-    assert run(agent, capsys, "release", B)[0] == 0
-    assert run(agent, capsys, "resume", B)[0] == 0
+    assert run(agent, "release", B)[0] == 0
+    assert run(agent, "resume", B)[0] == 0
     with agent.running():
-        _, out, _ = run(agent, capsys, "release", "--status")
+        _, out, _ = run(agent, "release", "--status")
         assert re.search(rf"^released: {A} until \S+ \(reset\)$", out, re.MULTILINE)
         assert B not in out and agent.samplers.released().keys() == {A}
 
 
-def test_an_agent_that_has_begun_meanwhile_is_asked_itself(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_agent_is_asked(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """It had looked at the note before it was written; and answered before it was asked again."""
     agent, note = Agent(tmp_path), release._write_release_file
     agent.socket.parent.mkdir()
@@ -399,6 +371,6 @@ def test_an_agent_that_has_begun_meanwhile_is_asked_itself(
             return note(options, names)
 
         monkeypatch.setattr(release, "_write_release_file", begin)
-        code, out, _ = run(agent, capsys, "release", A)
+        code, out, _ = run(agent, "release", A)
         assert code == 0 and out.startswith(f"released: {A} until ")
         assert agent.samplers.released().keys() == {A}

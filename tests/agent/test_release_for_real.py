@@ -39,7 +39,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("nvml"))
 
 
-class Host:
+class RealHost:
     def __init__(self, folder: Path, library: Path) -> None:
         self.folder, self.dev = folder, folder / "dev"
         self.socket = folder / "run/agent.sock"
@@ -95,13 +95,13 @@ class Host:
 
 
 @pytest.fixture
-def host(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+def host(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> RealHost:
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
     monkeypatch.setenv("GANGLINE_FAKE_NVML_NODES", str(tmp_path / "dev"))
-    return Host(tmp_path, library)
+    return RealHost(tmp_path, library)
 
 
-def test_no_descriptor_is_left_and_all_are_taken_back(host: Host) -> None:
+def test_no_descriptor_is_left_and_all_are_taken_back(host: RealHost) -> None:
     with host.running():
         until(lambda: host.held() >= ALL, "every GPU is sampled")
         code, output = host.run("release", GPUS[1].address, "--for", "5m")
@@ -114,7 +114,7 @@ def test_no_descriptor_is_left_and_all_are_taken_back(host: Host) -> None:
 
 
 @pytest.mark.slow
-def test_the_time_is_over_and_they_are_taken_back(host: Host) -> None:
+def test_the_time_is_over_and_they_are_taken_back(host: RealHost) -> None:
     """The operator went to bed: a host must not stay blind."""
     with host.running():
         until(lambda: host.held() >= ALL, "every GPU is sampled")
@@ -123,10 +123,8 @@ def test_the_time_is_over_and_they_are_taken_back(host: Host) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_agents_socket_and_the_next_agent(host: Host) -> None:
-    """kill -9: `release` reports that nothing is held, and the next agent answers at the same
-    place.
-    """
+def test_a_killed_agents_socket_and_the_next_agent(host: RealHost) -> None:
+    """After kill -9 `release` reports that nothing is held; the next agent answers there."""
     with host.running() as agent:
         before = host.status().process_id
         agent.kill()
@@ -144,10 +142,8 @@ def test_a_killed_agents_socket_and_the_next_agent(host: Host) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "reloaded"])
-def test_a_release_outlives_the_agent(host: Host, how: str) -> None:
-    """In the middle of a reset the agent was killed for its memory, or reloaded: a second later the
-    next agent had the GPU open.
-    """
+def test_a_release_outlives_the_agent(host: RealHost, how: str) -> None:
+    """Killed or reloaded during a reset: a second later the next agent had the GPU open."""
     host.show_in_sysfs()
     (host.folder / "agent.toml").touch()
     host.agent = Process([*host.arguments, "--config", str(host.folder / "agent.toml")], host.log)
@@ -169,7 +165,7 @@ def test_a_release_outlives_the_agent(host: Host, how: str) -> None:
         until(lambda: host.held() >= ALL, "every GPU is sampled again")
 
 
-def is_nobody_there(host: Host) -> bool:
+def is_nobody_there(host: RealHost) -> bool:
     try:
         return not host.status()
     except CallFailed:
@@ -178,17 +174,15 @@ def is_nobody_there(host: Host) -> bool:
         return True
 
 
-def answers(host: Host) -> bool:
+def answers(host: RealHost) -> bool:
     try:
         return bool(host.status().process_id)
     except (NoListener, CallFailed):
         return False
 
 
-def test_after_xid_79_the_gpu_is_left_alone(host: Host) -> None:
-    """From a line of the kernel's log, written a moment before, to a sampler without that GPU's
-    handle.
-    """
+def test_after_xid_79_the_gpu_is_left_alone(host: RealHost) -> None:
+    """From a line of the kernel's log to a sampler without that GPU's handle."""
     stamp = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
     line = "NVRM: Xid (PCI:0000:1c:00): 79, pid=4711, name=python, GPU has fallen off the bus."
     (host.dev / "kmsg").write_text(f"3,1,{stamp},-;{line}\n")
@@ -201,10 +195,8 @@ def test_after_xid_79_the_gpu_is_left_alone(host: Host) -> None:
 
 
 @pytest.mark.slow
-def test_an_unbind_that_waits_for_us_goes_on(host: Host) -> None:
-    """The driver's link to the GPU disappears from sysfs: its `remove` waits until the agent has
-    released it.
-    """
+def test_an_unbind_that_waits_for_us_goes_on(host: RealHost) -> None:
+    """Its link disappears from sysfs: the driver's `remove` waits for the agent's release."""
     links = host.show_in_sysfs()
     with host.running():
         until(lambda: host.held() >= ALL, "every GPU is sampled")

@@ -41,9 +41,7 @@ def test_what_is_written_is_read(released: list[ReleasedGpu]) -> None:
 
 
 def test_a_time_that_is_over_or_past_a_day_is_none() -> None:
-    """Boot time restarted under the same boot id (a broken virtual machine): a host must not stay
-    blind.
-    """
+    """Boot time restarted under the same boot id: a host must not stay blind."""
     times = (NOW, NOW + 1, NOW + int((RELEASE_SECONDS_MAX + 1) * 1e9))
     content = format_released(BOOT, [ReleasedGpu(A, moment, "") for moment in times])
     assert [released.until_ns for released in parse_released(content, BOOT, NOW)] == [NOW + 1]
@@ -63,18 +61,14 @@ def test_a_time_that_is_over_or_past_a_day_is_none() -> None:
         format_released(BOOT, [ReleasedGpu(A, NOW + 1, 7)]),  # type: ignore[arg-type]
     ],
 )
-def test_anything_else_is_said_and_nothing_is_let_go_of(
-    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_note(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / FILE_NAME).write_bytes(content)
     with caplog.at_level(logging.WARNING):
         assert ReleaseStateFile(tmp_path, BOOT).read(NOW) == []
     assert FILE_NAME in caplog.text
 
 
-def test_a_folder_that_is_gone_costs_the_note_only(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_that_is_gone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = ReleaseStateFile(tmp_path / "none", BOOT)
     assert file.read(NOW) == []
     assert not caplog.text, "no file is the usual case"

@@ -68,9 +68,7 @@ def hang_up(process: Process) -> None:
 
 @pytest.mark.slow
 def test_a_reload_loses_nothing_and_a_bad_one_changes_nothing(tmp_path: Path) -> None:
-    """A settings file with a missing quote was distributed to all hosts and reloaded by the same
-    job.
-    """
+    """A file with a missing quote was distributed to all hosts and reloaded."""
     settings = tmp_path / "agent.toml"
     settings.write_text('collectors_off = ["gpu"]\n')
     with managed(tmp_path) as (process, manager):
@@ -120,21 +118,15 @@ def test_many_at_once_and_an_end_among_them(tmp_path: Path) -> None:
 
 
 def test_a_terminal_that_is_closed_ends_what_was_started_in_it(tmp_path: Path) -> None:
-    """`make run` was ended by closing its window; an agent and 32 simulated hosts continued for a
-    week.
-    """
+    """`make run` was ended by closing its window; 32 simulated hosts continued for a week."""
     with agent(tmp_path) as process:
         until(lambda: 'words="host here' in process.said(), f"it runs; {process.said()}")
         assert process.stop(signal.SIGHUP) == cli.OK
     assert "stopping on SIGHUP" in process.said()
 
 
-def test_a_driver_that_hangs_does_not_hold_up_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A GPU's driver never answered; the unit ran into its stop time-out and was killed, including
-    its spool.
-    """
+def test_a_hung_driver_and_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The unit ran into its stop time-out and was killed, including its spool."""
     library = str(build(tmp_path / "library"))
     host = GpuHost(tmp_path, library, monkeypatch)
     entered = tmp_path / "entered"

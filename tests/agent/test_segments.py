@@ -51,9 +51,7 @@ def test_the_newest_file_stays_also_when_it_alone_is_too_much(segments: Segments
 
 
 def test_a_gap_in_the_numbers_begins_a_segment(segments: Segments) -> None:
-    """Record n of a segment has number first + n: after a gap the old segment would give a wrong
-    frame.
-    """
+    """Record n has number first + n: after a gap the old segment gives a wrong frame."""
     segments.append(1, b"one")
     segments.append(5, b"five")
     assert (found(segments), found(segments, 1)) == ([1], [5])

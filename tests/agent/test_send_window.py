@@ -76,9 +76,7 @@ def sent(outflow: SendWindow, now: float) -> list[tuple[int, bool]]:
 
 
 def test_what_cannot_be_read_now_is_sent_once_it_can_be() -> None:
-    """Without file descriptors for a moment, the agent took its backlog for sent until the next
-    reconnect.
-    """
+    """Without descriptors for a moment, the agent took its backlog for sent."""
     frames = Unreadable(4)
     outflow = SendWindow(frames, 16, live_hertz=1.0, now=100.0)
     frames.append()
@@ -258,9 +256,7 @@ def test_backlog_keeps_to_what_the_aggregator_grants_it(spool: Spool) -> None:
 
 
 def test_backlog_waits_until_there_is_a_message_of_it(spool: Spool) -> None:
-    """Each late frame in a message of its own cost the aggregator three times its share in a larger
-    message.
-    """
+    """Each late frame alone in a message cost the aggregator three times its share."""
     add(spool, 22)
     outflow = SendWindow(spool, 64, live_hertz=1.0, now=0.0)
     outflow.frames_per_batch = 8
@@ -280,9 +276,7 @@ def test_backlog_waits_until_there_is_a_message_of_it(spool: Spool) -> None:
 
 
 def test_connections_that_never_last_make_up_for_the_past_too(spool: Spool) -> None:
-    """A link broke every five seconds: the wait for a full message restarted each time, and the
-    backlog was never sent.
-    """
+    """A link broke every five seconds: the wait for a full message restarted each time."""
     add(spool, 20)
     for _ in range(4):
         outflow = SendWindow(spool, 64, live_hertz=1.0, now=0.0)
@@ -296,9 +290,7 @@ def test_connections_that_never_last_make_up_for_the_past_too(spool: Spool) -> N
 
 
 def test_who_may_have_one_late_frame_on_its_way_sends_one(spool: Spool) -> None:
-    """While the aggregator limits late frames no message would be full: the backlog would wait
-    forever.
-    """
+    """Under a limit of late frames no message is full: the backlog would wait forever."""
     add(spool, 40)
     outflow = SendWindow(spool, 8, live_hertz=1.0, now=0.0)
     outflow.frames_per_batch = 16

@@ -21,8 +21,6 @@ SECOND_NS = 1_000_000_000
 
 
 class Manager:
-    """The socket of a service manager."""
-
     def __init__(self, address: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind("\0" + address[1:] if address.startswith("@") else address)
@@ -41,9 +39,7 @@ class Manager:
 
 @pytest.fixture(params=["abstract", "path"])
 def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager]:
-    """Yield a manager with either kind of address: a path, and the abstract namespace, as in
-    containers.
-    """
+    """Yield a manager with either kind of address: a path, and the abstract namespace."""
     created = Manager(
         str(tmp_path / "notify") if request.param == "path" else f"@gangline-test-{os.getpid()}"
     )
@@ -133,12 +129,8 @@ def unblocked() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("unblocked")
-def test_good_settings_end_the_run_and_bad_ones_do_not(
-    manager: Manager, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A comma was missing in a file that was distributed to all hosts: each agent ended, and none
-    restarted.
-    """
+def test_good_and_bad(manager: Manager, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A comma was missing on all hosts: each agent ended, and none restarted."""
     settings = [SettingsError("agent.toml: not TOML: Expected '=' (at line 3)")]
 
     def read() -> AgentConfig:
@@ -169,9 +161,7 @@ def held_back() -> set[int]:
 
 
 def test_a_folder_that_cannot_be_used_is_found_before_the_run_ends(tmp_path: Path) -> None:
-    """The spool was moved to a disk that the agent's user could not write to; the agent ended, and
-    could not restart.
-    """
+    """The spool was moved to a disk that the agent's user could not write to."""
     file = tmp_path / "file"
     file.write_text("")
     config = AgentConfig(

@@ -28,11 +28,8 @@ def states(collector: Services) -> dict[str, tuple[float | int | None, float | i
     return {n: (v["running_state"], v["enabled_state"]) for n, v in result.items() if v}
 
 
-def test_services_of_a_host(tmp_path: Path) -> None:
-    """Fabric Manager runs; IMEX is enabled and does not; chronyd was masked by the operator: no
-    row.
-    """
-    host = hosts.unpack("h100-ib", tmp_path)
+def test_services_of_a_host(host: hosts.HostFolder) -> None:
+    """Fabric Manager runs; IMEX is enabled and does not; chronyd is masked: no row."""
     assert states(Services(host.roots)) == {
         "nvidia-fabricmanager": (1, 1),
         "nvidia-persistenced": (1, 0),
@@ -42,12 +39,8 @@ def test_services_of_a_host(tmp_path: Path) -> None:
     }
 
 
-def test_a_service_that_ends_and_one_that_is_started_again(tmp_path: Path) -> None:
-    """Fabric Manager crashed at night: installed, enabled, not running.
-
-    After a restart its time starts at 0.
-    """
-    host = hosts.unpack("h100-ib", tmp_path)
+def test_a_service_that_ends_and_one_that_is_started_again(host: hosts.HostFolder) -> None:
+    """Fabric Manager crashed at night. After a restart its time starts at 0."""
     collector = Services(host.roots)
     before = dict(rows_of(collector.collect()[0]))["nvidia-fabricmanager"]
     group = host.roots.sys / "fs/cgroup/system.slice/nvidia-fabricmanager.service"
@@ -63,9 +56,8 @@ def test_a_service_that_ends_and_one_that_is_started_again(tmp_path: Path) -> No
     assert before["running_seconds"] == 863979.25 and after["running_seconds"] == 0.25
 
 
-def test_a_host_that_systemd_does_not_run(tmp_path: Path) -> None:
+def test_a_host_that_systemd_does_not_run(host: hosts.HostFolder) -> None:
     """In a container unit files exist but are never started: only running services count."""
-    host = hosts.unpack("h100-ib", tmp_path)
     shutil.rmtree(host.roots.run / "systemd/system")
     assert "nvidia-imex" not in states(Services(host.roots))
     assert states(Services(host.roots))["slurmd"][0] == 1
@@ -123,11 +115,8 @@ def test_cgroups_of_v1_hybrid_and_v2(tmp_path: Path) -> None:
     assert processes() == []
 
 
-def test_services_of_a_proc_that_hides_processes(tmp_path: Path) -> None:
-    """hidepid=invisible and no cgroup of systemd: IMEX ran in a container, and was reported as
-    failed.
-    """
-    host = hosts.unpack("h100-ib", tmp_path)
+def test_services_of_a_proc_that_hides_processes(host: hosts.HostFolder) -> None:
+    """hidepid=invisible: IMEX ran in a container, and was reported as failed."""
     shutil.rmtree(host.roots.proc / "1")
     turn = run_collector(Services(host.roots), StoppedClock())
     assert turn.outcome is CollectOutcome.BLIND and "hidepid" in turn.message
@@ -146,9 +135,8 @@ def test_hidden_processes_are_not_the_absence_of_services(tmp_path: Path) -> Non
     assert turn.outcome is CollectOutcome.BLIND and "hidepid" in turn.message
 
 
-def test_a_daemon_that_took_its_name_after_the_first_look(tmp_path: Path) -> None:
+def test_a_daemon_that_took_its_name_after_the_first_look(host: hosts.HostFolder) -> None:
     """systemd forks, then executes: the process was seen as `(kubelet)` before it was kubelet."""
-    host = hosts.unpack("h100-ib", tmp_path)
     process = host.roots.proc / "960/stat"
     process.parent.mkdir()
     process.write_text(stat(960, "(kubelet)", 9000))

@@ -1,6 +1,4 @@
-"""A host with GPUs of two vendors: one table, two collectors, one block a frame, and no GPU lost
-between turns.
-"""
+"""GPUs of two vendors: one table, two collectors, one block a frame, no GPU lost."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from gangline.contract.signals import BY_ID
 from gangline.contract.stream import CONTEXT_BYTES_MAX, Receiver, Sender
 from gangline.contract.wire import telemetry_pb2
 from gangline.ext import nvml
-from tests.agent.amd_host import HandClock
+from tests.agent.fakes import HandedClock
 from tests.agent.test_daemon import Fixture, Numa
 from tests.fake_nvml.build import build
 from tests.fake_nvml.parts_scenario import host_lines
@@ -74,9 +72,7 @@ def test_two_collectors_of_one_table_fill_one_block() -> None:
 
 
 def test_what_travels_when_it_changes_keeps_the_rows_of_the_other_collector() -> None:
-    """One collector runs a second after the other: each frame reported that the other's GPUs had
-    disappeared.
-    """
+    """One collector runs later: each frame reported that the other's GPUs had disappeared."""
     shared, builder = SharedTables(), FrameBuilder(b"r" * 16, b"b" * 16)
     first, second = block("gpu_10s_changes", ["a"], 1), block("gpu_10s_changes", ["x"], 2)
     shared.join([("gpu_10s", first)])
@@ -124,7 +120,7 @@ class MixedHost:
         os.environ["GANGLINE_FAKE_NVML"] = str(scenario.path)
         nvml.forget_accounts()
         self.roots = replace(self.host.roots, nvml_library=str(build(root / "nvml")))
-        self.clock = HandClock()
+        self.clock = HandedClock(10**18)
         self.session = amd_session_of(self.roots, self.clock)
         self.collectors = [make(self.roots) for name, make in COLLECTORS.items() if name in LANES]
         self.shared, self.builder = SharedTables(), FrameBuilder(b"R" * 16, b"B" * 16)
@@ -171,9 +167,7 @@ class MixedHost:
                 self.judgement = evaluate(self.fleet, now_ns, self.judgement)
 
     def state(self) -> dict[str, dict[str, float | int | None]]:
-        """Return the state of a reader of all frames: each row replaces the earlier row of its
-        table and device.
-        """
+        """Return a reader's state after all frames: the last row of each table and device."""
         known: dict[str, dict[str, float | int | None]] = {}
         for frame in self.sent:
             for block in frame.blocks:
@@ -216,9 +210,7 @@ def test_both_vendors_of_a_host_are_read(mixed: MixedHost, late: int) -> None:
 
 
 def test_each_vendors_gpus_are_judged_among_themselves(mixed: MixedHost) -> None:
-    """A throttled GPU is named by its key; GPUs of the other vendor, with other clocks, are not its
-    peers.
-    """
+    """A throttled GPU is named by its key; the other vendor's GPUs are not its peers."""
     mixed.run(25)
     assert mixed.judgement is not None
     (score,) = mixed.judgement.hosts

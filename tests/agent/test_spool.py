@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -95,10 +96,26 @@ print("went through", errors)
 """
 
 
-def open_spool(folder: Path, *, boot_id: bytes = BOOT, owner: str = "this machine") -> Spool:
-    return Spool.open(
-        folder, bytes_max=BYTES_MAX, segment_bytes=SEGMENT_BYTES, boot_id=boot_id, owner=owner
-    )
+#: Spools of the running test.
+_OPENED: list[Spool] = []
+
+
+def open_spool(folder: Path, *, boot_id: bytes = BOOT, **changes: Any) -> Spool:
+    """Open a spool that ends with the test."""
+    values: dict[str, Any] = {
+        "bytes_max": BYTES_MAX,
+        "segment_bytes": SEGMENT_BYTES,
+        "owner": "this machine",
+    }
+    _OPENED.append(Spool.open(folder, boot_id=boot_id, **values | changes))
+    return _OPENED[-1]
+
+
+@pytest.fixture(autouse=True)
+def closed_spools() -> Iterator[None]:
+    yield
+    while _OPENED:
+        _OPENED.pop().close()
 
 
 def append(spool: Spool, *frames: bytes) -> list[int]:
@@ -201,9 +218,7 @@ class SpoolAgainstModel(RuleBasedStateMachine):
         assert self.spool.next_sequence() > max(self.history, default=0)
 
     def _take_stock(self) -> None:
-        """Update the model: after a restart receipted frames may reappear, but never with other
-        content.
-        """
+        """Update the model: receipted frames may reappear, but never with other content."""
         self.waiting = everything(self.spool)
         assert self.waiting.items() <= self.history.items()
         self.counted = self.spool.dropped_frames
@@ -236,6 +251,11 @@ TestSpoolAgainstModel.settings = settings(
 )
 
 
+@pytest.fixture
+def spool(folder: Path) -> Spool:
+    return open_spool(folder)
+
+
 def test_kill_9_loses_nothing_that_append_took(folder: Path) -> None:
     """The OOM killer kills the agent during append, repeatedly."""
     seen = 0
@@ -248,28 +268,24 @@ def test_kill_9_loses_nothing_that_append_took(folder: Path) -> None:
                 seen = int(agent.stdout.readline())
             agent.send_signal(signal.SIGKILL)
             seen = max([seen, *map(int, agent.stdout.read().split("\n")[:-1])])
-    spool = Spool.open(folder, bytes_max=1 << 24, segment_bytes=4096, boot_id=b"b" * 16, owner="m")
+    spool = open_spool(folder, bytes_max=1 << 24, owner="m")
     result = everything(spool, 100)
     assert all(frame == b"%d," % sequence * 50 for sequence, frame in result.items())
     assert result.keys() >= set(range(1, seen + 1))
-    spool.close()
 
 
-def test_numbers_go_on_where_they_were(folder: Path) -> None:
+def test_numbers_go_on_where_they_were(spool: Spool, folder: Path) -> None:
     """A restarted agent continues its run, even if every frame had its receipt."""
-    spool = open_spool(folder)
     run_id = spool.run_id
     assert append(spool, b"a", b"b") == [1, 2]
     spool.acknowledge(1, 2)
     spool.close()
     spool = open_spool(folder)
     assert (spool.run_id, spool.next_sequence(), spool.notice) == (run_id, 3, "")
-    spool.close()
 
 
-def test_a_torn_record_is_cut_off_and_counted(folder: Path) -> None:
+def test_a_torn_record_is_cut_off_and_counted(spool: Spool, folder: Path) -> None:
     """Killed in the middle of the write: half a frame remains at the end."""
-    spool = open_spool(folder)
     append(spool, b"whole", b"torn in the middle")
     spool.close()
     [path] = segments(folder)
@@ -278,24 +294,18 @@ def test_a_torn_record_is_cut_off_and_counted(folder: Path) -> None:
     assert (everything(spool), spool.dropped_frames) == ({1: b"whole"}, 1)
     assert spool.next_sequence() == JUMP_SEQUENCES
     assert "29 damaged bytes cut off" in spool.notice
-    spool.close()
 
 
-def test_a_flipped_bit_costs_its_frame_alone(folder: Path) -> None:
+def test_a_flipped_bit_costs_its_frame_alone(spool: Spool, folder: Path) -> None:
     """A cell of the disk failed under the backlog."""
-    spool = open_spool(folder)
     append(spool, b"aaaa", b"bbbb", b"cccc")
     [path] = segments(folder)
     path.write_bytes(path.read_bytes().replace(b"bbbb", b"bbcb"))
     assert (everything(spool), spool.dropped_frames) == ({1: b"aaaa", 3: b"cccc"}, 1)
-    spool.close()
 
 
-def test_after_a_power_cut_numbers_jump(folder: Path) -> None:
-    """Frames were sent and receipted, then power failed before the page cache reached the disk: the
-    same numbers must not come again with other content, or they are taken for resends.
-    """
-    spool = open_spool(folder)
+def test_after_a_power_cut_numbers_jump(spool: Spool, folder: Path) -> None:
+    """Power failed before the page cache was on disk: receipted numbers must not come again."""
     append(spool, b"a", b"b")
     spool.close()
     for boot, first in ((b"c" * 16, JUMP_SEQUENCES), (b"d" * 16, 2 * JUMP_SEQUENCES)):
@@ -305,12 +315,10 @@ def test_after_a_power_cut_numbers_jump(folder: Path) -> None:
     spool = open_spool(folder, boot_id=b"d" * 16)
     assert append(spool, b"c") == [2 * JUMP_SEQUENCES]
     assert everything(spool) == {1: b"a", 2: b"b", 2 * JUMP_SEQUENCES: b"c"}
-    spool.close()
 
 
-def test_a_cloned_image_begins_a_run_of_its_own(folder: Path) -> None:
+def test_a_cloned_image_begins_a_run_of_its_own(spool: Spool, folder: Path) -> None:
     """Sixty hosts were started from one disk image that had run an agent: one run id, sixty hosts."""
-    spool = open_spool(folder)
     run_id = spool.run_id
     append(spool, b"a", b"b")
     spool.close()
@@ -318,14 +326,10 @@ def test_a_cloned_image_begins_a_run_of_its_own(folder: Path) -> None:
     assert clone.run_id != run_id
     assert (everything(clone), clone.dropped_frames, clone.next_sequence()) == ({}, 2, 1)
     assert "this machine" in clone.notice and "2 frames" in clone.notice
-    clone.close()
 
 
-def test_a_length_that_swallows_the_records_after_it_costs_its_frame_alone(folder: Path) -> None:
-    """One flipped bit, 256 bytes more: record 1 reached to the end of the file, and number 2 was
-    used again.
-    """
-    spool = open_spool(folder)
+def test_a_length_that_swallows_records_costs_one_frame(spool: Spool, folder: Path) -> None:
+    """One flipped bit: record 1 reached to the end of the file, and number 2 was used again."""
     assert append(spool, b"", bytes(240)) == [1, 2]
     run_id = spool.run_id
     spool.close()
@@ -338,14 +342,11 @@ def test_a_length_that_swallows_the_records_after_it_costs_its_frame_alone(folde
     assert spool.next_sequence() == 3
     assert (everything(spool), spool.dropped_frames) == ({2: bytes(240)}, 1)
     assert "1 damaged frames skipped" in spool.notice
-    spool.close()
 
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), sizes=st.lists(st.integers(0, 700), min_size=1, max_size=40))
-def test_flipped_bytes_cost_their_own_frames_and_all_are_counted(
-    data: st.DataObject, sizes: list[int]
-) -> None:
+def test_flipped_bytes_cost_only_their_frames(data: st.DataObject, sizes: list[int]) -> None:
     """One flipped byte in a length once cost 1,022 frames, and 1 was counted."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "spool"
@@ -380,44 +381,34 @@ def test_flipped_bytes_cost_their_own_frames_and_all_are_counted(
         spool.close()
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\x00", b"[" * 4000, b'{"format": 1}'])
-def test_a_damaged_note_begins_a_new_run(folder: Path, content: bytes) -> None:
-    """Without the run id the frames could not be distinguished from another run's: report and count
-    them.
-    """
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"\xff\x00", b"[" * 4000, b'{"format": 1}', "no segments"]
+)
+def test_a_damaged_folder_begins_a_new_run(folder: Path, content: bytes | str) -> None:
+    """Without run id the frames may be another run's; `rm *.seg` removed the numbering too."""
     spool = open_spool(folder)
     run_id = spool.run_id
     append(spool, b"a")
     spool.close()
-    (folder / "meta.json").write_bytes(content)
-    spool = open_spool(folder)
-    assert spool.run_id != run_id and spool.dropped_frames == 1
-    assert "meta.json is missing or damaged" in spool.notice
-    spool.close()
-
-
-def test_removed_segments_begin_a_new_run(folder: Path) -> None:
-    """An operator freed a full disk with `rm *.seg`: the numbering was lost with them."""
-    spool = open_spool(folder)
-    run_id = spool.run_id
-    append(spool, b"a")
-    spool.close()
-    for path in segments(folder):
+    if isinstance(content, bytes):
+        (folder / "meta.json").write_bytes(content)
+    for path in segments(folder) if isinstance(content, str) else ():
         path.unlink()
     spool = open_spool(folder)
-    assert spool.run_id != run_id and "all segments are gone" in spool.notice
-    spool.close()
+    assert spool.run_id != run_id
+    if isinstance(content, bytes):
+        assert spool.dropped_frames == 1 and "meta.json is missing or damaged" in spool.notice
+    else:
+        assert "all segments are gone" in spool.notice
 
 
-def test_removed_segments_under_a_running_agent_are_counted(folder: Path) -> None:
+def test_removed_segments_under_a_running_agent_are_counted(spool: Spool, folder: Path) -> None:
     """The same `rm` while the agent runs: the frames are lost, and none remains waiting."""
-    spool = open_spool(folder)
     append(spool, b"a", b"b")
     for path in segments(folder):
         path.unlink()
     assert spool.pending(0, 9) == []
     assert (spool.dropped_frames, spool.unacknowledged_frames) == (2, 0)
-    spool.close()
 
 
 @settings(max_examples=150)
@@ -437,13 +428,8 @@ def test_whatever_is_in_the_folder_it_opens(junk: bytes, name: int) -> None:
         spool.close()
 
 
-def test_the_newest_frame_is_given_back_without_the_disk_and_the_others_from_it(
-    folder: Path,
-) -> None:
-    """It is sent within the second of its write; after its receipt it is neither on disk nor in
-    memory.
-    """
-    spool = open_spool(folder)
+def test_the_newest_frame_is_read_from_memory(spool: Spool, folder: Path) -> None:
+    """It is sent within the second of its write; after its receipt it is nowhere."""
     append(spool, b"one", b"two", b"three")
     assert everything(spool, 1) == {1: b"one", 2: b"two", 3: b"three"}
     for segment in segments(folder):
@@ -451,73 +437,55 @@ def test_the_newest_frame_is_given_back_without_the_disk_and_the_others_from_it(
     assert spool.pending(2, 9) == [(3, b"three")]
     spool.acknowledge(3, 3)
     assert spool.pending(2, 9) == []
-    spool.close()
 
 
-def test_full_means_the_oldest_first(folder: Path) -> None:
-    """The aggregator was unreachable for a day: the latest frames remain, and dropped ones are
-    counted.
-    """
-    spool = open_spool(folder)
+def test_full_means_the_oldest_first(spool: Spool) -> None:
+    """No aggregator for a day: the latest frames remain, and dropped ones are counted."""
     sequences = append(spool, *(b"%4d" % n * 100 for n in range(300)))
     result = everything(spool)
     assert sorted(result) == sequences[-len(result) :]
     assert len(result) * 416 > BYTES_MAX - 2 * SEGMENT_BYTES
     assert spool.dropped_frames == 300 - len(result)
-    spool.close()
 
 
-def test_a_receipt_that_comes_while_its_frame_is_read(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("frames", "receipted", "left"),
+    [
+        ([b"one", b"two", b"three"], (2, 2), [(1, b"one"), (3, b"three")]),
+        ([bytes(2000)] * 4, (1, 2), [(3, bytes(2000)), (4, bytes(2000))]),  # two frames a segment
+    ],
+    ids=["it was sent once more", "an emptied segment hid the others"],
+)
+def test_a_receipt_during_the_read(
+    spool: Spool,
+    monkeypatch: pytest.MonkeyPatch,
+    frames: list[bytes],
+    receipted: tuple[int, int],
+    left: list[tuple[int, bytes]],
 ) -> None:
-    """The receipt overtook the second reading of a frame, and the frame was sent once more."""
-    spool = open_spool(folder)
-    append(spool, b"one", b"two", b"three")
+    append(spool, *frames)
     read = FileSegment.read
 
     def slow(segment: FileSegment, sequences: Sequence[int]) -> list[tuple[int, bytes | None]]:
         result = read(segment, sequences)
-        spool.acknowledge(2, 2)
+        spool.acknowledge(*receipted)
         return result
 
     monkeypatch.setattr(FileSegment, "read", slow)
-    assert spool.pending(0, 10) == [(1, b"one"), (3, b"three")]
+    assert spool.pending(0, 10) == left
     assert spool.dropped_frames == 0
-    spool.close()
-
-
-def test_a_segment_whose_frames_all_went_while_it_was_read_hides_no_other(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`pending` returned nothing although frames waited, and the backlog was taken for sent."""
-    spool = open_spool(folder)
-    append(spool, *(bytes(2000) for _ in range(4)))  # two a segment
-    read = FileSegment.read
-
-    def slow(segment: FileSegment, sequences: Sequence[int]) -> list[tuple[int, bytes | None]]:
-        result = read(segment, sequences)
-        spool.acknowledge(1, 2)
-        return result
-
-    monkeypatch.setattr(FileSegment, "read", slow)
-    assert [sequence for sequence, _ in spool.pending(0, 10)] == [3, 4]
-    spool.close()
 
 
 def test_a_small_spool_has_small_segments(folder: Path) -> None:
     """The newest segment cannot be dropped: with the size of the spool it would break the limit."""
-    spool = Spool.open(folder, bytes_max=BYTES_MAX, segment_bytes=1 << 20, boot_id=BOOT, owner="o")
+    spool = open_spool(folder, segment_bytes=1 << 20)
     for _ in range(100):
         append(spool, bytes(1000))
         assert spool.disk_bytes <= BYTES_MAX
-    spool.close()
 
 
-def test_out_of_descriptors_costs_no_frame(folder: Path) -> None:
-    """The process ran out of descriptors for a moment, and every segment it could not open was
-    counted as lost.
-    """
-    spool = open_spool(folder)
+def test_out_of_descriptors_costs_no_frame(spool: Spool) -> None:
+    """Every segment that could not be opened was counted as lost."""
     append(spool, b"one", b"two")
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
@@ -528,7 +496,6 @@ def test_out_of_descriptors_costs_no_frame(folder: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert spool.dropped_frames == 0
     assert spool.pending(0, 10) == [(1, b"one"), (2, b"two")]
-    spool.close()
 
 
 def test_reboots_leave_no_empty_segments_behind(folder: Path) -> None:
@@ -540,9 +507,7 @@ def test_reboots_leave_no_empty_segments_behind(folder: Path) -> None:
 
 def test_appending_and_sending_at_once(folder: Path) -> None:
     """The daemon appends while the client reads and deletes: nothing is lost, torn or counted."""
-    spool = Spool.open(
-        folder, bytes_max=1 << 24, segment_bytes=SEGMENT_BYTES, boot_id=BOOT, owner="m"
-    )
+    spool = open_spool(folder, bytes_max=1 << 24)
     count = 3000
     frames = [b"%d," % n * 20 for n in range(count)]
     daemon = threading.Thread(target=append, args=(spool, *frames))
@@ -557,12 +522,10 @@ def test_appending_and_sending_at_once(folder: Path) -> None:
     assert [result[sequence] for sequence in sorted(result)] == frames
     assert (spool.dropped_frames, spool.unacknowledged_frames) == (0, 0)
     assert len(segments(folder)) == 1
-    spool.close()
 
 
-def test_a_frame_too_large_or_a_number_used_before_is_counted(folder: Path) -> None:
+def test_a_frame_too_large_or_a_number_used_before_is_counted(spool: Spool) -> None:
     """`append` never raises, and one number never names two frames."""
-    spool = open_spool(folder)
     append(spool, b"a")
     spool.append(1, b"again")
     spool.append(2, b"x" * (BYTES_MAX + 1))
@@ -572,21 +535,16 @@ def test_a_frame_too_large_or_a_number_used_before_is_counted(folder: Path) -> N
     assert spool.dropped_frames == 3
 
 
-def test_another_process_that_holds_the_folder_is_named(folder: Path) -> None:
+def test_another_process_that_holds_the_folder_is_named(spool: Spool, folder: Path) -> None:
     """Two agents on one spool would give one number to two frames."""
-    spool = open_spool(folder)
     with pytest.raises(FolderError, match=rf"{folder} is in use by process {os.getpid()}"):
         open_spool(folder)
     spool.close()
     open_spool(folder).close()
 
 
-def test_a_killed_agent_whose_thread_is_stuck_in_a_driver_does_not_hold_the_folder(
-    folder: Path,
-) -> None:
-    """A call into the driver never returned; `kill -9` left a zombie that kept the lock, and the
-    new agent refused to start on exactly that host.
-    """
+def test_a_killed_agent_stuck_in_a_driver_does_not_hold_the_folder(folder: Path) -> None:
+    """`kill -9` left a zombie that kept the lock: the new agent refused to start."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True
     ) as agent:
@@ -613,9 +571,8 @@ def disk_that_takes_nothing() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_disk_that_takes_nothing_costs_durability_not_frames(folder: Path) -> None:
+def test_a_disk_that_takes_nothing_costs_durability_not_frames(spool: Spool, folder: Path) -> None:
     """The disk failed for some minutes: frames remained in memory, then on disk again."""
-    spool = open_spool(folder)
     append(spool, b"before")
     with disk_that_takes_nothing():
         append(spool, *(b"during %d" % n for n in range(3)))
@@ -630,31 +587,26 @@ def test_a_disk_that_takes_nothing_costs_durability_not_frames(folder: Path) -> 
     spool.close()
     spool = open_spool(folder)
     assert spool.next_sequence() == 6
-    spool.close()
 
 
-def test_the_window_in_memory_is_bounded(folder: Path) -> None:
+def test_the_window_in_memory_is_bounded(spool: Spool, folder: Path) -> None:
     """The disk stayed broken overnight: the agent must not use up the host's memory."""
-    spool = open_spool(folder)
     with disk_that_takes_nothing():
         append(spool, *(bytes(20_000) for _ in range(200)))
     assert spool.bytes < 1_200_000
     assert spool.dropped_frames + spool.unacknowledged_frames == 200
     assert max(everything(spool)) == 200
     assert len(segments(folder)) == 1
-    spool.close()
 
 
-def test_killed_while_frames_lived_in_memory_numbers_jump(folder: Path) -> None:
+def test_killed_while_frames_lived_in_memory_numbers_jump(spool: Spool, folder: Path) -> None:
     """Frames 2 to 4 were sent from memory, never on disk; the restarted agent only knew frame 1."""
-    spool = open_spool(folder)
     append(spool, b"before")
     with disk_that_takes_nothing():
         append(spool, b"x", b"y", b"z")
     spool.close()
     spool = open_spool(folder)
     assert spool.next_sequence() >= JUMP_SEQUENCES
-    spool.close()
 
 
 def test_a_full_disk_drops_the_oldest_and_recovers(tmp_path: Path) -> None:

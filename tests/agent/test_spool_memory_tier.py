@@ -29,17 +29,19 @@ from gangline.agent.spool.tiers import (
 from gangline.agent.spool.tiers import SEGMENT_BYTES as SEGMENT_BYTES_OF_HEAD
 from gangline.contract import frame as frames
 from gangline.contract.block import Block
+from tests.agent import test_spool
 from tests.agent.test_spool import (
     BOOT,
-    BYTES_MAX,
-    SEGMENT_BYTES,
     SpoolAgainstModel,
     append,
+    closed_spools,
     disk_that_takes_nothing,
     everything,
     segments,
 )
 from tests.processes import GUARD_SECONDS
+
+__all__ = ["closed_spools"]
 
 APPENDER = """
 import sys
@@ -70,15 +72,17 @@ class Seconds:
 
 def open_spool(root: Path, seconds: Seconds | None = None, *, boot_id: bytes = BOOT) -> Spool:
     (root / "memory").mkdir(exist_ok=True)
-    return Spool.open(
+    return test_spool.open_spool(
         root / "spool",
-        bytes_max=BYTES_MAX,
-        segment_bytes=SEGMENT_BYTES,
         boot_id=boot_id,
-        owner="this machine",
         memory_folder=root / "memory",
         seconds=seconds or Seconds(),
     )
+
+
+def aging(root: Path) -> tuple[Spool, Seconds]:
+    seconds = Seconds()
+    return open_spool(root, seconds), seconds
 
 
 def kill(spool: Spool) -> None:
@@ -105,12 +109,9 @@ class HeadAgainstModel(SpoolAgainstModel):
         self.seconds = Seconds()
 
     def open(self) -> Spool:
-        return Spool.open(
+        return test_spool.open_spool(
             self.folder,
-            bytes_max=BYTES_MAX,
-            segment_bytes=SEGMENT_BYTES,
             boot_id=bytes([self.boot]) * 16,
-            owner="this machine",
             memory_folder=self.memory,
             seconds=self.seconds,
         )
@@ -152,11 +153,8 @@ TestHeadAgainstModel.settings = settings(
 
 
 def test_while_receipts_come_the_disk_is_left_alone(tmp_path: Path) -> None:
-    """The agent wrote each frame to the disk and deleted it a minute later: 1.5 GB a year for
-    nothing.
-    """
-    seconds = Seconds()
-    spool = open_spool(tmp_path, seconds)
+    """Each frame was written and deleted a minute later: 1.5 GB a year for nothing."""
+    spool, seconds = aging(tmp_path)
     before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "spool").iterdir()}
     for _ in range(200):
         (sequence,) = append(spool, b"x" * 1000)
@@ -165,13 +163,11 @@ def test_while_receipts_come_the_disk_is_left_alone(tmp_path: Path) -> None:
     assert {p.name: p.stat().st_mtime_ns for p in (tmp_path / "spool").iterdir()} == before
     in_memory = sum(p.stat().st_size for p in tmp_path.glob("memory/*/*"))
     assert in_memory < 1 << 18, "what has its receipt goes from memory too"
-    spool.close()
 
 
 def test_without_receipts_frames_go_on_to_the_disk_deflated(tmp_path: Path) -> None:
     """A night without the aggregator must neither fill the memory nor be lost with it."""
-    seconds = Seconds()
-    spool = open_spool(tmp_path, seconds)
+    spool, seconds = aging(tmp_path)
     for _ in range(int(WAIT_SECONDS_MAX)):
         append(spool, plain(spool.next_sequence(), spool.run_id))
         assert disk_bytes(tmp_path) == 0
@@ -182,17 +178,11 @@ def test_without_receipts_frames_go_on_to_the_disk_deflated(tmp_path: Path) -> N
     kept = everything(spool)
     assert sorted(kept) == list(range(1, int(WAIT_SECONDS_MAX) + 2))
     assert all(frames.decode(frame).stamp.sequence == s for s, frame in kept.items())
-    spool.close()
 
 
-def test_frames_that_go_on_to_the_disk_while_they_are_read_are_not_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The agent took frames that moved to the disk during a read for receipted, and sent them only
-    after its next reconnect.
-    """
-    seconds = Seconds()
-    spool = open_spool(tmp_path, seconds)
+def test_frames_moved_during_the_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames that moved to the disk during a read were taken for receipted."""
+    spool, seconds = aging(tmp_path)
     append(spool, b"one", b"two")
     read = FileSegment.read
     seconds.now += WAIT_SECONDS_MAX
@@ -205,20 +195,17 @@ def test_frames_that_go_on_to_the_disk_while_they_are_read_are_not_skipped(
     monkeypatch.setattr(FileSegment, "read", slow)
     assert [sequence for sequence, _ in spool.pending(0, 10)] == [1, 2]
     assert spool.dropped_frames == 0
-    spool.close()
 
 
 def test_a_late_receipt_frees_what_is_on_the_disk_and_in_memory(tmp_path: Path) -> None:
     """After an outage both must become empty again."""
-    seconds = Seconds()
-    spool = open_spool(tmp_path, seconds)
+    spool, seconds = aging(tmp_path)
     append(spool, b"one", b"two")
     seconds.now += WAIT_SECONDS_MAX
     append(spool, b"three")
     assert sorted(everything(spool)) == [1, 2, 3]
     spool.acknowledge(1, 3)
     assert (spool.unacknowledged_frames, spool.bytes, everything(spool)) == (0, 0, {})
-    spool.close()
 
 
 def test_the_memory_is_bounded(tmp_path: Path) -> None:
@@ -233,7 +220,6 @@ def test_the_memory_is_bounded(tmp_path: Path) -> None:
         assert in_memory <= 2 * MEMORY_TIER_BYTES_MAX
     append(spool, os.urandom(MEMORY_TIER_BYTES_MAX - 100))  # too large for the head with its record
     assert len(everything(spool)) == 41
-    spool.close()
 
 
 def test_the_end_puts_all_on_the_disk(tmp_path: Path) -> None:
@@ -243,19 +229,13 @@ def test_the_end_puts_all_on_the_disk(tmp_path: Path) -> None:
     spool.acknowledge(2, 2)
     spool.close()
     assert not list((tmp_path / "memory").iterdir())
-    older = Spool.open(
-        tmp_path / "spool", bytes_max=BYTES_MAX, segment_bytes=SEGMENT_BYTES, boot_id=BOOT,
-        owner="this machine",
-    )  # fmt: skip
+    older = test_spool.open_spool(tmp_path / "spool")
     assert everything(older) == {1: b"one", 3: b"three"}
     assert older.next_sequence() == 4
-    older.close()
 
 
 def test_an_end_with_nothing_left_keeps_the_numbers(tmp_path: Path) -> None:
-    """All frames had their receipts, so that the disk had none of the numbers: they began again at
-    1.
-    """
+    """All frames had receipts and the disk no numbers: they began again at 1."""
     for expected in (1, 2, 3):
         spool = open_spool(tmp_path)
         assert append(spool, b"one") == [expected]
@@ -268,21 +248,16 @@ def test_an_older_agent_after_a_kill_gives_out_no_number_twice(tmp_path: Path) -
     spool = open_spool(tmp_path)
     append(spool, b"one", b"two")
     kill(spool)
-    older = Spool.open(
-        tmp_path / "spool", bytes_max=BYTES_MAX, segment_bytes=SEGMENT_BYTES, boot_id=BOOT,
-        owner="this machine",
-    )  # fmt: skip
+    older = test_spool.open_spool(tmp_path / "spool")
     assert append(older, b"older") == [JUMP_SEQUENCES]
     older.close()
     newer = open_spool(tmp_path)
     assert everything(newer, 1) == {1: b"one", 2: b"two", JUMP_SEQUENCES: b"older"}
-    newer.close()
 
 
 def test_killed_while_frames_went_on_to_the_disk(tmp_path: Path) -> None:
     """Frames present twice, and once in part, count as one frame each, and none as lost."""
-    seconds = Seconds()
-    spool = open_spool(tmp_path, seconds)
+    spool, seconds = aging(tmp_path)
     append(spool, b"one", b"two", b"three")
     memory = next((tmp_path / "memory").iterdir())
     shutil.copytree(memory, tmp_path / "copy")
@@ -297,7 +272,6 @@ def test_killed_while_frames_went_on_to_the_disk(tmp_path: Path) -> None:
     assert everything(spool) == {1: b"one", 2: b"two", 3: b"three"}
     assert (spool.dropped_frames, spool.unacknowledged_frames) == (0, 3)
     assert spool.next_sequence() == 4
-    spool.close()
 
 
 def test_a_head_of_another_run_is_not_sent(tmp_path: Path) -> None:
@@ -310,7 +284,6 @@ def test_a_head_of_another_run_is_not_sent(tmp_path: Path) -> None:
     spool = open_spool(tmp_path)
     assert everything(spool) == {}
     assert append(spool, b"new") == [1]
-    spool.close()
 
 
 def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path) -> None:
@@ -328,29 +301,21 @@ def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path) -> None:
     head.symlink_to(tmp_path)
     spool = open_spool(tmp_path)
     assert everything(spool) == {1: b"one"} and not list(tmp_path.glob("*.seg"))
-    spool.close()
 
 
 def test_without_such_a_folder_the_disk_is_used(tmp_path: Path) -> None:
     """In a container without /dev/shm the spool works as before."""
-    spool = Spool.open(
-        tmp_path / "spool", bytes_max=BYTES_MAX, segment_bytes=SEGMENT_BYTES, boot_id=BOOT,
-        owner="m", memory_folder=tmp_path / "none",
-    )  # fmt: skip
+    spool = test_spool.open_spool(tmp_path / "spool", memory_folder=tmp_path / "none")
     append(spool, b"one")
     assert spool.notice.endswith(
         "none: No such file or directory: frames are written to the disk at once"
     )
     assert disk_bytes(tmp_path) > 0 and (tmp_path / "spool" / UNBROKEN_NAME).exists()
-    spool.close()
 
 
 def test_a_folder_that_is_removed_under_way_is_made_again(tmp_path: Path) -> None:
-    """The agent's user logged out, and logind removed the user's files in /dev/shm: frames were
-    lost.
-    """
-    seconds = Seconds()
-    spool = open_spool(tmp_path, seconds)
+    """The user logged out, logind removed the files in /dev/shm: frames were lost."""
+    spool, seconds = aging(tmp_path)
     append(spool, b"one", b"two")
     spool.acknowledge(1, 1)
     (head,) = (tmp_path / "memory").iterdir()
@@ -370,15 +335,10 @@ def test_a_folder_that_is_removed_under_way_is_made_again(tmp_path: Path) -> Non
     assert everything(spool) == {5: b"five"} and disk_bytes(tmp_path) > 0
     assert spool.dropped_frames == 2 and "only this user can access" in spool.last_error
     assert (tmp_path / "spool" / UNBROKEN_NAME).exists()
-    spool.close()
 
 
-def test_an_open_that_fails_leaves_all_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It reported that all numbers were known, when the disk had just lost some: they were used
-    again.
-    """
+def test_a_failed_open_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All numbers counted as known when the disk had just lost some: they were used again."""
     spool = open_spool(tmp_path)
     append(spool, b"one", b"two", b"three")
     spool.close()
@@ -396,7 +356,6 @@ def test_an_open_that_fails_leaves_all_as_it_was(
     assert not (tmp_path / "spool" / UNBROKEN_NAME).exists()
     spool = open_spool(tmp_path)
     assert append(spool, b"four") == [JUMP_SEQUENCES]
-    spool.close()
 
 
 def test_an_end_on_a_disk_that_takes_nothing_leaves_frames_in_memory(tmp_path: Path) -> None:
@@ -408,21 +367,15 @@ def test_an_end_on_a_disk_that_takes_nothing_leaves_frames_in_memory(tmp_path: P
     assert spool.write_errors == 1
     spool = open_spool(tmp_path)
     assert (everything(spool), spool.next_sequence()) == ({1: b"one", 2: b"two"}, 3)
-    spool.close()
 
 
-def test_a_full_memory_costs_no_frame_while_the_disk_has_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A job filled /dev/shm while the aggregator was unreachable: the oldest frames were dropped
-    for the newest.
-    """
+def test_a_full_memory_uses_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job filled /dev/shm: the oldest frames were dropped for the newest."""
     (tmp_path / "memory").mkdir()
-    spool = Spool.open(
+    spool = test_spool.open_spool(
         tmp_path / "spool",
         bytes_max=1 << 22,
-        boot_id=BOOT,
-        owner="m",
+        segment_bytes=262144,
         memory_folder=tmp_path / "memory",
     )
     long = [bytes([letter]) * (SEGMENT_BYTES_OF_HEAD // 2) for letter in b"abc"]
@@ -441,13 +394,11 @@ def test_a_full_memory_costs_no_frame_while_the_disk_has_room(
     assert spool.dropped_frames == 0
     assert "No space left" in spool.last_error
     assert list(everything(spool)) == [1, 2, 3, 4]
-    spool.close()
 
 
 def test_nothing_takes_frames_and_none_is_lost(tmp_path: Path) -> None:
     """Memory and disk are both full: only the spool's own window remains."""
-    seconds = Seconds()
-    spool = open_spool(tmp_path, seconds)
+    spool, seconds = aging(tmp_path)
     append(spool, b"one")
     with disk_that_takes_nothing():
         append(spool, b"two")
@@ -457,7 +408,6 @@ def test_nothing_takes_frames_and_none_is_lost(tmp_path: Path) -> None:
     assert list(everything(spool).values()) == [b"one", b"two", b"three", b"four"]
     spool.acknowledge(1, 4)
     assert (spool.unacknowledged_frames, spool.dropped_frames) == (0, 0)
-    spool.close()
 
 
 @pytest.fixture
@@ -480,15 +430,11 @@ def test_kill_9_loses_nothing_that_append_took(tmp_path: Path, memory: Path) -> 
         child.send_signal(signal.SIGKILL)
         child.stdout.close()
         child.wait(GUARD_SECONDS)
-    spool = Spool.open(
-        spool_folder, bytes_max=1 << 24, segment_bytes=4096, boot_id=BOOT, owner="m",
-        memory_folder=memory,
-    )  # fmt: skip
+    spool = test_spool.open_spool(spool_folder, bytes_max=1 << 24, owner="m", memory_folder=memory)
     result = everything(spool, 100)
     assert set(range(1, confirmed + 1)) <= result.keys()
     assert all(frame == b"%d," % sequence * 50 for sequence, frame in result.items())
     assert spool.dropped_frames == 0
-    spool.close()
 
 
 def test_the_uninstall_removes_this_agent_s_folder_and_no_other(tmp_path: Path) -> None:

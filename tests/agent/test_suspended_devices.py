@@ -55,9 +55,7 @@ def test_words_of_sleep(files: dict[str, str], asleep: bool, tmp_path: Path) -> 
 
 
 def test_the_link_of_a_function_that_sleeps_is_not_read(tmp_path: Path) -> None:
-    """New kernels wake a device for its link speed: the agent kept idle devices awake, ten seconds
-    at a time. After it wakes otherwise, its link is read in the next turn.
-    """
+    """New kernels wake a device for its link speed: idle devices stayed awake."""
     host = hosts.unpack("h100-ib", tmp_path)
     gpu = host.roots.sys / "bus/pci/devices" / GPU
     sleep(gpu, "active")

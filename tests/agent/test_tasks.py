@@ -24,8 +24,6 @@ from tests import hosts
 from tests.hosts.reading import StoppedClock, rows_of
 from tests.processes import GUARD_SECONDS
 
-#: A longer wait fails the test; it is not used for timing.
-
 
 def stat(number: int, name: str, state: str = "S", start: int = 5, flags: int = 0) -> str:
     fields = [1, number, number, 0, -1, flags, *[0] * 12, start, *[0] * 5]
@@ -141,9 +139,7 @@ def test_a_process_that_opens_the_gpu_later_is_found_within_the_minute(tmp_path:
 
 
 def test_a_killed_process_that_the_driver_holds_fast_has_the_gpu_still(tmp_path: Path) -> None:
-    """After SIGKILL its descriptors were closed, but the last close never returned: the GPU was
-    reported as free, and the next job could not start on it.
-    """
+    """Its last close never returned: the GPU was reported free, the next job failed."""
     host = hosts.unpack("h100-ib", tmp_path)
     collector = BlockedTasks(host.roots)
     row(collector)
@@ -165,9 +161,7 @@ def test_a_host_without_gpu_looks_at_no_descriptor(tmp_path: Path) -> None:
     assert collector.access_error == ""
 
 
-def test_processes_of_others_are_blind_not_none(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_processes_of_others_are_blind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without CAP_SYS_PTRACE an agent saw no GPU process, and reported that none hung."""
     host = hosts.unpack("h100-ib", tmp_path)
 

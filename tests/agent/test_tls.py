@@ -63,8 +63,6 @@ class SecureAggregator(Aggregator):
 
 
 class SecureAgent(Agent):
-    """An agent with credentials."""
-
     credentials = Credentials()
 
     def client(self, port: int, live_hertz: float = 1.0, name: str = "127.0.0.1") -> Client:
@@ -100,8 +98,8 @@ def credentials(secured: Secured, role: str = "", name: str = "", **others: str)
 
 
 @contextmanager
-def serving(told: Told, secured: Secured, **changes: bool) -> Iterator[SecureAggregator]:
-    aggregator = SecureAggregator(told, secured, **changes)
+def serving(agent: Agent, secured: Secured, **changes: bool) -> Iterator[SecureAggregator]:
+    aggregator = SecureAggregator(agent.told, secured, **changes)
     aggregator.start()
     try:
         yield aggregator
@@ -110,7 +108,6 @@ def serving(told: Told, secured: Secured, **changes: bool) -> Iterator[SecureAgg
 
 
 def test_everything_is_delivered_by_tls(
-    told: Told,
     secured: Secured,
     agent: SecureAgent,
     tmp_path: Path,
@@ -120,7 +117,7 @@ def test_everything_is_delivered_by_tls(
     token = tmp_path / "token"
     token.write_text("secret-of-a\n")
     agent.credentials = credentials(secured, "agent", "a", token_file=str(token))
-    with serving(told, secured) as aggregator:
+    with serving(agent, secured) as aggregator:
         agent.append(30, random.Random(1).randbytes(30_000))
         agent.events.put(HealthEvent(event_id="xid-1"))
         sessions: list[bool] = []
@@ -130,19 +127,16 @@ def test_everything_is_delivered_by_tls(
             return ClientSession(authority, token, tls=tls)
 
         monkeypatch.setattr(client_module, "ClientSession", session)
-        client = agent.client(aggregator.port, live_hertz=200.0)
-        told.until(lambda: aggregator.streams, "streaming")
+        client = agent.stream(aggregator, live_hertz=200.0)
         assert all(sessions) and sessions, "the scheme is https"
         # Also wait for the answer: an unanswered old request ends the connection, and nothing is
         # due on the next.
-        told.until(lambda: not len(agent.events), "reported")
+        agent.until(lambda: not len(agent.events), "reported")
         agent.clock.advance(60.0)
-        client.notify()
-        told.until(lambda: agent.spool.unacknowledged_frames == 0, "receipted")
+        agent.deliver(client)
         for number in range(20):
             agent.append(1, random.Random(number).randbytes(5000))
-            client.notify()
-            told.until(lambda: agent.spool.unacknowledged_frames == 0, "receipted one by one")
+            agent.deliver(client)
         assert sorted(aggregator.sequences) == list(range(1, 51))
         sent = {batch.sequence: batch.frame for batch in aggregator.batches}
         assert sent[50] == random.Random(19).randbytes(5000)
@@ -150,98 +144,81 @@ def test_everything_is_delivered_by_tls(
         assert (client.connected, client.reconnects, client.last_error) == (True, 1, "")
 
 
-def test_a_reader_that_is_slow_costs_nothing_but_time(
-    told: Told, secured: Secured, agent: SecureAgent
-) -> None:
-    """Twelve megabytes against a small send buffer: OpenSSL takes parts, and requires the same
-    bytes in the next call.
-    """
-    with serving(told, secured) as aggregator:
+def test_a_reader_that_is_slow_costs_nothing_but_time(secured: Secured, agent: SecureAgent) -> None:
+    """OpenSSL takes parts, and requires the same bytes in the next call."""
+    with serving(agent, secured) as aggregator:
         aggregator.credit_frames = 64
         frame = random.Random(2).randbytes(900_000)
         agent.append(4, frame)
-        client = agent.client(aggregator.port)
-        told.until(lambda: aggregator.streams, "streaming")
+        client = agent.stream(aggregator)
         agent.clock.advance(60.0)
-        client.notify()
-        told.until(lambda: agent.spool.unacknowledged_frames == 0, "receipted")
+        agent.deliver(client)
         assert [batch.frame == frame for batch in aggregator.batches] == [True] * 4
 
 
-def test_credentials_are_read_anew_at_each_connection(
-    told: Told, secured: Secured, agent: SecureAgent, tmp_path: Path
-) -> None:
+def test_renewed_credentials(secured: Secured, agent: SecureAgent, tmp_path: Path) -> None:
     """A certificate was renewed on disk, which would have required a restart on ten thousand hosts."""
     token = tmp_path / "token"
     token.write_text("old")
     agent.credentials = credentials(secured, "agent", "a", token_file=str(token))
-    with serving(told, secured) as aggregator:
-        agent.client(aggregator.port)
-        told.until(lambda: aggregator.streams, "streaming")
+    with serving(agent, secured) as aggregator:
+        agent.stream(aggregator)
         secured.certificate("agent", "a", force=True)
         token.write_text("new")
         aggregator.stop()
-        told.until(lambda: agent.random.asked, "noticed")
+        agent.until(lambda: agent.random.asked, "noticed")
         aggregator.start()
-        told.until(lambda: aggregator.streams == 2, "back")
+        agent.until(lambda: aggregator.streams == 2, "back")
         assert aggregator.tokens == {"Bearer old", "Bearer new"}
 
 
-def failure(told: Told, agent: SecureAgent, port: int, name: str = "127.0.0.1") -> str:
+def failure(agent: SecureAgent, port: int, name: str = "127.0.0.1") -> str:
     client = agent.client(port, name=name)
-    told.until(lambda: client.last_error, "failed")
+    agent.until(lambda: client.last_error, "failed")
     client.close(0.0)
     return client.last_error
 
 
-def test_no_certificate_of_ours(told: Told, secured: Secured, agent: SecureAgent) -> None:
+def test_no_certificate_of_ours(secured: Secured, agent: SecureAgent) -> None:
     """The aggregator requires a certificate, and disconnects after the handshake without a message."""
     agent.credentials = credentials(secured)
-    with serving(told, secured) as aggregator:
-        assert "requires a client certificate, and none is set" in failure(
-            told, agent, aggregator.port
-        )
+    with serving(agent, secured) as aggregator:
+        assert "requires a client certificate, and none is set" in failure(agent, aggregator.port)
 
 
-def test_a_certificate_of_ours_from_another_ca(
-    told: Told, secured: Secured, agent: SecureAgent, tmp_path: Path
-) -> None:
+def test_a_certificate_of_another_ca(secured: Secured, agent: SecureAgent, tmp_path: Path) -> None:
     """The host of a neighboring cluster."""
     other = credentials(Secured(tmp_path / "other", tmp_path / "data"), "agent", "a")
     agent.credentials = Credentials(str(secured.ca), other.tls_certificate_file, other.tls_key_file)
-    with serving(told, secured) as aggregator:
-        assert "rejects the client certificate" in failure(told, agent, aggregator.port)
+    with serving(agent, secured) as aggregator:
+        assert "rejects the client certificate" in failure(agent, aggregator.port)
 
 
-def test_an_aggregator_of_another_ca(
-    told: Told, secured: Secured, agent: SecureAgent, tmp_path: Path
-) -> None:
+def test_an_aggregator_of_another_ca(secured: Secured, agent: SecureAgent, tmp_path: Path) -> None:
     """A server in its place must receive nothing, least of all the token."""
     other = Secured(tmp_path / "other", tmp_path / "data")
-    with serving(told, other, client_certificates=False) as aggregator:
-        message = failure(told, agent, aggregator.port)
+    with serving(agent, other, client_certificates=False) as aggregator:
+        message = failure(agent, aggregator.port)
         assert str(secured.ca) in message and "no CA in" in message
         assert not aggregator.registrations
 
 
-def test_a_name_that_the_certificate_has_not(
-    told: Told, secured: Secured, agent: SecureAgent
-) -> None:
+def test_a_name_that_the_certificate_has_not(secured: Secured, agent: SecureAgent) -> None:
     """Called by an address missing in the certificate; `tls_server_name` helps."""
-    with serving(told, secured) as aggregator:
-        message = failure(told, agent, aggregator.port, "127.0.0.2")
+    with serving(agent, secured) as aggregator:
+        message = failure(agent, aggregator.port, "127.0.0.2")
         assert "not for '127.0.0.2'" in message or "refused" in message.lower()
         ours = agent.credentials
         agent.credentials = Credentials(
             ours.tls_ca_file, ours.tls_certificate_file, ours.tls_key_file, "head.example"
         )
-        message = failure(told, agent, aggregator.port)
+        message = failure(agent, aggregator.port)
         assert "not for 'head.example'" in message
         agent.credentials = Credentials(
             ours.tls_ca_file, ours.tls_certificate_file, ours.tls_key_file, "localhost"
         )
         agent.client(aggregator.port)
-        told.until(lambda: aggregator.registrations, "registered")
+        agent.until(lambda: aggregator.registrations, "registered")
 
 
 @pytest.mark.parametrize(
@@ -249,37 +226,34 @@ def test_a_name_that_the_certificate_has_not(
     [(timedelta(days=60), "has expired"), (-timedelta(days=2), "is not valid yet")],
 )
 def test_a_certificate_of_another_time(
-    ago: timedelta, words: str, told: Told, secured: Secured, agent: SecureAgent, tmp_path: Path
+    ago: timedelta, words: str, secured: Secured, agent: SecureAgent, tmp_path: Path
 ) -> None:
     """The battery of a mainboard is empty: the host wakes in 2019, and no certificate is valid yet."""
     shutil.copytree(secured.folder, tmp_path / "ca")
     theirs = Secured.__new__(Secured)
     theirs.folder = tmp_path / "ca"
     theirs.server = theirs.authority(ago).issue_server(["127.0.0.1"], 30, force=True)
-    with serving(told, theirs, client_certificates=False) as aggregator:
-        message = failure(told, agent, aggregator.port)
+    with serving(agent, theirs, client_certificates=False) as aggregator:
+        message = failure(agent, aggregator.port)
         assert words in message and "clock" in message and "UTC" in message
 
 
-def test_tls_against_plain_text_and_the_reverse(
-    told: Told, secured: Secured, agent: SecureAgent
-) -> None:
-    """Only one side was set up."""
-    plain = Aggregator(told)
+def test_tls_against_plain_text_and_the_reverse(secured: Secured, agent: SecureAgent) -> None:
+    plain = Aggregator(agent.told)
     plain.start()
     try:
-        assert "uses plain text, but this side uses TLS" in failure(told, agent, plain.port)
+        assert "uses plain text, but this side uses TLS" in failure(agent, plain.port)
     finally:
         plain.end()
     agent.credentials = Credentials()
-    with serving(told, secured) as aggregator:
-        assert "If it uses TLS, set tls_ca_file" in failure(told, agent, aggregator.port)
+    with serving(agent, secured) as aggregator:
+        assert "If it uses TLS, set tls_ca_file" in failure(agent, aggregator.port)
 
 
 @pytest.mark.parametrize("what", ["tls_ca_file", "tls_key_file", "token_file"])
 @pytest.mark.parametrize("how", ["missing", "garbage", "empty"])
 def test_files_that_cannot_be_used_are_named(
-    what: str, how: str, told: Told, secured: Secured, agent: SecureAgent, tmp_path: Path
+    what: str, how: str, secured: Secured, agent: SecureAgent, tmp_path: Path
 ) -> None:
     """A half-copied deployment: the message names the file, but never shows its content."""
     file = tmp_path / "file"
@@ -292,8 +266,8 @@ def test_files_that_cannot_be_used_are_named(
         "tls_key_file": ours.tls_key_file,
     }
     agent.credentials = Credentials(**{**values, what: str(file)})
-    with serving(told, secured) as aggregator:
-        message = failure(told, agent, aggregator.port)
+    with serving(agent, secured) as aggregator:
+        message = failure(agent, aggregator.port)
     assert str(file) in message and "top secret" not in message and "two words" not in message
 
 
@@ -359,9 +333,7 @@ def pair_of(secured: Secured) -> Iterator[tuple[TlsSocket, ssl.SSLSocket]]:
 
 
 def test_nothing_is_left_where_poll_does_not_see_it(secured: Secured) -> None:
-    """A record of 16 kB, read four at a time: the rest, with receipts, remained decrypted in
-    OpenSSL.
-    """
+    """A record of 16 kB, read four at a time: receipts remained decrypted in OpenSSL."""
     with pair_of(secured) as (ours, other):
         data = os.urandom(40_000)
         other.sendall(data)
@@ -378,9 +350,7 @@ def test_nothing_is_left_where_poll_does_not_see_it(secured: Secured) -> None:
 
 
 def test_a_full_socket_takes_the_same_bytes_later(secured: Secured) -> None:
-    """Parts accepted, refused, offered again with more data: the received bytes equal the sent
-    bytes.
-    """
+    """Parts accepted, refused, offered again with more data."""
     with pair_of(secured) as (ours, other):
         data, sent, grown = os.urandom(3_000_000), 0, 1 << 20
         received = bytearray()

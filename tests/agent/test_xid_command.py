@@ -151,12 +151,10 @@ def test_what_is_no_code_is_refused(capsys: pytest.CaptureFixture[str], text: st
 
 @pytest.mark.parametrize("text", ["xid 79", "XID 79", "Xid: 79", "XID#79", "xid79", " 79 "])
 def test_a_code_in_any_spelling(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    """Users type codes in many spellings."""
     assert said(capsys, text)[1].startswith("XID 79: GPU has fallen off the bus")
 
 
 def test_a_code_in_two_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody quotes two words."""
     out = said(capsys, "XID", "79", "sxid", "20034")[1]
     assert [line for line in out.splitlines() if line.startswith(("XID", "SXID"))] == [
         "XID 79: GPU has fallen off the bus (ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS)",
@@ -182,9 +180,7 @@ def test_a_code_in_two_arguments(capsys: pytest.CaptureFixture[str]) -> None:
 def test_any_line_of_the_kernel_log(
     capsys: pytest.CaptureFixture[str], prefix: str, line: str, wanted: tuple[str, ...]
 ) -> None:
-    """Only lines with an XID were explained; all others were "wrong usage", although the agent
-    judges them.
-    """
+    """Only lines with an XID were explained; all others were "wrong usage"."""
     code, out = said(capsys, prefix + line)
     assert code == cli.OK
     card = " ".join(out.split())
@@ -197,9 +193,7 @@ def test_any_line_of_the_kernel_log(
      "rules exist for lines with 'mlx5_core', and none for these words"),
     ("python[4711]: segfault at 8 NVRM: fallen off the bus", "begins with the name of a process"),
 ])  # fmt: skip
-def test_a_line_that_the_agent_ignores(
-    capsys: pytest.CaptureFixture[str], line: str, why: str
-) -> None:
+def test_lines_the_agent_ignores(capsys: pytest.CaptureFixture[str], line: str, why: str) -> None:
     """The text names the reason; scripts see the exit code."""
     code, out = said(capsys, line)
     assert code == cli.NOT_FOUND and out.startswith("The agent ignores this line")
@@ -208,9 +202,7 @@ def test_a_line_that_the_agent_ignores(
     assert answer["known"] is False and why in answer["why"]
 
 
-def test_a_line_that_only_counts_under_a_condition_says_so(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_line_with_a_condition_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     """The driver prints these at every boot of a healthy host."""
     lines = {
         "mlx5_core 0000:98:00.0: firmware version: 28.39.1002": "it ends the event of an adapter that failed before",
@@ -229,7 +221,6 @@ def test_a_line_that_only_counts_under_a_condition_says_so(
 
 
 def test_other_refusals(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each option names its format."""
     assert "expected an SXID, as 20034" in refused(capsys, "--sxid", "x")
     assert "expected a version of NVIDIA's driver, as 575.57.08" in refused(
         capsys, "--driver", "new"

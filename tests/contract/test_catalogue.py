@@ -19,10 +19,7 @@ def test_ids_and_names_are_unique() -> None:
 
 
 def test_an_id_is_given_once_and_never_again() -> None:
-    """For an agent two versions old 1004 has the same meaning.
-
-    New signals are appended to signal_ids.txt; its lines are never changed or removed.
-    """
+    """signal_ids.txt is only appended to: an older agent's 1004 has the same meaning."""
     ledger = dict(line.split() for line in LEDGER.read_text().splitlines())
     now = {str(s.signal_id): s.name for s in SIGNALS}
     assert now == ledger

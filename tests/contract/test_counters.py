@@ -115,9 +115,7 @@ def test_the_steps_of_a_wrapping_counter_add_up(increments: list[int], start: in
 
 
 def test_a_wide_counter_loses_nothing_where_a_blank_would_stand() -> None:
-    """A byte counter really passes 2**32 - 1: that one reading is called blank, and no byte is
-    lost.
-    """
+    """A byte counter really passes 2**32 - 1: one blank reading, and no byte is lost."""
     path = [BLANK_32 - 10, BLANK_32, BLANK_32 + 5]
     first, blank, last = (Observation(v, i * SECOND_NS, BOOT) for i, v in enumerate(path))
     assert compare(first, blank).outcome is StepOutcome.BLANK
@@ -125,9 +123,7 @@ def test_a_wide_counter_loses_nothing_where_a_blank_would_stand() -> None:
 
 
 @given(st.integers(0, 2**40), st.lists(st.integers(0, 2**33), max_size=10))
-def test_whatever_is_called_blank_on_the_way_the_sum_is_what_happened(
-    start: int, increments: list[int]
-) -> None:
+def test_blanks_on_the_way_do_not_change_the_sum(start: int, increments: list[int]) -> None:
     """Walked through the sentinel or past it, a 64-bit counter adds up to its last usable reading."""
     value, total, base = start, 0, None if classify(start) is not None else start
     first = base

@@ -102,9 +102,7 @@ def sealed(header: bytes, body: bytes) -> bytes:
 
 
 @given(st.integers(0, 300), st.integers(0, 2), st.binary(max_size=200), st.integers(0, 300))
-def test_a_right_checksum_does_not_open_the_door(
-    tables: int, coding: int, body: bytes, length: int
-) -> None:
+def test_a_right_checksum_is_not_enough(tables: int, coding: int, body: bytes, length: int) -> None:
     """A hostile agent can compute checksums: every length is checked before use."""
     header = bytearray(EXAMPLE[:72])
     header[9] = coding
@@ -206,9 +204,7 @@ def test_plain_and_deflated_are_one_frame(stamp: Stamp, given_blocks: list[Block
 
 @given(st.one_of(st.binary(max_size=100), st.integers(0, 8 * len(EXAMPLE) - 1)))
 def test_what_is_no_frame_is_left_as_it_is(data: bytes | int) -> None:
-    """A damaged frame in the spool is sent unchanged, for the aggregator to refuse; the agent
-    continues.
-    """
+    """A damaged frame in the spool is sent unchanged, for the aggregator to refuse."""
     if isinstance(data, int):
         damaged = bytearray(EXAMPLE)
         damaged[data // 8] ^= 1 << data % 8

@@ -57,9 +57,7 @@ def names_of_sources() -> dict[str, str]:
 
 @pytest.mark.parametrize(("folder", "driver"), [("older", "575.57.08"), ("newest", "9999.0")])
 def test_ids_are_the_headers(folder: str, driver: str) -> None:
-    """NVIDIA's header of 12.9 and its newest one disagree about three of them, and so does this
-    table.
-    """
+    """NVIDIA's header of 12.9 and its newest disagree about three, and so does this table."""
     theirs, ours = header(folder), fields_of(driver)
     names = names_of_sources()
     assert {r: i for r, (i, _) in ours.items()} == {r: theirs[n] for r, n in names.items()}
@@ -87,9 +85,7 @@ def test_the_reasons_are_the_headers() -> None:
     ],
 )  # fmt: skip
 def test_the_three_that_moved(driver: str, first: int | None) -> None:
-    """On 570 the id 251 switches power smoothing; on 575 it counts throttled nanoseconds; on 590 it
-    switches again.
-    """
+    """Id 251 switches power smoothing on 570 and 590; on 575 it counts throttled time."""
     asked = [fields_of(driver).get(reading) for reading in MOVED]
     assert asked == ([None] * 3 if first is None else [(first + i, 0) for i in range(3)])
 

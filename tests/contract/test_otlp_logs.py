@@ -1,6 +1,4 @@
-"""OTLP logs, decoded by OpenTelemetry's own protobuf package; a slow, refusing or unreachable
-collector only costs records.
-"""
+"""OTLP logs, decoded by OpenTelemetry's own package; a bad collector only costs records."""
 
 from __future__ import annotations
 
@@ -126,9 +124,7 @@ def test_records_reach_the_collector(collector: Collector, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("status", "is_kept"), [(503, True), (429, True), (400, False), (404, False)])  # fmt: skip
 def test_a_collector_that_refuses(collector: Collector, status: int, is_kept: bool) -> None:
-    """Temporary refusals are retried; permanently refused records are dropped and counted, or one
-    bad record would stop all.
-    """
+    """Temporary refusals are retried; permanently refused records are dropped and counted."""
     exporter = OtlpLogExporter(collector.url, "s", "i")
     exporter.export(record(1))
     collector.status = status

@@ -1,6 +1,4 @@
-"""The policy of findings: every line is checked, rolled out in steps over the fleet, and never
-partly accepted.
-"""
+"""The policy of findings: each line checked, rolled out in steps, never partly accepted."""
 
 from __future__ import annotations
 
@@ -41,7 +39,6 @@ ODD = (
 
 
 def test_a_row_is_read() -> None:
-    """The host judges by exactly the operator's text."""
     (row,) = parse(ROW).rows
     assert (row.name, row.severity, row.enforceable) == ("my_row", FindingSeverity.FATAL, True)
     assert (row.when[0].signal, row.when[0].compare, row.when[0].values) == (
@@ -106,9 +103,7 @@ def test_a_row_is_read() -> None:
     ],
 )
 def test_a_wrong_policy_is_named_with_its_line(edit: tuple[str, str], words: str) -> None:
-    """A typing error in a file for ten thousand hosts: a message with the line, and the file is not
-    used.
-    """
+    """A typing error in a file for ten thousand hosts."""
     assert edit[0] in ROW
     with pytest.raises(PolicyError, match=words.replace("[", r"\[")):
         parse(ROW.replace(*edit))

@@ -1,6 +1,4 @@
-"""The file of the flight recorder: reading returns the written content, and invalid files are
-refused with a message.
-"""
+"""The flight recorder's file: reading returns what was written; bad files are refused."""
 
 from __future__ import annotations
 

@@ -19,8 +19,6 @@ def _even(value: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One field of each type."""
-
     address: str = setting("127.0.0.1:7600", description="where to")
     spool_bytes_max: int = setting(4096, low=1024, high=1 << 40, description="bytes kept")
     wait_seconds: float = setting(0.5, low=0.0, description="how long")
@@ -57,9 +55,7 @@ def test_defaults_then_the_file_then_the_command_line(tmp_path: Path) -> None:
         ("spool_bytes_max=1_024", 1024),
     ],
 )
-def test_an_assignment_is_read_for_the_type_that_is_wanted(
-    assignment: str, expected: object
-) -> None:
+def test_an_assignment_is_read_for_the_wanted_type(assignment: str, expected: object) -> None:
     """`--set host=1234` was refused as not being a text, and users do not quote within quotes."""
     name = assignment.partition("=")[0].strip()
     value = getattr(load(Example, None, [assignment]), name)

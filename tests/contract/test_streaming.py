@@ -1,6 +1,4 @@
-"""Frames of one stream as differences: decoding returns the frame, byte for byte, or an error
-message.
-"""
+"""Frames of a stream as differences: decoding returns each byte, or an error message."""
 
 from __future__ import annotations
 
@@ -112,9 +110,7 @@ def test_a_device_that_changed_alone_does_not_name_the_others() -> None:
 
 
 def test_tables_of_each_second_find_room_before_those_of_each_minute() -> None:
-    """Every table is in a stream's first frame: the rarest, largest tables had used the whole
-    memory.
-    """
+    """The first frame has every table: rare, large ones had used the whole memory."""
     often = Block("gpu_1s", [f"GPU-{n}" for n in range(8)])
     rarely = Block("nvlink_10s", [f"GPU-{n // 18}/{n % 18}" for n in range(100)])
     sender, receiver = Sender(CONTEXT_BYTES_MAX), Receiver()

@@ -59,9 +59,7 @@ def test_a_file_that_is_known_is_the_same_file() -> None:
     assert messages.file_of(serialized, __name__, names) is duration_pb2.DESCRIPTOR
 
 
-def test_a_library_that_has_it_elsewhere_leaves_it_to_the_builder(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_another_library_leaves_it_to_the_builder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("google._upb._message", object())
     names: dict[str, object] = {}
     serialized = duration_pb2.DESCRIPTOR.serialized_pb

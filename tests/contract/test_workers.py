@@ -90,9 +90,7 @@ def test_its_end_is_reported_with_its_cost(owner: Owner) -> None:
 
 
 @pytest.mark.parametrize("seconds", [float("inf"), 0.0])
-def test_a_child_is_killed_on_command_and_when_its_time_is_over(
-    owner: Owner, seconds: float
-) -> None:
+def test_a_child_is_killed_on_command_and_at_its_limit(owner: Owner, seconds: float) -> None:
     with request_child(owner.control, 2, FOREVER, seconds):
         owner.started(2)
         if seconds:

@@ -221,7 +221,6 @@ class TestCompanions:
         st.sampled_from([48, 94, 79, 4711]),
     )
     def test_never_raises(self, beside: dict[int, float], age: float, code: int) -> None:
-        """With any companion codes a row has one meaning."""
         assert isinstance(assess(lookup(code), beside, age).severity, XidSeverity)
 
 
@@ -261,7 +260,6 @@ class TestRefined:
 
 
 def test_codes_of_switches_are_apart() -> None:
-    """`refine` distinguishes the two tables by this."""
     assert max(policy()) < SXID_CODE_MIN <= min(sxid_policy())
 
 

@@ -139,15 +139,11 @@ class TestRecovery:
         assert "stands for something else" in decode(154, line).words
 
     def test_a_text_without_the_form_is_the_row(self) -> None:
-        """An unknown form changes nothing."""
         assert decode(154, "GPU recovery action changed").severity is lookup(154).severity
 
 
 class TestMemory:
-    """48, 63, 64, 94, 95 and their details."""
-
     def test_double_bit(self) -> None:
-        """The position in the memory."""
         text = (
             "An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer at "
             "physAddr 0x18f31d80 partition 16, subpartition 3."

@@ -143,10 +143,7 @@ def test_a_pass_fills_its_cells_and_no_others(tmp_path: Path) -> None:
 
 
 def test_a_file_that_vanishes_costs_no_neighbour() -> None:
-    """A port was pulled between the list and the read, and the whole host became unreadable.
-
-    /proc/PID/oom_score of an ending process behaves the same: the kept descriptor returns ESRCH.
-    """
+    """A port was pulled: the whole host became unreadable. /proc/PID/oom_score too: ESRCH."""
     with subprocess.Popen(["sleep", "60"]) as child:
         cells = Cells(2)
         for index, owner in enumerate((child.pid, os.getpid())):
@@ -197,9 +194,7 @@ def test_a_group_that_refuses_is_probed_by_one_file_at_growing_intervals(tmp_pat
 
 
 def test_a_group_is_read_again_once_one_file_answers(tmp_path: Path) -> None:
-    """The function's restriction was lifted: all counters come back, including those that refused
-    before.
-    """
+    """The restriction was lifted: counters that refused before come back."""
     cells = Cells(3, wait_passes_max=4)
     for index in range(3):
         refuse(tmp_path / f"counter{index}")
@@ -344,9 +339,7 @@ def test_names_of_bytes_are_opened_as_they_are(tmp_path: Path) -> None:
      (b"u", None), (b"down up\n", None), (b"up\0", None), (b"\xff\n", None), (b"notpresent  \n", 1)],
 )  # fmt: skip
 def test_words_are_states_by_their_number(text: bytes, number: int | None) -> None:
-    """`operstate` is a word; an unknown word of a newer kernel is missing, not the first of the
-    list.
-    """
+    """`operstate` is a word; a newer kernel's unknown word is missing."""
     assert parse(text, WORD, key=WORDS) == number
 
 
@@ -391,9 +384,7 @@ def test_a_group_that_refuses_is_named_until_it_answers(tmp_path: Path) -> None:
 
 
 def test_a_cell_that_adds_up_what_a_counter_counts(tmp_path: Path) -> None:
-    """RAPL wraps at a range that is not a power of two: a gigawatt for a second, every quarter of
-    an hour.
-    """
+    """RAPL wraps at no power of two: a gigawatt for a second, every quarter of an hour."""
     file = tmp_path / "energy_uj"
     valid, cells = bytearray(1), bytearray(8)
     files = CounterFiles([(cells, valid)])

@@ -118,9 +118,7 @@ def test_version_words_are_those_of_the_library(libraries: dict[int, str]) -> No
 
 
 def test_no_engine_is_ever_started() -> None:
-    """Without an address DCGM would embed a host engine in the agent: the binding does not even
-    look up such a call.
-    """
+    """Without an address DCGM would embed a host engine: the binding looks up no such call."""
     assert not [
         name
         for name in dcgm.SYMBOLS
@@ -168,9 +166,7 @@ def test_blanks_are_no_values(libraries: dict[int, str], engine: HostEngine) -> 
     assert values[4].status == dcgm.NO_PERMISSION
 
 
-def test_more_than_there_is_room_for_is_refused(
-    libraries: dict[int, str], engine: HostEngine
-) -> None:
+def test_more_readings_than_capacity(libraries: dict[int, str], engine: HostEngine) -> None:
     client = Dcgm(libraries[4])
     client.connect(ADDRESS, 900)
     with pytest.raises(ValueError, match="at most 32 entities and 128 fields"):
@@ -189,9 +185,7 @@ def test_a_blob_is_its_first_bytes(libraries: dict[int, str], engine: HostEngine
     assert value.value[:12] == bytes([2, 0, 0, 0, 7, 0, 0, 0, 9, 0, 0, 0])
 
 
-def test_more_entities_than_there_is_room_for_is_an_error(
-    libraries: dict[int, str], engine: HostEngine
-) -> None:
+def test_more_entities_than_capacity(libraries: dict[int, str], engine: HostEngine) -> None:
     """The engine returns the count, and writes nothing beyond the buffer."""
     client = Dcgm(libraries[4])
     client.connect(ADDRESS, 900)
@@ -203,9 +197,7 @@ def test_more_entities_than_there_is_room_for_is_an_error(
 
 
 @pytest.mark.parametrize("major", MAJORS)
-def test_incidents_come_with_code_and_words(
-    libraries: dict[int, str], engine: HostEngine, major: int
-) -> None:
+def test_incidents_have_code(libraries: dict[int, str], engine: HostEngine, major: int) -> None:
     client = Dcgm(libraries[major])
     client.connect(ADDRESS, 900)
     engine.lines += ["group 0 0x13", "incident 0 1 1 0x10 20 3 A DBE, it says"]
@@ -228,9 +220,7 @@ def test_a_library_whose_name_hides_its_major_is_asked_in_its_own_version(
 
 
 @pytest.mark.parametrize("major", MAJORS)
-def test_violations_wait_until_they_are_taken(
-    libraries: dict[int, str], engine: HostEngine, major: int
-) -> None:
+def test_violations_wait(libraries: dict[int, str], engine: HostEngine, major: int) -> None:
     client = Dcgm(libraries[major])
     client.connect(ADDRESS, 900)
     client.violations()
@@ -243,9 +233,7 @@ def test_violations_wait_until_they_are_taken(
     assert client.violations() == []
 
 
-def test_an_engine_that_was_restarted_is_connected_to_anew(
-    libraries: dict[int, str], engine: HostEngine
-) -> None:
+def test_a_restarted_engine(libraries: dict[int, str], engine: HostEngine) -> None:
     client = Dcgm(libraries[4])
     client.connect(ADDRESS, 900)
     engine.lines.append("generation 1")

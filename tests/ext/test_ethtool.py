@@ -81,11 +81,7 @@ def test_descriptors_go_with_the_object() -> None:
 
 
 def test_two_threads_do_not_share_the_room() -> None:
-    """A turn cancelled as hung returned while the next one read into the same memory.
-
-    This machine's ioctl is too fast to observe this directly: two threads call it concurrently, and
-    no call may return another's answer.
-    """
+    """A cancelled turn returned while the next one read into the same memory."""
     statistics = DriverStatistics()
     refused: list[str] = []
     with veth.pair("glk") as (name, _):

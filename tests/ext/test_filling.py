@@ -13,9 +13,7 @@ SMALL, LARGE = 200, 5_000  # of Python's own allocator, and of malloc(3)
 
 
 def with_holes(size: int) -> tuple[list[bytes], set[int]]:
-    """Return objects of *size* with as many holes between them, and the pages where the holes
-    begin.
-    """
+    """Return objects of *size* with holes between them, and the pages where the holes begin."""
     result = [bytes(size) for _ in range(600)]
     holes = {id(item) // PAGE_BYTES for item in result[::2]}
     del result[::2]

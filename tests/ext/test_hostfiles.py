@@ -70,9 +70,7 @@ def test_a_glance_sees_more_entries_than_one_call_gives(tmp_path: Path) -> None:
 
 
 def test_a_file_is_read_whole_and_to_a_limit(tmp_path: Path) -> None:
-    """A file of a megabyte is cut, a FIFO or a missing file does not block, and a folder is an
-    error.
-    """
+    """A megabyte is cut, a FIFO or a missing file does not block, a folder is an error."""
     path = tmp_path / "file"
     for size in (0, 1, 4096, 4097, 10_000):
         path.write_bytes(b"x" * size)
@@ -93,9 +91,7 @@ def test_a_file_is_read_whole_and_to_a_limit(tmp_path: Path) -> None:
     st.integers(0, 1),
 )  # fmt: skip
 def test_a_row_of_places_is_the_values_or_missing(values: list[float | None], row: int) -> None:
-    """A count of -1 became 2^64-1 in the aggregator's sums: a value beyond 64 bits is missing,
-    without effect on its neighbors.
-    """
+    """A count of -1 became 2^64-1: a value beyond 64 bits is missing, its neighbors are not."""
     cells, valid = bytearray(8 * 6), bytearray(b"\1" * 6)
     ints, floats = memoryview(cells).cast("Q"), memoryview(cells).cast("d")
     try:

@@ -1,6 +1,4 @@
-"""The fast reader of frames against `frames.decode`: both accept the same data, with the same
-cells.
-"""
+"""The fast reader against `frames.decode`: both accept the same data, with the same cells."""
 
 from __future__ import annotations
 
@@ -47,9 +45,7 @@ def read_blocks(data: bytes, reader: Reader | None = None) -> list[tuple[object,
 @settings(deadline=None)
 @given(stamps, st.lists(blocks(), max_size=4), st.booleans())
 def test_both_readers_say_the_same(stamp: Stamp, given_blocks: list[Block], deflate: bool) -> None:
-    """Any tables, any cells, deflated or not; and the same again from a reader that knows the
-    tables.
-    """
+    """Deflated or not; and again from a reader that knows the tables."""
     data = frames.encode(stamp, given_blocks, deflate=deflate)
     reader = Reader(CATALOGUE, frames.decode)
     expected = [content(block) for block in frames.decode(data).blocks]
@@ -61,9 +57,7 @@ def test_both_readers_say_the_same(stamp: Stamp, given_blocks: list[Block], defl
 
 @given(st.integers(0, len(EXAMPLE) - 1), st.integers(0, 255), st.booleans())
 def test_a_damaged_frame_is_refused_with_the_same_words(at: int, byte: int, seal: bool) -> None:
-    """A hostile sender can compute the right checksum: nothing is read past the end, nothing
-    crashes.
-    """
+    """A hostile sender can compute the right checksum: no read past the end."""
     data = EXAMPLE[:at] + bytes((byte,)) + EXAMPLE[at + 1 :]
     data = resealed(data) if seal else data
     known = Reader(CATALOGUE, frames.decode)
@@ -80,9 +74,7 @@ def test_a_damaged_frame_is_refused_with_the_same_words(at: int, byte: int, seal
 
 
 def test_names_that_cancel_out_in_the_digest_are_read_anew() -> None:
-    """One agent sent names with another's digest for any seed: with invalid UTF-8 they made each
-    commit of the fleet fail.
-    """
+    """Names with another's digest, and invalid UTF-8, made each commit of the fleet fail."""
     stamp = Stamp(b"r" * 16, b"b" * 16, 1, 1, 1)
     data = frames.encode(stamp, [Block("gpu_1s", ["GPU-" + "a" * 60])], deflate=False)
     name = data.index(b"GPU-a")
@@ -149,9 +141,7 @@ def test_the_fleet_has_the_last_of_each_cell(seconds: list[list[Block]]) -> None
 
 
 def test_a_host_that_boots_again_and_again_is_heard() -> None:
-    """Boots are numbered in 16 bits: the 65,536th boot of a host in a test lab must not count as
-    none.
-    """
+    """Boots have 16 bits: a host's 65,536th boot must not count as none."""
     fleet = Fleet()
     host = fleet.register("a", simulated=True, boot_id=b"b" * 16, devices=[])
     fleet._boot[host] = BOOT_MAX
@@ -193,9 +183,7 @@ def test_a_commit_has_every_cell_in_its_place(several: list[list[Block]]) -> Non
 @settings(max_examples=50, deadline=None)
 @given(st.lists(blocks(), min_size=1, max_size=4))
 def test_a_frame_is_counted_as_what_a_commit_makes_of_it(several: list[Block]) -> None:
-    """A frame with few cells of very many devices, 0.5 MB on the wire, was 150 MB in the commit,
-    but counted as 3.
-    """
+    """A frame of 0.5 MB with very many devices was 150 MB in the commit, but counted as 3."""
     frame = read_frame(frames.encode(Stamp(b"r" * 16, bytes(16), 1, 5, 0), several))
     created = [arrow for _, arrow in batch([HostFrame("h", frame, 0)]).tables()]
     devices = [len(name.encode()) + 4 for block in several for name in block.devices]
@@ -203,9 +191,7 @@ def test_a_frame_is_counted_as_what_a_commit_makes_of_it(several: list[Block]) -
 
 
 def test_signals_of_one_place_are_of_the_last() -> None:
-    """A table has an id twice: the cells of the last column count, as if they had come one after
-    another.
-    """
+    """A table has an id twice: the cells of the last column count."""
     block = Block("gpu_1s", ["G"], (TABLES["gpu_1s"][0].signal_id,) * 3)
     for column in range(3):
         block.put_float(column, 0, float(column))
@@ -215,9 +201,7 @@ def test_signals_of_one_place_are_of_the_last() -> None:
 
 
 def test_places_are_looked_up_once() -> None:
-    """An expensive look-up counts as a row (`agent_rows_per_second_max`); known columns cost
-    nothing.
-    """
+    """An expensive look-up counts as a row (`agent_rows_per_second_max`)."""
     reader = Reader(Catalogue(_plan), frames.decode)
     unknown = [Block(f"strange_{index}", ["G"], tuple(range(20_000, 20_512))) for index in range(4)]
     data = frames.encode(Stamp(b"r" * 16, bytes(16), 1, 5, 0), unknown)
@@ -225,9 +209,7 @@ def test_places_are_looked_up_once() -> None:
 
 
 def test_tables_of_each_second_are_known_again_among_those_of_each_minute() -> None:
-    """The first frame of a host has all its tables: they filled the memory, and the tables of each
-    second did not fit.
-    """
+    """A host's first frame has all its tables: those of each second did not fit."""
     reader = Reader(CATALOGUE, frames.decode)
     often = [Block("gpu_1s", [f"GPU-{index}" for index in range(8)]), Block("host_1s", ["host"])]
     seldom = [Block(f"{index}_60s", [f"device-{index}"] * 20, (1, 2, 3)) for index in range(40)]
@@ -283,9 +265,7 @@ def test_keys_are_found_again(keys: list[tuple[int, str]]) -> None:
     )
 )
 def test_rows_that_are_given_to_others_are_found(turns: list[tuple[int, str, int]]) -> None:
-    """Like a dict, for any order of additions and renamings, often enough that all names are
-    rewritten.
-    """
+    """Like a dict, for any additions and renamings, until all names are rewritten."""
     known: dict[tuple[int, str], int] = {}
     device_keys, hosts = DeviceKeys(), np.zeros(400, np.int32)
     device_keys.bind(hosts)

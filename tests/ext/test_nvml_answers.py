@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -10,7 +13,7 @@ from gangline.ext.nvml import READINGS
 from gangline.ext.nvml_readings import NAMED, ROWS
 from tests.ext.sweeping import LIBRARY_READINGS, OF_THE_SWEEP, Sweeping, addresses, missing
 from tests.fake_nvml.fixtures import Play
-from tests.fake_nvml.scenario import gpus
+from tests.fake_nvml.scenario import Gpu, gpus
 
 BLANKS = {2**32 - 1, 2**64 - 1, *range(2**63 - 16, 2**63)}
 UNSIGNED = (
@@ -37,13 +40,26 @@ LOSSES = [
 ]
 
 
+Reading = Callable[[Gpu], dict[str, Any]]
+
+
+@pytest.fixture
+def reading(library: str, play: Play) -> Reading:
+    """Return a function that plays one GPU, and returns its readings."""
+
+    def read(gpu: Gpu) -> dict[str, Any]:
+        play([gpu])
+        with Sweeping(library, [gpu.address]) as sweeping:
+            return sweeping.read()[0]
+
+    return read
+
+
 @settings(
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(values=st.lists(UNSIGNED, min_size=1, max_size=64))
-def test_a_blank_is_missing_and_all_else_is_kept(
-    values: list[int], library: str, play: Play
-) -> None:
+def test_blanks_are_missing_others_are_kept(values: list[int], library: str, play: Play) -> None:
     """An ECC count of 18446744073709551615 drained a healthy node."""
     gpu = gpus(1)[0]
     gpu.fields = {4: ("ull", values)}
@@ -56,7 +72,7 @@ def test_a_blank_is_missing_and_all_else_is_kept(
 
 
 @pytest.mark.parametrize(
-    ("line", "reading"),
+    ("line", "name"),
     [
         ("sm_clock 4294967295", "sm_clock_hertz"),
         ("utilization 255", "utilization_ratio"),
@@ -84,45 +100,36 @@ def test_a_blank_is_missing_and_all_else_is_kept(
         ("field 230 uint 4000", "recovery_action_state"),
     ],
 )
-def test_what_cannot_be_is_missing(line: str, reading: str, library: str, play: Play) -> None:
+def test_what_cannot_be_is_missing(line: str, name: str, reading: Reading) -> None:
     """A broken sensor returns its largest number; as a temperature it would be the sun's."""
     gpu = gpus(1)[0]
     gpu.lines.append(line)
-    play([gpu])
-    with Sweeping(library, [gpu.address]) as sweeping:
-        readings = sweeping.read()[0]
-    assert missing(readings) == {reading}
+    readings = reading(gpu)
+    assert missing(readings) == {name}
     assert readings["calls_failed_errors"] == 0
 
 
-def test_a_margin_of_minus_one_is_a_value(library: str, play: Play) -> None:
-    """One degree past the limit the margin matters most, and -1 is a blank in other calls."""
-    gpu = gpus(1)[0]
-    gpu.values["margin"] = -1
-    play([gpu])
-    with Sweeping(library, [gpu.address]) as sweeping:
-        assert sweeping.read()[0]["temperature_margin_celsius"] == -1.0
-
-
 @pytest.mark.parametrize(
-    ("kind", "text", "value"),
+    ("field", "name", "value"),
     [
-        ("int", "-7", -7.0),
-        ("sll", "-9", -9.0),
-        ("ushort", "65", 65.0),
-        ("ulong", "66", 66.0),
-        ("double", "67.5", 67.5),
+        ("margin -1", "temperature_margin_celsius", -1.0),  # a blank in other calls
+        ("field 196 int -7", "margin_at_max_celsius", -7.0),
+        ("field 196 sll -9", "margin_at_max_celsius", -9.0),
+        ("field 196 ushort 65", "margin_at_max_celsius", 65.0),
+        ("field 196 ulong 66", "margin_at_max_celsius", 66.0),
+        ("field 196 double 67.5", "margin_at_max_celsius", 67.5),
+        ("field 4 unknown 12", "ecc_uncorrected_volatile_errors", None),  # a newer driver's type
     ],
 )
-def test_a_field_may_come_as_any_type(
-    kind: str, text: str, value: float, library: str, play: Play
-) -> None:
+def test_values_of_any_type(field: str, name: str, value: float | None, reading: Reading) -> None:
     """The driver chooses the value type; read by another member of the union it is noise."""
     gpu = gpus(1)[0]
-    gpu.fields[196] = (kind, text)
-    play([gpu])
-    with Sweeping(library, [gpu.address]) as sweeping:
-        assert sweeping.read()[0]["margin_at_max_celsius"] == value
+    kind, *words = field.split()
+    if kind == "field":
+        gpu.fields[int(words[0])] = (words[1], words[2])
+    else:
+        gpu.values[kind] = int(words[0])
+    assert reading(gpu)[name] == value
 
 
 def test_not_supported_is_missing_and_no_failure(library: str, play: Play) -> None:
@@ -231,17 +238,11 @@ def test_garbage_of_one_gpu_costs_no_neighbour(line: str, library: str, play: Pl
 
 @pytest.mark.parametrize("versioned", [0, 1])
 @pytest.mark.parametrize("flag", [0, 1])
-def test_memory_beyond_repair_is_read_in_either_layout(
-    versioned: int, flag: int, library: str, play: Play
-) -> None:
-    """NVIDIA's header and NVIDIA's Python binding disagree about this struct: one layout would
-    always miss the fault.
-    """
+def test_unrepairable_memory_layouts(versioned: int, flag: int, reading: Reading) -> None:
+    """NVIDIA's header and its Python binding disagree: one layout would miss the fault."""
     gpu = gpus(1)[0]
     gpu.values |= {"unrepairable": flag, "unrepairable_versioned": versioned}
-    play([gpu])
-    with Sweeping(library, [gpu.address]) as sweeping:
-        assert sweeping.read()[0]["unrepairable_memory_state"] == flag
+    assert reading(gpu)["unrepairable_memory_state"] == flag
 
 
 @pytest.mark.parametrize(
@@ -271,15 +272,11 @@ def test_places_of_lost_data_are_counted_within_bounds(
     assert (sick["calls_failed_errors"], missing(neighbour)) == (0, set())
 
 
-def test_a_place_that_the_driver_passes_over_is_no_zero(library: str, play: Play) -> None:
-    """Three places were reported, but only two counts: the third counted as zero, and the sum was
-    wrong.
-    """
+def test_a_place_that_the_driver_passes_over_is_no_zero(reading: Reading) -> None:
+    """Three places were reported, but two counts: the third counted as zero."""
     gpu = gpus(1)[0]
     gpu.values |= {"sram_unique": 3, "sram_unique_passed": 1}
-    play([gpu])
-    with Sweeping(library, [gpu.address]) as sweeping:
-        readings = sweeping.read()[0]
+    readings = reading(gpu)
     assert readings["sram_unique_uncorrected_count"] == 3
     assert (
         readings["sram_unique_uncorrected_errors"] is readings["sram_unique_parity_count"] is None
@@ -289,28 +286,22 @@ def test_a_place_that_the_driver_passes_over_is_no_zero(library: str, play: Play
 @pytest.mark.parametrize(
     ("more", "said"), [(2, (5, 35, 4)), (4094, (None, None, None))], ids=["a few", "no end"]
 )
-def test_places_that_come_between_the_two_calls(
-    more: int, said: tuple[int | None, ...], library: str, play: Play
-) -> None:
+def test_added_places(more: int, said: tuple[int | None, ...], reading: Reading) -> None:
     """Data was lost in a new place between the count and the list: all counts went missing."""
     gpu = gpus(1)[0]
     gpu.values |= {"sram_unique": 3, "sram_unique_more": more, "sram_unique_parity": 4}
-    play([gpu])
-    with Sweeping(library, [gpu.address]) as sweeping:
-        row = sweeping.read()[0]
+    row = reading(gpu)
     names = ("uncorrected_count", "uncorrected_errors", "parity_count")
     assert tuple(row[f"sram_unique_{name}"] for name in names) == said
 
 
 @pytest.mark.parametrize("blank", [2**32 - 1, 2**64 - 1, 2**63 - 13])
-def test_a_blank_is_missing_wherever_it_stands(blank: int, library: str, play: Play) -> None:
+def test_a_blank_is_missing_wherever_it_stands(blank: int, reading: Reading) -> None:
     """`N/A` is all ones in one call and a count in another: 4294967295 W were reported."""
     gpu = gpus(1)[0]
     gpu.values = dict.fromkeys(gpu.values, blank)
     gpu.fields = {number: ("ull", blank) for number in gpu.fields}
-    play([gpu])
-    with Sweeping(library, [gpu.address]) as sweeping:
-        readings = sweeping.read()[0]
+    readings = reading(gpu)
     narrow = {  # 32-bit values: they cannot hold the larger blanks, and show another value
         row.name for row in ROWS if row.shape != "long" or row.name in NAMED
     }
@@ -320,15 +311,6 @@ def test_a_blank_is_missing_wherever_it_stands(blank: int, library: str, play: P
     )
     assert present <= (narrow if blank > 2**32 else set())
     assert all(readings[name] != blank for name in present)
-
-
-def test_a_value_type_that_nobody_knows_is_missing(library: str, play: Play) -> None:
-    """A newer driver returned a type of its own; its bits were taken for a count."""
-    gpu = gpus(1)[0]
-    gpu.fields[4] = ("unknown", 12)
-    play([gpu])
-    with Sweeping(library, [gpu.address]) as sweeping:
-        assert sweeping.read()[0]["ecc_uncorrected_volatile_errors"] is None
 
 
 @pytest.mark.parametrize("line", LOSSES)

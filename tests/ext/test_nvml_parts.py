@@ -33,7 +33,6 @@ from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.parts_scenario import (
     BLACKWELL,
     NO_MEMORY,
-    host_lines,
     mig_device,
     process,
     with_c2c,
@@ -109,23 +108,32 @@ COSTS: dict[str, set[str]] = {
 }
 
 
+#: Scenarios of the running test.
+PLAYED: list[Scenario] = []
+
+
 @pytest.fixture
 def play(play: Play) -> Play:
-    """Count MIG devices separately from GPUs."""
-
     def write(devices: Iterable[Gpu]) -> Scenario:
-        listed = list(devices)
-        return play(listed, host=host_lines(listed))
+        PLAYED.append(play(devices))
+        return PLAYED[-1]
 
     return write
 
 
 @pytest.fixture
-def opened(library: str) -> Iterator[Open]:
-    """Yield a function that opens GPUs, and releases them at the end of the test."""
+def opened(library: str, play: Play) -> Iterator[Open]:
+    """Yield a function that opens GPUs, and releases them at the end of the test.
+
+    It plays just these GPUs, unless the test has called `play`.
+    """
     created: list[Nvml] = []
+    PLAYED.clear()
 
     def start(devices: Iterable[Gpu], path: str = library) -> Parts:
+        devices = list(devices)
+        if not PLAYED:
+            play(devices)
         created.append(Nvml(path))
         parts = Parts(created[-1])
         for gpu in devices:
@@ -183,9 +191,7 @@ def test_prototypes_are_nvidias(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("header", [header_folder, older_header_folder])
 def test_field_ids_are_nvidias(header: Callable[[], Path], tmp_path: Path) -> None:
-    """With an id off by one, replays are read as recoveries: both are small numbers, so the error
-    is invisible.
-    """
+    """With an id off by one, replays are read as recoveries."""
     ours = {
         f"NVML_FI_DEV_{name}": fields[f"{kind}.{signal}"].scoped
         for kind, fields, names in (("nvlink", NVLINK, NAMES), ("c2c", C2C, C2C_NAMES))
@@ -233,22 +239,20 @@ class Fields:
         return [ints[i] if valid else None for i, valid in enumerate(self.valid)]
 
 
-def test_a_field_is_of_its_link(play: Play, opened: Open) -> None:
+def test_a_field_is_of_its_link(opened: Open) -> None:
     """The scope was left at zero once: eighteen links showed the errors of the first."""
     gpu = gpus(1)[0]
     gpu.lines += [f"scoped {link} 161 ull {100 + link}" for link in range(18)]
-    play([gpu])
     fields = Fields(opened([gpu]), [(gpu.address, 161, link) for link in range(18)])
     assert fields.run() == [100 + link for link in range(18)]
 
 
-def test_one_call_serves_all_links_of_a_gpu(play: Play, opened: Open, library: str) -> None:
+def test_one_call_serves_all_links_of_a_gpu(opened: Open, library: str) -> None:
     """Eighteen calls a GPU, eight GPUs, twenty fields: 2,880 calls each ten seconds."""
     counted = ctypes.CDLL(library).fake_nvml_calls
     devices = gpus(2)
     for gpu in devices:
         gpu.lines += [f"scoped {link} {f} ull 1" for link in range(18) for f in range(201, 205)]
-    play(devices)
     asks = [(g.address, f, link) for g in devices for link in range(18) for f in range(201, 205)]
     fields = Fields(opened(devices), asks)
     before = counted(b"nvmlDeviceGetFieldValues")
@@ -256,11 +260,10 @@ def test_one_call_serves_all_links_of_a_gpu(play: Play, opened: Open, library: s
     assert counted(b"nvmlDeviceGetFieldValues") - before == 2
 
 
-def test_more_fields_than_a_call_takes_are_asked_in_parts(play: Play, opened: Open) -> None:
+def test_more_fields_than_a_call_takes_are_asked_in_parts(opened: Open) -> None:
     """Thirty-six links with fifty fields do not fit into one call."""
     gpu = gpus(1)[0]
     gpu.lines += [f"scoped {link} 161 ull {link}" for link in range(36)]
-    play([gpu])
     fields = Fields(opened([gpu]), [(gpu.address, 161, i % 36) for i in range(1800)])
     assert fields.run() == [i % 36 for i in range(1800)]
 
@@ -276,13 +279,10 @@ def test_what_a_link_does_not_have_is_asked_for_rarely(play: Play, opened: Open)
     assert [fields.run()[1] for _ in range(30)] == [None] * 29 + [9]
 
 
-def test_the_first_that_has_a_value_fills_the_cell(play: Play, opened: Open) -> None:
-    """A driver with both ways has the same value in both; a driver with only the older one must
-    still have a value.
-    """
+def test_the_first_that_has_a_value_fills_the_cell(opened: Open) -> None:
+    """A driver with only the older way must still have a value."""
     gpu = gpus(1)[0]
     gpu.lines += ["scoped 3 161 ull 7", "scoped 0 49 ull 8"]
-    play([gpu])
     parts = opened([gpu])
     cells, valid = bytearray(16), bytearray(2)
     both = FieldPass(parts)
@@ -302,11 +302,10 @@ def test_the_first_that_has_a_value_fills_the_cell(play: Play, opened: Open) -> 
         *("sll -5", "double nan", "double -1", "double 1e300", "ull -", "ull !999", "ull !3"),
     ],
 )
-def test_a_blank_is_missing(value: str, play: Play, opened: Open) -> None:
+def test_a_blank_is_missing(value: str, opened: Open) -> None:
     """A driver returned 4294967295 replays in ten seconds to mean `not now`."""
     gpu = gpus(1)[0]
     gpu.lines.append(f"scoped 0 161 {value}")
-    play([gpu])
     assert Fields(opened([gpu]), [(gpu.address, 161, 0)]).run() == [None]
 
 
@@ -347,23 +346,18 @@ def test_memory_in_use_cannot_be_moved(play: Play, opened: Open) -> None:
 
 
 @pytest.mark.parametrize("count", [4_294_967_294, 2**40, 65])
-def test_a_garbage_count_of_links_is_bounded(count: int, play: Play, opened: Open) -> None:
-    """Four thousand million links would be as many rows in each frame; even sixty-four false links
-    are too many.
-    """
+def test_a_garbage_count_of_links_is_bounded(count: int, opened: Open) -> None:
+    """Four thousand million links would be as many rows; even sixty-four are too many."""
     gpu = with_links(gpus(1)[0], 18)
     gpu.fields[91] = gpu.fields[170] = ("ull", count)
-    play([gpu])
     parts = opened([gpu])
     assert (parts.nvlink_count(gpu.address), parts.c2c_count(gpu.address)) == (18, 0)
 
 
-def test_links_are_counted_without_the_field(play: Play, opened: Open) -> None:
-    """A driver without the count still has links."""
+def test_links_are_counted_without_the_field(opened: Open) -> None:
     gpu = with_links(gpus(1)[0], 12)
     del gpu.fields[91]
     gpu.lines.append("link_state 5 0")  # one is down: the sixth is not the end
-    play([gpu])
     assert opened([gpu]).nvlink_count(gpu.address) == 12
 
 
@@ -414,9 +408,7 @@ def listed(parts: Parts, address: str) -> list[Process]:
 
 
 def test_lists_that_say_the_same_are_the_same(play: Play, opened: Open) -> None:
-    """Twenty-four lists a second were converted into objects, although no process had started or
-    ended.
-    """
+    """Twenty-four unchanged lists a second were converted into objects."""
     devices = gpus(2)
     devices[0].lines.append(process(19))
     devices[1].lines += [process(20, 5), process(20, 6, last=1), process(21, 7, first=4)]
@@ -458,12 +450,11 @@ def test_a_gpu_that_fails_says_nothing_that_it_said_before(play: Play, opened: O
     assert len(lists.of(devices[0].address)) == 1
 
 
-def test_processes_of_all_three_lists(play: Play, opened: Open) -> None:
+def test_processes_of_all_three_lists(opened: Open) -> None:
     """Clients of an MPS server are in a list of their own, and had no owner."""
     gpu = gpus(1)[0]
     gpu.lines += [process(10, 5), process(11, 6, which=1), process(12, 7, which=2)]
     gpu.lines.append(process(13, NO_MEMORY, instance=2, compute=0))
-    play([gpu])
     assert listed(opened([gpu]), gpu.address) == [
         (10, 5, None, None, COMPUTE),
         (13, None, 2, 0, COMPUTE),
@@ -473,19 +464,17 @@ def test_processes_of_all_three_lists(play: Play, opened: Open) -> None:
 
 
 @pytest.mark.parametrize("count", [63, 64, 65, 500])
-def test_room_is_made_for_as_many_as_there_are(count: int, play: Play, opened: Open) -> None:
+def test_room_is_made_for_as_many_as_there_are(count: int, opened: Open) -> None:
     """The list was cut at the first guess: the sixty-fifth process held memory without an owner."""
     gpu = gpus(1)[0]
     gpu.lines += [process(100 + i, i) for i in range(count)]
-    play([gpu])
     assert [p.pid for p in listed(opened([gpu]), gpu.address)] == list(range(100, 100 + count))
 
 
-def test_a_garbage_count_of_processes_is_refused(play: Play, opened: Open, library: str) -> None:
+def test_a_garbage_count_of_processes_is_refused(opened: Open, library: str) -> None:
     """Four thousand million entries of 24 bytes are a hundred gigabytes."""
     gpu = gpus(1)[0]
     gpu.values["graphics_count"] = 4_294_967_294
-    play([gpu])
     counted = ctypes.CDLL(library).fake_nvml_calls
     before = counted(b"nvmlDeviceGetGraphicsRunningProcesses_v3")
     with pytest.raises(NvmlError, match=f"4294967294 processes, of which at most {PROCESSES_MAX}"):
@@ -493,12 +482,9 @@ def test_a_garbage_count_of_processes_is_refused(play: Play, opened: Open, libra
     assert counted(b"nvmlDeviceGetGraphicsRunningProcesses_v3") - before <= 4
 
 
-def test_the_older_call_gives_the_fabric_without_its_health(
-    folder: Path, play: Play, opened: Open
-) -> None:
+def test_the_older_call_has_no_health_of_the_fabric(folder: Path, opened: Open) -> None:
     """A driver without the versioned call still returns a GPU's clique."""
     gpu = with_fabric(gpus(1)[0])
-    play([gpu])
     whole = opened([gpu]).fabric(gpu.address)
     assert whole is not None
     assert whole[:2] == (bytes.fromhex("6c3f0d1a2b4c4d5e8f90112233445566"), 3)
@@ -510,21 +496,19 @@ def test_the_older_call_gives_the_fabric_without_its_health(
     assert older.health_mask is None
 
 
-def test_a_driver_with_a_summary_tells_it(play: Play, opened: Open) -> None:
+def test_a_driver_with_a_summary_tells_it(opened: Open) -> None:
     """Version 3 has one summary of the mask's seven parts."""
     gpu = with_fabric(gpus(1)[0])
     gpu.values["fabric_summary"] = 3
-    play([gpu])
     fabric = opened([gpu]).fabric(gpu.address)
     assert fabric is not None
     assert (fabric.health_mask, fabric.health_summary) == (0xAA, 3)
 
 
-def test_only_what_is_supported_is_registered(play: Play, opened: Open) -> None:
+def test_only_what_is_supported_is_registered(opened: Open) -> None:
     """Registering one unsupported type fails for every type."""
     devices = gpus(2)
     devices[0].values["events_supported"] = 0x10B
-    play(devices)
     events = EventSet(opened(devices))
     assert [events.register(gpu.address, 0xFFFF & ~2) for gpu in devices] == [0x109, 0]
     events.close()
@@ -574,9 +558,7 @@ def _registered(parts: Parts, address: str) -> int:
 
 
 @pytest.mark.parametrize("symbol", [*nvml_parts.SYMBOLS, "nothing"])
-def test_a_missing_symbol_costs_its_readings_only(
-    symbol: str, folder: Path, play: Play, opened: Open
-) -> None:
+def test_a_missing_symbols_readings(symbol: str, folder: Path, play: Play, opened: Open) -> None:
     """A binding linked at build time does not even start under a driver one branch older."""
     gpu = with_c2c(with_fabric(with_mig(with_links(gpus(1)[0], 2, BLACKWELL))), 1)
     gpu.values["events_supported"] = 8

@@ -1,6 +1,4 @@
-"""The ring of samples: no sample is lost within its length or belongs to another GPU, and sums are
-right.
-"""
+"""The ring of samples: none is lost within its length or another GPU's; sums are right."""
 
 from __future__ import annotations
 
@@ -118,9 +116,7 @@ several = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 @several
 @given(st.lists(cells, max_size=12))
-def test_the_last_samples_are_there_as_they_were(
-    nvml: Nvml, taken: list[tuple[list[float | None], list[int | None]]]
-) -> None:
+def test_last_samples(nvml: Nvml, taken: list[tuple[list[float | None], list[int | None]]]) -> None:
     """A ring that overwrites a sample too early would lose the second that an operator requests."""
     filled = Filled(nvml)
     for sample in taken:
@@ -133,10 +129,7 @@ def test_the_last_samples_are_there_as_they_were(
 
 @several
 @given(st.lists(cells, min_size=1, max_size=LENGTH))
-def test_sums_are_sums(
-    nvml: Nvml, taken: list[tuple[list[float | None], list[int | None]]]
-) -> None:
-    """For any flags and clocks; GPUs are never mixed."""
+def test_sums_of_ring(nvml: Nvml, taken: list[tuple[list[float | None], list[int | None]]]) -> None:
     filled, summary = Filled(nvml), Summary()
     for sample in taken:
         filled.put(sample)
@@ -192,9 +185,7 @@ def test_what_does_not_fit_is_refused(nvml: Nvml) -> None:
 
 @several
 @given(st.lists(cells, min_size=1, max_size=LENGTH))
-def test_what_follows_the_ring_has_its_samples(
-    nvml: Nvml, taken: list[tuple[list[float | None], list[int | None]]]
-) -> None:
+def test_follow_ring(nvml: Nvml, taken: list[tuple[list[float | None], list[int | None]]]) -> None:
     """A history that is off by one sample or GPU would find another period."""
     tracker, history = PhaseTracker(ROWS), SampleHistory(ROWS, LENGTH)
     sources = [0 if name == "power_watts" else -1 for name in SIGNALS]
@@ -217,12 +208,8 @@ def test_what_follows_the_ring_has_its_samples(
 
 
 @pytest.mark.parametrize(("clock", "samples"), [("nights", 2), ("none", 0)])
-def test_a_rest_by_a_clock_that_is_not_as_it_should_be(
-    clock: str, samples: int, nvml: Nvml, tmp_path: Path
-) -> None:
-    """A host suspended for two nights called its GPUs 460,800 times in a row; in a sandbox without
-    this sleep, a sampler never slept, and used a whole CPU.
-    """
+def test_a_rest_by_a_faulty_clock(clock: str, samples: int, nvml: Nvml, tmp_path: Path) -> None:
+    """A suspended host called its GPUs 460,800 times; in a sandbox a sampler never slept."""
     source, library = tmp_path / "clock.c", tmp_path / "clock.so"
     source.write_text(CLOCK.replace("SLEEP", CLOCKS[clock]))
     subprocess.run([*compiler(), "-shared", "-fPIC", source, "-o", library], check=True)

@@ -98,9 +98,7 @@ def test_a_missing_symbol_costs_its_reading_only(symbol: str, folder: Path, play
 
 
 def test_an_old_driver_gives_what_it_has(folder: Path, play: Play) -> None:
-    """No fields, no versioned calls, the older name of the clock reasons: the older calls return
-    the same.
-    """
+    """No fields, no versioned calls: the older calls return the same."""
     lacks = ["nvmlDeviceGetFieldValues", "nvmlDeviceGetTemperatureV", "nvmlDeviceGetMemoryInfo_v2"]
     lacks += [
         "nvmlDeviceGetCurrentClocksEventReasons",
@@ -132,9 +130,7 @@ VERSIONED: dict[str, set[str]] = {
 
 
 @pytest.mark.parametrize("symbol", VERSIONED)
-def test_a_driver_that_does_not_know_a_version_is_asked_the_older_call(
-    symbol: str, library: str, play: Play
-) -> None:
+def test_an_unknown_version_has_an_older_call(symbol: str, library: str, play: Play) -> None:
     """ARGUMENT_VERSION_MISMATCH means an old driver, not a failing one."""
     gpu = gpus(1)[0]
     gpu.lines.append(f"error {symbol} 25")
@@ -161,9 +157,7 @@ def test_a_library_that_is_no_nvml_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("code", "words"), [(9, "Driver Not Loaded"), (18, "version mismatch")])
-def test_a_driver_that_will_not_start_says_why(
-    code: int, words: str, library: str, play: Play
-) -> None:
+def test_a_driver_that_does_not_start(code: int, words: str, library: str, play: Play) -> None:
     """A driver during an update (18) is not a dead GPU."""
     play(gpus(1), host=f"error nvmlInitWithFlags {code}")
     with pytest.raises(NvmlError, match=words) as caught:

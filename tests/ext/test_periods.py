@@ -17,9 +17,7 @@ RATE = 10.0
 def steps(
     period: float, *, seconds: float = 120.0, batches: int = 1, jitter: float = 0.0, seed: int = 1
 ) -> np.ndarray:
-    """Return power at 10 Hz of steps of *period* seconds: micro-batches (forward, backward), then a
-    wait.
-    """
+    """Return power at 10 Hz of steps of *period* seconds: micro-batches, then a wait."""
     random = np.random.default_rng(seed)
     fine = int(seconds * 10) * 10
     watts, now = np.full(fine, 150.0), 0.0
@@ -79,9 +77,7 @@ def test_nothing_is_said_of_what_does_not_repeat(signal: np.ndarray) -> None:
 @pytest.mark.parametrize("cycle", [9.0, 15.4, 24.0, 41.0, 70.0])
 @pytest.mark.parametrize("pause", [0.1, 0.4, 0.9])
 def test_flat_work_and_a_pause_that_return_are_no_step(cycle: float, pause: float) -> None:
-    """A job with a checkpoint every 15.4 s was shown at 4 % of its pace: the cycle was taken for
-    its step.
-    """
+    """A job with a checkpoint every 15.4 s was at 4 % of its pace: the wrong cycle."""
     times = np.arange(3000) / RATE
     works = (times % cycle) / cycle >= pause
     noise = np.random.default_rng(1).normal(0, 8, times.size)
@@ -91,9 +87,7 @@ def test_flat_work_and_a_pause_that_return_are_no_step(cycle: float, pause: floa
 @pytest.mark.parametrize("period", [0.56, 1.3, 3.1])
 @pytest.mark.parametrize("pause", [1.5, 8.0])
 def test_the_step_is_found_between_checkpoints(period: float, pause: float) -> None:
-    """Each checkpoint restarts the steps in phase: they repeat after one checkpoint cycle as well
-    as after one step.
-    """
+    """Steps repeat after one checkpoint cycle as well as after one step."""
     work = steps(period, seconds=25 * period, jitter=0.003)
     pieces = [np.concatenate([work, np.full(int(pause * RATE), 120.0)]) for _ in range(8)]
     assert of(np.concatenate(pieces)[-3000:])[0] == pytest.approx(period, rel=0.02)

@@ -55,9 +55,7 @@ def job(tracker: PhaseTracker, made: Trace) -> dict[str, float]:
 
 
 def checkpointing(times: int, every: int, seconds: float, shift: float = 0.0) -> Plan:
-    """Return steps of a second with a checkpoint after each *every*; *shift*: each is this much
-    longer than the last.
-    """
+    """Return steps of a second, a checkpoint after each *every*, each *shift* longer."""
     plan: list[tuple[int, float]] = []
     for number in range(times):
         plan += [*steps(every, 0.8, 0.2), (CHECKPOINT, seconds + number * shift)]
@@ -83,9 +81,7 @@ def test_shares_are_those_of_the_job(compute: float, wait: float, stall: float, 
 )
 @pytest.mark.parametrize("gpm", [True, False], ids=["gpm", "power alone"])
 def test_both_levels_are_learned(levels: Levels, gpm: bool) -> None:
-    """Watts of waiting defined for one model are wrong for every other, and for another job on the
-    same.
-    """
+    """Watts of waiting of one model are wrong for every other."""
     gpu_trace = trace([(IDLE, 5), *steps(50, 1.5, 1.0)], levels=levels, gpm=gpm)
     tracker = PhaseTracker(1)
     follow(tracker, gpu_trace)
@@ -110,9 +106,7 @@ def test_without_two_levels_there_is_little_confidence() -> None:
 
 
 def test_an_average_of_a_second_has_little_confidence_without_gpm() -> None:
-    """A100 and H100 average power over a second (nvmlDeviceGetPowerUsage), which hides steps of a
-    second.
-    """
+    """A100 and H100 average power over a second, which hides steps of a second."""
     tracker, gpu_trace = PhaseTracker(1), trace(steps(90, 0.7, 0.3), gpm=False, smooth_seconds=1.0)
     seen = follow(tracker, gpu_trace)
     assert seen.confidence[-1] < 0.5
@@ -140,9 +134,7 @@ def test_power_smoothing_hides_waiting_from_power_but_not_from_gpm() -> None:
 @pytest.mark.parametrize("gpm", [True, False], ids=["gpm", "power alone"])
 @pytest.mark.parametrize("writer", [True, False], ids=["writer", "waits"])
 @pytest.mark.parametrize(("every", "seconds"), [(24, 6.0), (45, 3.0), (16, 2.0), (40, 40.0)])
-def test_checkpoints_of_several_cadences(
-    every: int, seconds: float, writer: bool, gpm: bool
-) -> None:
+def test_checkpoints_of_any_cadence(every: int, seconds: float, writer: bool, gpm: bool) -> None:
     """A checkpoint is not a fault: waiting recognized as regular checkpoints needs no culprit."""
     gpu_trace = trace(checkpointing(6, every, seconds), writer=writer, gpm=gpm)
     tracker = PhaseTracker(1)
@@ -165,9 +157,7 @@ def test_checkpoints_of_several_cadences(
 
 
 def test_checkpoints_that_take_ever_longer() -> None:
-    """A file system that fills: the H100 recording writes for 17 s, then for 56 s, after the same
-    number of steps.
-    """
+    """In the H100 recording a checkpoint took 17 s, then 56 s, after the same steps."""
     gpu_trace = trace(checkpointing(8, 24, 6.0, shift=2.0))
     tracker = PhaseTracker(1)
     seen = follow(tracker, gpu_trace)
@@ -202,9 +192,7 @@ def test_stalls_at_random_are_no_checkpoints(seed: int) -> None:
 
 
 @pytest.mark.parametrize(("has_steps", "low", "high"), [(False, 0.5, 0.9), (True, 0.9, 1.0)])
-def test_regular_pauses_are_surer_checkpoints_with_steps_between_them(
-    has_steps: bool, low: float, high: float
-) -> None:
+def test_pauses_between_steps_are_surer(has_steps: bool, low: float, high: float) -> None:
     """The exchanges of a step of 28 s were checkpoints with a probability of .97."""
     tracker = PhaseTracker(1)
     gpu_trace = trace(checkpointing(20, 23, 5.0) if has_steps else steps(20, 23.0, 5.0))
@@ -213,9 +201,7 @@ def test_regular_pauses_are_surer_checkpoints_with_steps_between_them(
 
 
 def test_a_wait_in_each_step_is_no_checkpoint() -> None:
-    """Steps of 11 s in which the victims wait for 3 s: as regular as a checkpoint, and the
-    straggler would be missed.
-    """
+    """Steps of 11 s in which the victims wait for 3 s: the straggler would be missed."""
     tracker = PhaseTracker(1)
     tracker.begin_job(0)
     tracker.set_step(0, 11.0)
@@ -337,9 +323,7 @@ samples = st.tuples(
 
 
 @given(st.lists(samples, max_size=60), st.integers(0, 60))
-def test_whatever_a_driver_says_shares_are_shares(
-    given_samples: list[tuple[int, list[float]]], job_at: int
-) -> None:
+def test_shares_of_any_samples(given_samples: list[tuple[int, list[float]]], job_at: int) -> None:
     """Garbage in any order: the five shares add up to 1, or are missing."""
     tracker = PhaseTracker(1)
     for index, (now_ns, values) in enumerate(given_samples):
@@ -460,9 +444,7 @@ def test_a_late_sampler_makes_no_step_shorter() -> None:
 
 @pytest.mark.parametrize("has_gpm", [True, False])
 def test_a_kernel_that_is_bound_by_memory_computes(has_gpm: bool) -> None:
-    """An H200 that copied at 89 % of its memory bandwidth and 470 W was waiting, at confidence
-    0.82.
-    """
+    """An H200 at 89 % of its memory bandwidth was waiting, at confidence 0.82."""
     tracker, now_ns = PhaseTracker(1), 10 * NS
 
     def run(seconds: int, watts: float, active: float, tensor: float, bandwidth: float) -> None:
@@ -515,9 +497,7 @@ def recording(name: str) -> list[Trace]:
 
 @pytest.mark.parametrize("name", ["h100x8_ckpt_every_100.csv", "h100x8_ckpt_every_10.csv"])
 def test_recorded_h100s_compute_and_wait(name: str) -> None:
-    """Levels of real GPUs, in a job that mostly waits for its checkpoints; the second recording was
-    not used during development.
-    """
+    """Levels of real GPUs, waiting for checkpoints; the second recording is held out."""
     for gpu, gpu_trace in enumerate(recording(name)):
         tracker = PhaseTracker(1)
         seen = follow(tracker, gpu_trace)
@@ -533,9 +513,7 @@ def test_recorded_h100s_compute_and_wait(name: str) -> None:
 
 
 def test_recorded_checkpoints_are_found_and_predicted() -> None:
-    """After each 23 s of work a checkpoint of 17 s at first and 56 s later, in the recording used
-    during development.
-    """
+    """After each 23 s of work a checkpoint of 17 to 56 s; recording of the development."""
     for gpu_trace in recording("h100x8_ckpt_every_100.csv"):
         tracker = PhaseTracker(1)
         seen = follow(tracker, gpu_trace)

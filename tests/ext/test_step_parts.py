@@ -25,12 +25,8 @@ def parts_of(kind: str, period: float, seed: int) -> tuple[list[float], list[flo
 
 
 @pytest.mark.parametrize("kind", step_parts.KINDS)
-def test_parts_are_right_where_they_are_said_and_not_said_where_nothing_separates_them(
-    kind: str,
-) -> None:
-    """With tensor parallelism there is traffic in the whole step: "backward 85 %" made a user
-    optimize it.
-    """
+def test_parts_are_right_and_missing_where_nothing_separates_them(kind: str) -> None:
+    """With tensor parallelism "backward 85 %" made a user optimize it."""
     reported = [0] * len(PARTS)
     off: list[float] = []
     for seed in range(12):
@@ -48,9 +44,7 @@ def test_parts_are_right_where_they_are_said_and_not_said_where_nothing_separate
 
 
 def test_short_steps_and_steps_that_differ_have_no_parts() -> None:
-    """Five readings a second show no part of a step of 2 s; and noise folded at any period has
-    parts by chance.
-    """
+    """Too few readings show no part; and noise folded at any period has parts by chance."""
     assert tuple(map(isnan, parts_of("data parallel", 3.0, 1)[0])) == SILENT
     random = np.random.default_rng(1)
     for seconds in (5.0, 7.3, 20.0, nan, 0.0, -1.0, 1e9):
@@ -69,9 +63,7 @@ def test_odd_readings_have_no_parts(value: float) -> None:
 
 @pytest.mark.parametrize("missing", range(7))
 def test_a_signal_that_a_driver_lacks_crashes_nothing(missing: int) -> None:
-    """GPM without memory bandwidth: the cuts of the step were read before they were written, and
-    the sampler died.
-    """
+    """GPM without memory bandwidth: unwritten cuts were read, and the sampler died."""
     random = np.random.default_rng(3)
     fine, _ = step_parts.timeline(random, "data parallel", 8.0)
     signals = step_parts.sampled(random, fine, has_gpm=True)
@@ -81,9 +73,7 @@ def test_a_signal_that_a_driver_lacks_crashes_nothing(missing: int) -> None:
 
 
 def test_other_shapes_are_rejected() -> None:
-    """The position of a signal is its meaning: with six of them forward would have been the traffic
-    of PCIe.
-    """
+    """The position of a signal is its meaning."""
     with pytest.raises(ValueError, match="6 signals: expected 7"):
         split(np.zeros((6, 100), np.float32).data, 0.1, 6.0)
     with pytest.raises(ValueError, match="seconds a sample"):

@@ -19,16 +19,12 @@ SONAME = "libnvidia-ml.so.1"
 
 
 def header_folder() -> Path:
-    """Return the folder of the newest nvml.h; it comes with the development package
-    nvidia-nvml-dev.
-    """
+    """Return the folder of the newest nvml.h, of the package nvidia-nvml-dev."""
     return _header_folder("nvidia.cu13")
 
 
 def older_header_folder() -> Path:
-    """Return the folder of the nvml.h of 12.9 (nvidia-nvml-dev-cu12), where some field ids are
-    others.
-    """
+    """Return the folder of the nvml.h of 12.9 (nvidia-nvml-dev-cu12): some ids differ."""
     return _header_folder("nvidia.nvml_dev")
 
 
@@ -75,9 +71,7 @@ def _objects_folder() -> Path:
 
 @functools.cache
 def _objects(version: str) -> list[str]:
-    """Compile every source, once in this process; for another version only the file that depends on
-    it.
-    """
+    """Compile every source, once a process; for another version only the file concerned."""
     result, running = [], []
     for source in sorted(FOLDER.glob("*.c")):
         own = version if source.stem == "fake_nvml" else ""

@@ -50,10 +50,7 @@ class Throttling:
 
 
 def throttling(steps: int, *, begin: Sequence[int] = (6, 20, 34), last: int = 8) -> Throttling:
-    """Return a course in which each cause in turn throttles the GPU for *last* steps.
-
-    It begins and ends in the middle between two samples, and throttles for 0.9 of the time.
-    """
+    """Return a course in which each cause throttles for *last* steps, 0.9 of the time."""
     flags, counters = [0x4] * steps, {}
     for (cause, flag), first in zip(CAUSES.items(), begin, strict=True):
         held, total = [], 0
@@ -68,9 +65,7 @@ def throttling(steps: int, *, begin: Sequence[int] = (6, 20, 34), last: int = 8)
 
 
 def behave_as(gpu: Gpu, version: str, course: Throttling, *, set_at: int = 10) -> Gpu:
-    """Give *gpu* the fields of driver *version* over *course*; after step *set_at* with other
-    settings.
-    """
+    """Give *gpu* the fields of driver *version* over *course*; other settings from *set_at*."""
     for number in range(251, 274):
         gpu.fields.pop(number, None)
     steps = len(course.flags)

@@ -8,6 +8,7 @@ import pytest
 from gangline.ext import nvml
 
 from .build import build
+from .parts_scenario import host_lines
 from .scenario import Gpu, Scenario
 
 #: Writes a scenario and makes the library play it: `play(gpus(2), host="count 2")`.
@@ -16,9 +17,7 @@ Play = Callable[..., Scenario]
 
 @pytest.fixture(autouse=True)
 def accounts() -> Iterator[None]:
-    """Forget GPUs and call counts of the previous test: a test's clock allows more calls than the
-    real one.
-    """
+    """Forget GPUs and call counts of the previous test."""
     nvml.forget_accounts()
     nvml.cap(0)
     yield
@@ -43,6 +42,9 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
 
     def write(devices: Iterable[Gpu] = (), host: str = "") -> Scenario:
         monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
-        return Scenario(tmp_path / "scenario", devices, host=host)
+        listed = list(devices)
+        if any(device.uuid.startswith("MIG-") for device in listed):
+            host = f"{host_lines(listed)}\n{host}"
+        return Scenario(tmp_path / "scenario", listed, host=host)
 
     return write

@@ -1,6 +1,4 @@
-"""Scenarios of a GPU's parts: links, MIG devices, processes, fabric, events, and data of the
-inventory.
-"""
+"""Scenarios of a GPU's parts: links, MIG devices, processes, fabric, events, inventory."""
 
 from __future__ import annotations
 

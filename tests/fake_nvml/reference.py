@@ -78,9 +78,7 @@ def sram_places(handle: Any) -> Any:
 
 
 def unrepairable(handle: Any) -> int:
-    """Return the flag by the layout of nvml.h; nvidia-ml-py 13.615 has another layout, and reads
-    the wrong bytes.
-    """
+    """Return the flag by nvml.h's layout; nvidia-ml-py 13.615 reads the wrong bytes."""
     flag = nv.c_uint(0)
     nv._nvmlCheckReturn(
         nv._nvmlGetFunctionPointer("nvmlDeviceGetUnrepairableMemoryFlag_v1")(handle, nv.byref(flag))

@@ -16,9 +16,7 @@ STARTING_SECONDS = 130
 
 
 def milliseconds_per_second(host: GpuHost, library: str, seconds: int) -> tuple[float, int]:
-    """Return NVML's time per second once all costs are known, and the number of samples between two
-    GPM calls.
-    """
+    """Return NVML's time per second once costs are known, and the samples between GPM calls."""
     gpu = with_gpm(h200())
     host.play([gpu], host=f"driver {DRIVER}\n")
     host.list_in_proc([gpu], DRIVER)

@@ -1,7 +1,4 @@
-"""Writes the scenario that the stand-in NVML plays.
-
-Values are those of an H100 under load, in NVML's units.
-"""
+"""Writes the scenario that the stand-in NVML plays: an H100 under load, in NVML's units."""
 
 from __future__ import annotations
 

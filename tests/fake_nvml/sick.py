@@ -17,9 +17,7 @@ def blocks(gpu: Gpu, seconds: float, call: str = "*", *, step: int = 1) -> Gpu:
 
 
 def blocks_for_ever(gpu: Gpu, path: Path, call: str = "*", *, step: int = 1) -> Gpu:
-    """Make a call, or each, read a file: a FUSE file whose daemon does not answer blocks it despite
-    SIGKILL.
-    """
+    """Make calls read a file: a FUSE file without answers blocks them despite SIGKILL."""
     gpu.lines.append(f"block {call} at {step} read {path}")
     return gpu
 

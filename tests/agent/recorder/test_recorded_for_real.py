@@ -53,9 +53,7 @@ def recorded(aggregator: Aggregator, *arguments: str) -> int:
 def test_the_last_seconds_of_a_host_are_fetched(
     tmp_path: Path, aggregator: Aggregator, agent: RealAgent, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ten samples a second of each GPU, from the sampler's memory to the operator's disk; and again
-    after a restart of the aggregator. Neither fills the host's disk, nor stops the sampling.
-    """
+    """Ten samples a second of each GPU reach the operator's disk, also after a restart."""
     path = tmp_path / "a.parquet"
 
     def is_recorded() -> bool:
@@ -97,9 +95,7 @@ def _rows(path: Path) -> int:
 def test_an_xid_leaves_a_recording_on_the_host(
     tmp_path: Path, aggregator: Aggregator, agent: RealAgent, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Thirty seconds after the driver reported it: the list names it, and it is fetched by its
-    name.
-    """
+    """Thirty seconds after the driver reported it the list names it; it is fetched by its name."""
     until(lambda: agent.series("gangline_gpu_temperature_celsius", "uuid"), "an agent that samples")
     agent.scenario.step(3)
 

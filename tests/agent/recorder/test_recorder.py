@@ -34,7 +34,7 @@ from gangline.contract.wire.telemetry_pb2 import (
     RecordingRequest,
     UploadRecordingRequest,
 )
-from tests.agent.gpu_host import HandedClock
+from tests.agent.fakes import HandedClock
 from tests.processes import GUARD_SECONDS, until
 
 XID = HealthEvent(name="gpu.xid", code=79, device="GPU-1", device_kind="gpu")
@@ -67,14 +67,12 @@ class Samplers:
 
 @dataclass(frozen=True)
 class Finding:
-    """An active finding."""
-
     name: str
     device: str
     since_ns: int
 
 
-class Host:
+class RecordingHost:
     """A flight recorder with its clock, its sampler and its uploads."""
 
     def __init__(self, folder: Path, bytes_max: int = 1 << 20) -> None:
@@ -117,11 +115,11 @@ class Host:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
-    return Host(tmp_path)
+def host(tmp_path: Path) -> RecordingHost:
+    return RecordingHost(tmp_path)
 
 
-def test_a_recording_shows_before_and_after_what_began(host: Host) -> None:
+def test_a_recording_shows_before_and_after_what_began(host: RecordingHost) -> None:
     """It is recorded 30 s after the event, and stored with its reason, host and times."""
     host.recorder.observe(XID)
     host.seconds(AFTER_NS // SECOND_NS)
@@ -136,10 +134,8 @@ def test_a_recording_shows_before_and_after_what_began(host: Host) -> None:
     )
 
 
-def test_a_storm_is_one_recording_a_minute(host: Host) -> None:
-    """A thousand XIDs in ten minutes must not fill the disk; the first has the same delay as
-    others.
-    """
+def test_a_storm_is_one_recording_a_minute(host: RecordingHost) -> None:
+    """A thousand XIDs in ten minutes must not fill the disk; the first has the usual delay."""
     for second in range(600):
         for code in (79, 31, 43, 45, second):
             host.recorder.observe(HealthEvent(name="gpu.xid", code=code, device="GPU-1"))
@@ -166,10 +162,8 @@ def test_what_is_recorded(event: HealthEvent, reason: str) -> None:
     assert event_reason(event) == reason
 
 
-def test_a_finding_that_begins_is_recorded_once(host: Host) -> None:
-    """A finding older than the agent's start is not recorded, nor one already recorded for its
-    event. An hour-long finding is one recording.
-    """
+def test_a_finding_that_begins_is_recorded_once(host: RecordingHost) -> None:
+    """Neither a finding from before the start, nor one whose event is recorded, nor one twice."""
     host.findings = [Finding("gpu_remap_pending", "GPU-0", host.clock.boottime_ns())]
     host.seconds(5)
     xid = Finding("xid79", "GPU-0", host.clock.boottime_ns() + 100 * SECOND_NS)
@@ -186,7 +180,7 @@ def test_a_finding_that_begins_is_recorded_once(host: Host) -> None:
     ]
 
 
-def test_a_request_is_answered_from_memory(host: Host) -> None:
+def test_a_request_is_answered_from_memory(host: RecordingHost) -> None:
     """No file of it remains on the host."""
     number = host.request(seconds=300)
     host.seconds(2)
@@ -205,16 +199,14 @@ def test_a_request_is_answered_from_memory(host: Host) -> None:
         ({"name": "20260102T030405Z-0a1b2c3d"}, "none is stored"),
     ],
 )
-def test_a_wrong_request_is_answered_with_words(
-    host: Host, fields: dict[str, object], words: str
-) -> None:
+def test_wrong_requests(host: RecordingHost, fields: dict[str, object], words: str) -> None:
     """The client gets the reason; a name cannot be a path."""
     host.request(**fields)
     host.seconds(1)
     assert words in host.answer().error
 
 
-def test_a_list_and_what_it_names(host: Host) -> None:
+def test_a_list_and_what_it_names(host: RecordingHost) -> None:
     """What --list shows can be fetched with --kept."""
     host.recorder.observe(XID)
     host.seconds(32)
@@ -226,7 +218,7 @@ def test_a_list_and_what_it_names(host: Host) -> None:
     assert decode_recording(host.answer().data).reason == "gpu.xid 79 GPU-1"
 
 
-def test_a_request_that_comes_twice_is_answered_once(host: Host) -> None:
+def test_a_request_that_comes_twice_is_answered_once(host: RecordingHost) -> None:
     """An aggregator sends it again on another connection."""
     ack = IngestAck(recordings=[RecordingRequest(id="a", seconds=5)])
     host.recorder.on_response(ack)
@@ -235,7 +227,7 @@ def test_a_request_that_comes_twice_is_answered_once(host: Host) -> None:
     assert host.samplers.orders == 1
 
 
-def test_a_sampler_that_hangs_is_given_up(host: Host) -> None:
+def test_a_sampler_that_hangs_is_given_up(host: RecordingHost) -> None:
     """A hung driver ends one request, and the next is accepted."""
     host.samplers.answers = False
     host.request(seconds=5)
@@ -247,7 +239,7 @@ def test_a_sampler_that_hangs_is_given_up(host: Host) -> None:
     assert host.answer().data
 
 
-def test_a_host_without_gpus_says_so(host: Host) -> None:
+def test_a_host_without_gpus_says_so(host: RecordingHost) -> None:
     """A CPU host also has an agent."""
     host.samplers.has_process = False
     host.request(seconds=5)
@@ -256,9 +248,7 @@ def test_a_host_without_gpus_says_so(host: Host) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
-def test_a_full_disk_costs_a_recording_and_nothing_else(
-    host: Host, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_a_full_disk(host: RecordingHost, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """No partial file remains, the loss is counted, and the next recording is stored."""
 
     def fail(path: Path, data: bytes) -> None:
@@ -276,12 +266,8 @@ def test_a_full_disk_costs_a_recording_and_nothing_else(
     assert len(host.storage.recordings()) == 1
 
 
-def test_a_hung_disk_stops_neither_ticks_nor_requests(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """New requests are answered from memory; requests for the disk get an error, and the daemon's
-    thread never waits.
-    """
+def test_a_hung_disk_stops_nothing(host: RecordingHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests from memory are answered, those for the disk fail; nothing waits."""
     released = threading.Event()
     monkeypatch.setattr(storage_module, "replace", lambda *_: released.wait(GUARD_SECONDS))
     host.hangs = True
@@ -319,7 +305,7 @@ def test_the_folder_is_bounded(tmp_path: Path) -> None:
 
 def test_no_bytes_for_recordings_store_none(tmp_path: Path) -> None:
     """recordings_bytes_max = 0 turns storing off, without a warning for each event."""
-    host = Host(tmp_path, bytes_max=0)
+    host = RecordingHost(tmp_path, bytes_max=0)
     host.recorder.observe(XID)
     host.findings = [Finding("a", "b", host.clock.boottime_ns())]
     host.seconds(100)

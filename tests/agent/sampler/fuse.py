@@ -33,9 +33,7 @@ MOUNT = "."
 
 
 class Files:
-    """Files of one folder, each with the content `1` unless stuck; and a file system with free
-    space.
-    """
+    """Files of one folder, each with the content `1` unless stuck."""
 
     def __init__(self, folder: Path, names: list[str]) -> None:
         self.folder, self._names = folder, names

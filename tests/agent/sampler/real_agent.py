@@ -1,6 +1,4 @@
-"""A real `gangline agent` on a host folder with eight stand-in GPUs: its events, metrics and
-samples.
-"""
+"""A real `gangline agent` on a host folder with eight stand-in GPUs: events, metrics, samples."""
 
 from __future__ import annotations
 
@@ -32,10 +30,7 @@ INFORMATION = "Model: \t\t NVIDIA H100 80GB HBM3\nGPU UUID: \t {uuid}\nBus Type:
 
 
 class RealAgent(Process):
-    """The agent's process.
-
-    It plays the scenario `FOLDER/scenario` if `GANGLINE_FAKE_NVML` names it.
-    """
+    """The agent's process. It plays `FOLDER/scenario` if `GANGLINE_FAKE_NVML` names it."""
 
     def __init__(self, folder: Path, devices: Sequence[Gpu], **settings: object) -> None:
         root = hosts.unpack("h100-ib", folder).roots
@@ -61,9 +56,7 @@ class RealAgent(Process):
         return [event for event in result if name in ("", event.name)]
 
     def series(self, name: str, label: str) -> dict[str, float]:
-        """Return its current Prometheus samples of that name, by a label; empty until it serves
-        any.
-        """
+        """Return its current Prometheus samples of that name, by a label."""
         form = rf'^{name}{{(?:.*,)?{label}="([^"]+)".*}} (\S+)$'
         result = re.finditer(form, self._metrics(), re.MULTILINE)
         return {match[1]: float(match[2]) for match in result}
@@ -107,9 +100,7 @@ class RealAgent(Process):
 
 
 def is_sampled(block: Block, row: int) -> bool:
-    """Return whether the device was read; for a GPU, its clock: an excluded GPU has only remembered
-    values.
-    """
+    """Return whether the device was read, a GPU by its clock: an excluded one has old values."""
     if block.table != "gpu_1s":
         return any(block.valid[row :: block.rows])
     return dict(block.values(row)).get(BY_NAME["gpu.sm_clock_hertz"].signal_id) is not None

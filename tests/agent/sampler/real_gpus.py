@@ -67,9 +67,7 @@ def told(samplers: SamplerPool, said: dict[str, bool]) -> dict[str, object]:
 
 
 def read(turns: Sequence[TimedResult]) -> dict[str, bool]:
-    """Return per GPU whether its row of the second is complete (temperature is read last), and per
-    port whether its traffic was read.
-    """
+    """Return per GPU whether its row is complete (temperature is last); per port its traffic."""
     return {
         device: block.valid[column * block.rows + row] == 1
         for timed in turns

@@ -1,6 +1,4 @@
-"""An hour with a driver that hangs: the real daemon, supervisor, codec and sampler loops, with a
-test's clock.
-"""
+"""An hour with a driver that hangs: real daemon, supervisor, codec and loops; a test's clock."""
 
 from __future__ import annotations
 
@@ -22,14 +20,8 @@ HOUR = 3600
     ],
     ids=["gpu", "gpu and port that ignore SIGKILL", "disk"],
 )
-def test_one_device_that_hangs_for_45_seconds_costs_the_others_of_its_host_next_to_nothing(
-    sick: dict[str, str], holds: bool
-) -> None:
-    """A GPU fell off the bus in an hour of training: its driver's call blocked for 45 s.
-
-    An agent with one process lost the readings of seven healthy GPUs as well, of which one was
-    about to throttle.
-    """
+def test_a_hung_device_costs_the_others_little(sick: dict[str, str], holds: bool) -> None:
+    """A driver call blocked for 45 s: an agent with one process lost seven healthy GPUs as well."""
     host = Watched()
     host.run(30)
     first_ns = host.world.now_ns

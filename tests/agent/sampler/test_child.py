@@ -14,22 +14,10 @@ from gangline.agent.sampler.worker import serve
 from gangline.contract.block import Block
 from gangline.contract.signal import Pace
 from gangline.ext import place
+from tests.agent.fakes import HandedClock
 
 #: A test with more rests would never end.
 RESTS_MAX = 10
-
-
-class Clock:
-    """A clock that advances only during rests."""
-
-    def __init__(self) -> None:
-        self.now_ns = 5_000_000_000
-
-    def boottime_ns(self) -> int:
-        return self.now_ns
-
-    def wall_ns(self) -> int:
-        return self.now_ns
 
 
 class Rests(Collector):
@@ -39,7 +27,7 @@ class Rests(Collector):
     pace = Pace.SECOND
     enters_driver = True
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: HandedClock) -> None:
         self.clock = clock
         self.rests = 0
         self.meanwhile: Callable[[int], None] = lambda _: None
@@ -63,7 +51,7 @@ class Daemon:
         self.here, self.there = socket.socketpair()
         self.bell = os.eventfd(0)
         self.here.sendall(encode_command(SamplerTask("gpu")))
-        self.clock = Clock()
+        self.clock = HandedClock(5_000_000_000)
         self.rests = Rests(self.clock)
 
     def run(self) -> bool:
@@ -82,9 +70,7 @@ def daemon() -> Iterator[Daemon]:
 
 
 def test_an_order_is_heard_when_the_sampler_is_called(daemon: Daemon) -> None:
-    """Its socket is not polled between samples: a command without a notification would wait
-    forever.
-    """
+    """Its socket is not polled between samples: a command without a notification would wait."""
 
     def meanwhile(rest: int) -> None:
         if rest == 2:
@@ -98,9 +84,7 @@ def test_an_order_is_heard_when_the_sampler_is_called(daemon: Daemon) -> None:
 
 
 def test_all_orders_are_heard_at_one_call(daemon: Daemon) -> None:
-    """A host with thousands of excluded GPUs: the second part of a long command was received only
-    with the next one.
-    """
+    """Thousands of excluded GPUs: a long command's second part arrived only with the next one."""
 
     def meanwhile(rest: int) -> None:
         if rest == 2:

@@ -85,12 +85,8 @@ def plain(told: SampleBatch) -> object:
 
 
 @given(st.lists(rounds(), max_size=4), st.data())
-def test_rounds_come_out_as_they_went_in_whatever_the_pieces(
-    sent: list[SampleBatch], data: st.DataObject
-) -> None:
-    """Rows and columns are sent once; a daemon that reads half a message must not take it for
-    another.
-    """
+def test_rounds_survive_any_pieces(sent: list[SampleBatch], data: st.DataObject) -> None:
+    """A daemon that reads half a message must not take it for another."""
     encoder, decoder = SampleBatchEncoder(NAMES), SampleBatchDecoder(NAMES)
     again = data.draw(st.lists(st.sampled_from(sent), max_size=6)) if sent else []
     for batch in [*sent, *again]:
@@ -108,12 +104,8 @@ def test_rounds_come_out_as_they_went_in_whatever_the_pieces(
 
 
 @given(rounds(), st.integers(0, 1 << 16), st.integers(0, 255), st.integers(0, 1 << 16))
-def test_garbage_is_refused_or_understood_and_never_read_past(
-    told: SampleBatch, at: int, byte: int, cut: int
-) -> None:
-    """The memory of a sampler was overwritten, or it was killed during a message; the next batch
-    may still follow.
-    """
+def test_garbage_is_never_read_past(told: SampleBatch, at: int, byte: int, cut: int) -> None:
+    """A sampler's memory was overwritten, or it was killed in a message."""
     encoder, decoder = SampleBatchEncoder(NAMES), SampleBatchDecoder(NAMES)
     data = bytearray(encoder.encode(*told) + encoder.encode(*told))
     data[at % len(data)] = byte
@@ -128,9 +120,7 @@ def test_garbage_is_refused_or_understood_and_never_read_past(
 
 
 def test_turns_of_fewer_blocks_than_before_and_of_all_again() -> None:
-    """A collector may return one of its two tables; the other keeps its rows and columns on both
-    sides.
-    """
+    """A collector may return one of its two tables; the other keeps its rows and columns."""
     encoder, decoder = SampleBatchEncoder(NAMES), SampleBatchDecoder(NAMES)
     message, two, other = (Block(name, ["a"]) for name in ("gpu_1s", "disk_1s", "rdma_1s"))
     reported = []
@@ -178,9 +168,7 @@ def test_blocks_whose_shape_is_known_keep_their_memory() -> None:
 
 
 def test_after_a_message_that_was_refused_no_reading_of_before_is_taken_for_a_new_one() -> None:
-    """A new shape was accepted although cells were missing: the next turn filled it, and showed the
-    previous block.
-    """
+    """A new shape was accepted although cells were missing: the next turn showed the old block."""
     encoder, decoder = SampleBatchEncoder(NAMES), SampleBatchDecoder(NAMES)
     both = [Block(name, ["a"], [1]) for name in ("gpu_1s", "disk_1s")]
     turns = [TimedResult(1, CollectResult("gpu_1s", both, 0.0, CollectOutcome.OK))]
@@ -195,9 +183,7 @@ def test_after_a_message_that_was_refused_no_reading_of_before_is_taken_for_a_ne
     assert (block.devices, block.ints[0]) == (("b",), 0x0707070707070707)
 
 
-def test_what_only_the_collector_still_knows_gives_its_memory_back(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_dropped_collector_frees_its_memory(capfd: pytest.CaptureFixture[str]) -> None:
     """An ending agent printed a line of SystemError for each table of its samplers."""
     encoder = SampleBatchEncoder(NAMES)
     turns = [
@@ -214,9 +200,7 @@ def test_what_only_the_collector_still_knows_gives_its_memory_back(
 @pytest.mark.parametrize(
     ("began_ns", "blocks"), [(-1, 0), (1 << 64, 0), (1, 256)], ids=["negative", "long", "blocks"]
 )
-def test_a_turn_that_no_message_can_tell_is_refused_where_it_is_made(
-    began_ns: int, blocks: int
-) -> None:
+def test_a_turn_too_large_is_refused_by_its_maker(began_ns: int, blocks: int) -> None:
     turn = CollectResult("gpu_1s", [Block("gpu_1s", ["a"])] * blocks, 0.0, CollectOutcome.OK)
     with pytest.raises(CodecError):
         SampleBatchEncoder(NAMES).encode(1, 0.0, 0, 0, [TimedResult(began_ns, turn)], frozenset())
@@ -324,9 +308,7 @@ def test_what_is_none_of_ours_is_refused_in_words(data: bytes, words: str) -> No
 
 
 def test_a_round_that_no_message_can_hold_is_refused_where_it_is_made() -> None:
-    """After a batch near the limit the buffer allowed longer ones, and the daemon killed the
-    sampler.
-    """
+    """After a batch near the limit the buffer allowed longer ones: the sampler was killed."""
     encoder, slow = (
         SampleBatchEncoder(NAMES),
         frozenset(f"{number:01024}" for number in range(15_000)),
@@ -339,9 +321,7 @@ def test_a_round_that_no_message_can_hold_is_refused_where_it_is_made() -> None:
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), text)
-def test_an_order_to_record_and_its_end_come_out_as_they_went_in(
-    number: int, size: int, message: str
-) -> None:
+def test_orders_to_record_survive_the_codec(number: int, size: int, message: str) -> None:
     """The number identifies the finished command; the samples themselves go by shared memory."""
     buffer, decoder = MessageBuffer(), SampleBatchDecoder(NAMES)
     order = messages.RecordCommand(number, size)

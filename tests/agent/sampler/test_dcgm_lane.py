@@ -1,6 +1,4 @@
-"""A hung DCGM engine next to NVML: the real daemon, supervisor, codec and sampler loops, with a
-test's clock.
-"""
+"""A hung DCGM engine next to NVML: real daemon, supervisor, codec and loops; a test's clock."""
 
 from __future__ import annotations
 
@@ -34,10 +32,7 @@ def lanes(world: World) -> dict[str, list[Collector]]:
 
 @pytest.mark.parametrize("holds", [False, True], ids=["", "ignores SIGKILL"])
 def test_an_engine_that_hangs_for_45_seconds_costs_nvml_no_sample(holds: bool) -> None:
-    """DCGM 313: a call into the engine took 45 s.
-
-    An agent that called it in NVML's process lost every GPU for this time.
-    """
+    """DCGM 313: a call took 45 s. Called in NVML's process it cost every GPU for this time."""
     host = Watched(lanes)
     host.run(30)
     first_ns = host.world.now_ns
@@ -97,9 +92,7 @@ def test_profiling_metrics_fill_the_cells_that_nvml_leaves_empty() -> None:
 
 
 def test_what_a_slow_gpu_said_waits_for_the_block_that_has_its_row() -> None:
-    """A host with GPUs of two vendors has two blocks of one table: the first took the other's
-    readings.
-    """
+    """GPUs of two vendors have two blocks of one table: the first took the other's readings."""
     cache = SlowDeviceCache()
     slow, nvidia, amd = (Block("gpu_1s", [name]) for name in ("amd", "nvidia", "amd"))
     slow.put_float(0, 0, 1.5)

@@ -23,9 +23,7 @@ PROCESSES_MAX = 5
 
 @pytest.mark.slow
 def test_a_mount_point_that_hangs_is_named_and_everything_else_goes_on(tmp_path: Path) -> None:
-    """The scratch disk died under its mount: `df` hung, and with it each health check and its
-    caller.
-    """
+    """The scratch disk died under its mount: `df` hung, and each health check with it."""
     hosts.unpack("h100-ib", tmp_path)
     point = tmp_path / "scratch"
     (tmp_path / "proc/self").mkdir(exist_ok=True)

@@ -1,6 +1,4 @@
-"""Samplers as real processes: in a call that ignores SIGKILL, stopped, dead of SIGSEGV, without
-fork server or daemon.
-"""
+"""Samplers as real processes: hung despite SIGKILL, stopped, dead of SIGSEGV, or orphaned."""
 
 from __future__ import annotations
 
@@ -19,8 +17,6 @@ GPUS = ["0000:1a:00.0", "0000:1b:00.0", "0000:1c:00.0"]
 
 
 class Run:
-    """The process, and its last output."""
-
     def __init__(self, process: Process) -> None:
         self.process = process
 
@@ -89,21 +85,15 @@ def test_without_its_nursery_a_daemon_forks_another_one(tmp_path: Path) -> None:
         assert not any(map(is_there, children))
 
 
-def test_no_process_outlives_a_daemon_that_was_killed(tmp_path: Path) -> None:
-    """The kernel's OOM killer killed the daemon; its samplers held every GPU for the rest of the
-    week.
-    """
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_no_process_outlives_its_daemon(tmp_path: Path, is_killed: bool) -> None:
+    """The OOM killer killed the daemon; its samplers held every GPU for the rest of the week."""
     with running(tmp_path, made(tmp_path)) as run:
         run.wait(*GPUS, "sda")
         family = [run.last()["nursery"], *(int(pid) for pid in run.last()["pids"])]
         assert len(family) == 4 and all(map(is_there, family))
-        os.kill(run.process.pid, signal.SIGKILL)
-        until(lambda: not any(map(is_there, family)), "the end of all of them")
-
-
-def test_a_daemon_that_is_told_to_end_leaves_no_process(tmp_path: Path) -> None:
-    with running(tmp_path, made(tmp_path)) as run:
-        run.wait(*GPUS, "sda")
-        family = [run.last()["nursery"], *(int(pid) for pid in run.last()["pids"])]
-        assert run.process.stop() == 0
+        if is_killed:
+            os.kill(run.process.pid, signal.SIGKILL)
+        else:
+            assert run.process.stop() == 0
         until(lambda: not any(map(is_there, family)), "the end of all of them")

@@ -1,6 +1,4 @@
-"""When a sampler wakes the daemon: its batches wait for the daemon's second, urgent messages wake
-it.
-"""
+"""When a sampler wakes the daemon: batches wait for the daemon's second, urgent messages do not."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ def rang(bell: int) -> int:
 
 
 def test_what_is_said_at_once_rings_and_what_is_only_said_does_not(bell: int) -> None:
-    """Each sampler woke the daemon each second: two wakings, which doubled the cost of the
-    readings.
-    """
+    """Each sampler woke the daemon each second, which doubled the cost of the readings."""
     daemon_end, sampler_end = socket.socketpair()
     with daemon_end, sampler_end:
         mouth = MessageSender(sampler_end, bell)
@@ -89,12 +85,8 @@ class Poll:
         return []
 
 
-def test_the_daemon_comes_when_who_begins_with_the_second_has_spoken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Eight GPUs answer after 30 ms: a daemon that came with the second had to come again, each
-    time.
-    """
+def test_the_daemon_waits_for_the_first_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight GPUs answer after 30 ms: a daemon that came with the second had to come again."""
     poll = Poll()
     monkeypatch.setattr("gangline.agent.main.select.poll", lambda: poll)
     signals = ProcessSignals(World(lambda _: {}, 5 * SECOND - 10_000_000))
@@ -116,9 +108,7 @@ class Passes(Telling):
 
 
 def test_a_turn_that_is_passed_over_is_in_no_round() -> None:
-    """The turn comes again later; the batch of that second, which shows that the sampler lives, is
-    still sent.
-    """
+    """The turn comes again later; that second's batch, the sign of life, is still sent."""
     world, reported = World(lambda _: {}, START), bytearray()
 
     def say(message: bytes) -> bool:

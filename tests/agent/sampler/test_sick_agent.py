@@ -1,6 +1,4 @@
-"""A complete agent on a host whose driver hangs: real processes, and calls that not even SIGKILL
-ends.
-"""
+"""A complete agent on a host whose driver hangs: real processes, calls that survive SIGKILL."""
 
 from __future__ import annotations
 
@@ -65,12 +63,8 @@ def hung_seconds(agent: RealAgent, row: str) -> float:
 
 
 @pytest.mark.slow
-def test_all_gpus_that_hang_at_once_are_one_finding_and_come_back_without_a_restart(
-    tmp_path: Path, stuck: fuse.Files
-) -> None:
-    """One lock of the driver sent eight pages; and the agent hung in it had to be restarted on 600
-    hosts.
-    """
+def test_all_gpus_hung_are_one_finding(tmp_path: Path, stuck: fuse.Files) -> None:
+    """One lock of the driver sent eight pages, and the agents of 600 hosts had to be restarted."""
     devices = [blocks_for_ever(gpu, tmp_path / "fuse/gpu", CALL) for gpu in played()]
     with RealAgent(tmp_path, devices) as agent:
         until_read(agent, 0, devices)
@@ -131,9 +125,7 @@ def is_of_gpus(evidence: Evidence) -> bool:
 
 
 def seconds_missed(frames: Sequence[Frame], table: str) -> int:
-    """Return how many seconds between the third frame and the last but one lack a reading of a
-    table.
-    """
+    """Return the seconds between the third and last frame but one without reading of a table."""
     sampled = {
         round((frame.stamp.boottime_ns + block.offset_ns) / SECOND)
         for frame in frames

@@ -1,6 +1,4 @@
-"""All faults at once, with the real collectors in real processes: healthy devices are read each
-second.
-"""
+"""All faults at once, real collectors in real processes: healthy devices are read each second."""
 
 from __future__ import annotations
 
@@ -26,8 +24,6 @@ COUNTER = "class/infiniband/mlx5_0/ports/1/counters/port_rcv_data"
 
 
 class Run:
-    """The process, and its output."""
-
     def __init__(self, process: Process) -> None:
         self.process = process
 
@@ -54,9 +50,7 @@ def running(library: str, proc: Path, log: Path) -> Iterator[Run]:
         yield Run(process)
 
 
-def test_lost_garbage_a_crash_and_calls_that_ignore_sigkill(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_with_all_faults_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rack lost its cooling: each of its GPUs failed in its own way, and a port's firmware with
     them. Then the agent was killed, and its successor left another process in each of them, and so
     did the next, all night.

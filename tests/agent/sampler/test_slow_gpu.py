@@ -1,6 +1,4 @@
-"""A slow GPU, with the real collectors in real processes: its neighbors are on time, and it has a
-sampler of its own.
-"""
+"""A slow GPU, real collectors in real processes: only that GPU gets a sampler of its own."""
 
 from __future__ import annotations
 
@@ -22,12 +20,8 @@ from tests.processes import Process, until
 
 
 @pytest.mark.slow
-def test_one_that_is_a_hundred_times_slower_is_sampled_apart_and_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its sweep was cut short each second for the others: only one in three of its own readings was
-    ever seen.
-    """
+def test_a_slow_gpu_is_sampled_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sweep was cut short each second for the others: one in three of its readings was seen."""
     library = str(build(tmp_path / "fake_nvml"))
     host = GpuHost(tmp_path, library, monkeypatch)
     devices = gpus(4)
@@ -76,9 +70,7 @@ def cutting(world: World) -> dict[str, list[Collector]]:
 
 
 def test_it_comes_back_when_its_own_sampler_says_that_it_is_fast_and_not_before() -> None:
-    """In a sampler of its own it was fast enough, and its lane cut it short again: every minute,
-    for a week.
-    """
+    """In a sampler of its own it was fast, and its lane cut it short again, every minute."""
     host = Watched(cutting)
     host.run(10)
     host.world.devices[GPUS[4]].seconds = 0.2  # below the limit of a sampler of its own

@@ -49,9 +49,7 @@ SLEEP, SPIN = ("sleep", "600"), ("sh", "-c", "while :; do :; done")
         ("t", 0.45, StallReason.STOPPED),
     ],
 )
-def test_who_waits_for_a_cpu_and_who_for_a_driver(
-    state: str, spoke_at: float, excuse: StallReason | None
-) -> None:
+def test_waits_for_cpu_and_driver(state: str, spoke_at: float, excuse: StallReason | None) -> None:
     assert parse_stall_reason(STAT.replace(b"%c", state.encode()), spoke_at) is excuse
 
 
@@ -87,9 +85,7 @@ def test_true_processes_as_the_kernel_shows_them() -> None:
     assert live_task(sleeps) is None and stall_reason(sleeps, 0.0) is None and not left.is_alive
 
 
-def test_who_was_left_behind_is_found_by_the_next_agent_and_by_none_of_another_boot(
-    tmp_path: Path,
-) -> None:
+def test_abandoned_processes_are_found_by_the_next_agent_of_this_boot(tmp_path: Path) -> None:
     file = AbandonedProcessFile(tmp_path / "state", BOOT)
     assert file.read() == []
     with child(*SLEEP) as pid:
@@ -117,9 +113,7 @@ def test_who_was_left_behind_is_found_by_the_next_agent_and_by_none_of_another_b
         format_abandoned(BOOT, [LEFT]).replace(b"5000, ", b""),
     ],
 )
-def test_a_file_that_is_none_costs_nothing_but_a_line_in_the_log(
-    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_file(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / FILE_NAME).write_bytes(content)
     with pytest.raises(ValueError, match="is not a list of abandoned processes"):
         parse_abandoned(content, BOOT)
@@ -132,9 +126,7 @@ def test_no_more_are_taken_over_than_there_can_be() -> None:
     assert parse_abandoned(many, BOOT) == [LEFT] * PROCESSES_MAX
 
 
-def test_a_folder_that_takes_no_file_harms_nobody(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_read_only_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "state").write_text("")
     AbandonedProcessFile(tmp_path / "state", BOOT).write([LEFT])
     assert "after a restart" in caplog.text

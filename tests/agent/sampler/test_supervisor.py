@@ -6,6 +6,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -91,10 +92,12 @@ class Model:
                     "a healthy device is spared"
                 )
 
+    def seconds(self, count: int) -> None:
+        for _ in range(count):
+            self.second()
+
     def second(self, rounds: bool = True) -> None:
-        """Advance a second: processes sweep their devices, and hang in a hung device; then they are
-        checked.
-        """
+        """Advance a second: processes sweep their devices or hang in one; then they are checked."""
         self.now_ns += SECOND
         for serial in sorted(self.killed):
             held = serial in self.stuck and self.hung.get(self.stuck[serial][2])
@@ -159,8 +162,7 @@ def happen(model: Model, what: tuple[object, ...]) -> None:
         case ("answer", str(device)):
             model.hung.pop(device, None)
         case ("seconds", int(count)):
-            for _ in range(count):
-                model.second()
+            model.seconds(count)
         case ("silence", int(count)):
             for _ in range(count):
                 model.second(rounds=False)
@@ -183,14 +185,8 @@ def happen(model: Model, what: tuple[object, ...]) -> None:
 
 @settings(max_examples=120, deadline=None)
 @given(st.lists(happenings, max_size=30))
-def test_in_any_course_of_events_the_promises_hold_and_health_returns(
-    course: list[tuple[object, ...]],
-) -> None:
-    """`Model.check` runs after every event.
-
-    At the end all devices answer: within the longest interval all are sampled again, by three
-    processes.
-    """
+def test_the_promises_hold_in_any_course(course: list[tuple[object, ...]]) -> None:
+    """At the end all devices answer: three processes sample them within the longest interval."""
     model = Model()
     for what in course:
         happen(model, what)
@@ -210,8 +206,7 @@ def test_in_any_course_of_events_the_promises_hold_and_health_returns(
 def test_intervals_between_trials_grow_to_ten_minutes_and_no_further() -> None:
     model = Model()
     model.hung["g1"] = False
-    for _ in range(4 * 3600):
-        model.second()
+    model.seconds(4 * 3600)
     gaps = [
         (b - a) / SECOND for a, b in zip(model.tries["g1"], model.tries["g1"][1:], strict=False)
     ]
@@ -225,18 +220,15 @@ def test_a_device_that_comes_and_goes_keeps_its_interval() -> None:
     model = Model()
     for _ in range(20):
         model.hung["g1"] = False
-        for _ in range(10):
-            model.second()
+        model.seconds(10)
         model.hung.clear()
-        for _ in range(20):
-            model.second()
+        model.seconds(20)
     assert len(model.tries["g1"]) <= 10
 
 
 def test_a_neighbour_is_out_for_no_longer_than_the_takeover() -> None:
     model = Model()
-    for _ in range(5):
-        model.second()
+    model.seconds(5)
     model.hung["g1"] = True
     model.second()
     process = model.machine.group_process("gpu")
@@ -244,54 +236,44 @@ def test_a_neighbour_is_out_for_no_longer_than_the_takeover() -> None:
     assert process.assigned_ns == model.now_ns
 
 
-def test_a_host_that_was_suspended_has_no_hung_device() -> None:
-    """A laptop lid, or a virtual machine moved to another host: two hours within one call."""
-    machine = Supervisor(LANES)
+@pytest.mark.parametrize(
+    ("since", "checks", "hung"),
+    [
+        (0.0, (0.1, 7200.0), False),
+        (0.0, (0.1, 7200.0, 7201.0), True),
+        (0.5, (0.5, 2.5), False),
+        (0.0, (2.0, 4.0, 6.0), True),
+    ],
+    ids=[
+        "suspended for two hours within a call",
+        "suspended, and hung afterwards",
+        "a virtual machine was moved",
+        "a daemon whose disk takes 1.6 s to write",
+    ],
+)
+def test_a_host_that_stood_still(since: float, checks: tuple[float, ...], hung: bool) -> None:
+    """A standstill is no hang; a daemon that is always late sees a hang all the same."""
+    machine = started()
+    seen = {1: Seen(START + int(since * SECOND), 1, "gpu_1s", "g0", "read")}
+    for second in checks:
+        machine.check(START + int(second * SECOND), seen)
+    assert machine.quarantined.keys() == ({("gpu", "g0", "")} if hung else set())
+
+
+def started(**settings: Any) -> Supervisor:
+    machine = Supervisor(LANES, **settings)
     machine.start(START)
-    seen = {1: Seen(START, 1, "gpu_1s", "g0", "read")}
-    machine.check(START + SECOND // 10, seen)
-    machine.check(START + 7200 * SECOND, seen)
-    assert not machine.quarantined
-    machine.check(START + 7201 * SECOND, seen)
-    assert machine.quarantined.keys() == {("gpu", "g0", "")}
-
-
-def test_a_host_that_stood_still_for_two_seconds_has_no_hung_device() -> None:
-    """A virtual machine was moved: everything, including the agent, stopped in the middle of a
-    call.
-    """
-    machine = Supervisor(LANES)
-    machine.start(START)
-    seen = {1: Seen(START + SECOND // 2, 1, "gpu_1s", "g0", "read")}
-    machine.check(START + SECOND // 2, seen)
-    machine.check(START + 5 * SECOND // 2, seen)
-    assert not machine.quarantined
-
-
-def test_a_daemon_that_is_always_late_sees_a_hang_all_the_same() -> None:
-    """Its own disk took 1.6 s to write, each second; each check was taken for the first after a
-    standstill.
-    """
-    machine = Supervisor(LANES)
-    machine.start(START)
-    seen = {1: Seen(START, 1, "gpu_1s", "g0", "read")}
-    for second in (2, 4, 6):
-        machine.check(START + second * SECOND, seen)
-    assert machine.quarantined.keys() == {("gpu", "g0", "")}
+    return machine
 
 
 def excused(because: StallReason | None) -> tuple[Supervisor, dict[int, Seen]]:
     """Return a lane in a call that the kernel explains by another reason than its driver."""
     reasons = [because]
-    machine = Supervisor(LANES, stall_reason=lambda _: reasons[0])
-    machine.start(START)
-    return machine, {1: Seen(START, 1, "gpu_1s", "g0", "read")}
+    return started(stall_reason=lambda _: reasons[0]), {1: Seen(START, 1, "gpu_1s", "g0", "read")}
 
 
 def test_a_process_that_only_waits_for_a_cpu_hangs_in_nothing() -> None:
-    """A host with a load of 50: eight healthy GPUs were reported as hung, one after the other, and
-    drained.
-    """
+    """A host with a load of 50: eight healthy GPUs were reported as hung, and drained."""
     machine, seen = excused(StallReason.STARVED)
     for tick in range(1, 9):
         now_ns = START + tick * SECOND
@@ -323,9 +305,7 @@ def test_a_process_that_was_stopped_within_a_call_accuses_no_device() -> None:
 
 
 def test_a_process_that_an_agent_before_left_behind_is_counted_and_its_device_not_entered() -> None:
-    """Each restart of the agent, in a loop of its supervisor, left another process in the same GPU
-    forever.
-    """
+    """Each restart of the agent left another process in the same GPU forever."""
     machine, nowhere = Supervisor(LANES), Seen(START - SECOND, 0, "gpu_1s", "g1", "read")
     serial = machine.inherit(START, ("gpu", "g1", ""), nowhere)
     assert machine.inherit(START, ("gpu", "g1", ""), nowhere) == 0  # already known
@@ -350,8 +330,7 @@ def test_a_process_that_an_agent_before_left_behind_is_counted_and_its_device_no
 
 def test_a_call_that_opens_a_gpu_may_take_longer_and_is_shown_meanwhile() -> None:
     """Without persistence mode the first call attaches the GPU: 2 s for each, which is normal."""
-    machine = Supervisor(LANES)
-    machine.start(START)
+    machine = started()
     seen = {1: Seen(START + SECOND, 1, "gpu_1s", "g0", "nvmlDeviceGetHandleByPciBusId_v2")}
     for second in (1, 2, 3):
         machine.check(START + second * SECOND, seen)
@@ -365,11 +344,8 @@ def test_a_call_that_opens_a_gpu_may_take_longer_and_is_shown_meanwhile() -> Non
 
 
 def test_a_standby_that_cannot_be_made_ready_harms_no_lane() -> None:
-    """Loading the library hung in a container without its device nodes; the lane that had it
-    already loaded continued.
-    """
-    machine = Supervisor(LANES)
-    machine.start(START)
+    """Loading the library hung in a container without device nodes; a loaded lane continued."""
+    machine = started()
     standby = next(p for p in machine.processes.values() if p.role is ProcessRole.STANDBY)
     actions: list[Action] = []
     for second in range(1, 8):
@@ -414,8 +390,7 @@ def test_when_nothing_can_be_forked_it_is_tried_ever_more_rarely() -> None:
 
 def test_a_sampler_whose_library_is_of_another_driver_takes_the_standby_along() -> None:
     """The driver was updated under a running agent: the standby had already loaded the old library."""
-    machine = Supervisor(LANES)
-    machine.start(START)
+    machine = started()
     lane = machine.group_process("gpu")
     standby = next(p for p in machine.processes.values() if p.role is ProcessRole.STANDBY)
     assert lane is not None and standby.warmed
@@ -442,9 +417,7 @@ def test_a_lane_that_dies_again_and_again_by_itself_starts_ever_later() -> None:
 
 
 def test_what_was_warm_has_the_driver_open_in_whatever_lane() -> None:
-    """A disk hung, and the standby, which had NVML ready, took the host's lane over: `rmmod nvidia`
-    was refused all day, although `release` had reported that nothing was held.
-    """
+    """The standby had NVML open and took over the disk lane: `rmmod nvidia` was refused all day."""
     model = Model()
     model.hung["r0"] = True
     model.second()
@@ -452,8 +425,7 @@ def test_what_was_warm_has_the_driver_open_in_whatever_lane() -> None:
     assert process is not None and process.warmed
     model.do(model.machine.release(model.now_ns, None, 3600))
     assert model.machine.may_hold(None)
-    for _ in range(3):
-        model.second()
+    model.seconds(3)
     follower = model.machine.group_process("host")
     assert follower is not None and not follower.warmed
     del model.hung["r0"]
@@ -481,8 +453,7 @@ def test_a_gpu_that_its_driver_gave_up_is_tried_ever_later() -> None:
     model = Model()
     model.hung["g1"] = False
     model.do(model.machine.quarantine_gpu(model.now_ns, "g1", "XID 79"))
-    for _ in range(1800):
-        model.second()
+    model.seconds(1800)
     times = [START, *model.tries["g1"]]
     waits = [(after - before) // SECOND for before, after in itertools.pairwise(times)]
     assert waits[0] == 60 and waits == sorted(waits) and max(waits) <= 605
@@ -490,17 +461,13 @@ def test_a_gpu_that_its_driver_gave_up_is_tried_ever_later() -> None:
 
 
 def test_a_storm_of_words_about_a_gpu_does_not_put_its_trial_off_for_long() -> None:
-    """XID 119 came each 45 s; after the reset, and the last of them, the GPU was unread for ten
-    minutes.
-    """
+    """XID 119 came each 45 s; after the last of them the GPU was unread for ten minutes."""
     model = Model()
     for _ in range(10):
         model.do(model.machine.quarantine_gpu(model.now_ns, "g1", "XID 119"))
-        for _ in range(45):
-            model.second()
+        model.seconds(45)
     assert not model.tries["g1"]
-    for _ in range(20):
-        model.second()
+    model.seconds(20)
     assert len(model.tries["g1"]) == 1 and not model.machine.quarantined
 
 
@@ -512,6 +479,5 @@ def test_a_gpu_that_was_repaired_is_tried_at_once_when_it_is_taken_back() -> Non
     model.do(model.machine.release(model.now_ns, frozenset(("g1",)), 600))
     model.second()
     model.do(model.machine.resume(model.now_ns, frozenset(("g1",))))
-    for _ in range(3):
-        model.second()
+    model.seconds(3)
     assert len(model.tries["g1"]) == 1 and not model.machine.quarantined

@@ -54,8 +54,12 @@ def told(host: Watched) -> tuple[dict[str, int], list[str]]:
     return {}, []
 
 
-def test_all_turns_of_a_second_are_in_its_frame_and_nobody_wakes_twice() -> None:
-    host = Watched()
+@pytest.fixture
+def host() -> Watched:
+    return Watched()
+
+
+def test_all_turns_of_a_second_are_in_its_frame_and_nobody_wakes_twice(host: Watched) -> None:
     host.run(9.5)
     assert host.wakings == 10 + 4  # including the first births
     host.run(0.5)
@@ -66,9 +70,8 @@ def test_all_turns_of_a_second_are_in_its_frame_and_nobody_wakes_twice() -> None
     assert not host.events.events and not host.samplers.states()
 
 
-def test_a_hung_gpu_is_named_with_its_call_within_two_seconds() -> None:
+def test_a_hung_gpu_is_named_with_its_call_within_two_seconds(host: Watched) -> None:
     """At 3 a.m. the question is which GPU, and which call."""
-    host = Watched()
     host.run(10)
     hang(host, GPUS[5])
     began_ns = host.world.now_ns
@@ -87,14 +90,11 @@ def test_a_hung_gpu_is_named_with_its_call_within_two_seconds() -> None:
 
 
 @pytest.mark.parametrize("phase", [0.0, 0.06, 0.2, 0.5, 0.95])
-def test_a_call_between_the_turns_is_named_as_soon(phase: float) -> None:
+def test_a_call_between_the_turns_is_named_as_soon(host: Watched, phase: float) -> None:
     """The ring of samples calls ten times a second, and the daemon checks once."""
-    host = Watched()
     host.run(10 + phase)
     hang(host, GPUS[5])
-    process, began_ns = host.samplers._supervisor.group_process("gpu"), host.world.now_ns
-    assert process is not None
-    child = host.world.children[process.serial]
+    child, began_ns = host.child("gpu"), host.world.now_ns
     child.collector, child.stuck_in = "gpu_fast_1s", (began_ns, GPUS[5], "nvmlGpmSampleGet")
     host.run(2)
     (event,) = host.told("probe.hung")
@@ -102,9 +102,8 @@ def test_a_call_between_the_turns_is_named_as_soon(phase: float) -> None:
     assert event.attributes["call"] == "nvmlGpmSampleGet"
 
 
-def test_a_device_that_never_answers_again_is_tried_ever_more_rarely() -> None:
+def test_a_device_that_never_answers_again_is_tried_ever_more_rarely(host: Watched) -> None:
     """Every trial of a dead GPU abandons or kills a process: not 86,400 times a day."""
-    host = Watched()
     host.run(10)
     hang(host, GPUS[5])
     host.run(3600)
@@ -122,11 +121,8 @@ def test_a_device_that_never_answers_again_is_tried_ever_more_rarely() -> None:
     assert answered.device == GPUS[5]
 
 
-def test_a_device_that_holds_its_process_for_ever_is_never_entered_again() -> None:
-    """A call in uninterruptible sleep ignores SIGKILL: each further call would be another process
-    forever.
-    """
-    host = Watched()
+def test_a_device_that_holds_its_process_for_ever_is_never_entered_again(host: Watched) -> None:
+    """A call in uninterruptible sleep ignores SIGKILL: each further call costs a process."""
     host.run(10)
     hang(host, GPUS[5], holds=True)
     host.run(3600)
@@ -137,9 +133,8 @@ def test_a_device_that_holds_its_process_for_ever_is_never_entered_again() -> No
     assert 3590 < hung < 3610
 
 
-def test_all_gpus_at_once_are_one_finding_and_one_trial_at_a_time() -> None:
+def test_all_gpus_at_once_are_one_finding_and_one_trial_at_a_time(host: Watched) -> None:
     """The driver held its lock: eight alarms for eight GPUs named no cause and paged eight times."""
-    host = Watched()
     host.run(10)
     hang(host, *GPUS, seconds=300, holds=True)
     host.run(290)
@@ -158,8 +153,7 @@ def test_all_gpus_at_once_are_one_finding_and_one_trial_at_a_time() -> None:
     assert host.alive == 3
 
 
-def test_two_gpus_that_hang_by_themselves_do_not_take_the_other_six_along_for_long() -> None:
-    host = Watched()
+def test_two_hung_gpus_do_not_stop_the_other_six_for_long(host: Watched) -> None:
     host.run(10)
     hang(host, GPUS[1], GPUS[6])
     host.run(60)
@@ -169,9 +163,8 @@ def test_two_gpus_that_hang_by_themselves_do_not_take_the_other_six_along_for_lo
         assert host.on_time("gpu_1s", gpu, START + 10 * SECOND, 60) >= 56 / 60
 
 
-def test_a_call_that_kills_its_process_costs_one_sample() -> None:
+def test_a_call_that_kills_its_process_costs_one_sample(host: Watched) -> None:
     """A library that dereferenced null for one GPU brought the agent down, every second."""
-    host = Watched()
     host.run(10)
     host.world.devices[GPUS[2]].kills = "died of SIGSEGV"
     host.run(600)
@@ -184,11 +177,8 @@ def test_a_call_that_kills_its_process_costs_one_sample() -> None:
     assert host.on_time("gpu_1s", GPUS[2], host.world.now_ns - 30 * SECOND, 30) == 1.0
 
 
-def test_a_slow_gpu_is_sampled_apart_and_comes_back_when_it_is_fast() -> None:
-    """A GPU in thermal shutdown answered a hundred times slower, and seven others were sampled
-    every tenth second.
-    """
-    host = Watched()
+def test_a_slow_gpu_is_sampled_apart_and_comes_back_when_it_is_fast(host: Watched) -> None:
+    """A GPU answered a hundred times slower: seven others were sampled every tenth second."""
     host.run(10)
     host.world.devices[GPUS[4]].seconds = 0.7
     host.run(600)
@@ -202,24 +192,24 @@ def test_a_slow_gpu_is_sampled_apart_and_comes_back_when_it_is_fast() -> None:
     assert host.alive == 3
 
 
-def test_a_sampler_that_is_stopped_is_replaced() -> None:
-    """SIGSTOP was sent to the wrong process, on a Friday."""
-    host = Watched()
+@pytest.mark.parametrize("is_stopped", [True, False], ids=["SIGSTOP", "overwritten memory"])
+def test_a_sampler_without_batches_is_replaced(host: Watched, is_stopped: bool) -> None:
+    """SIGSTOP to the wrong process; a driver's library overwrote its process' memory."""
     host.run(10)
-    process = host.samplers._supervisor.group_process("gpu")
-    assert process is not None
-    host.world.children[process.serial].stopped = True
-    host.run(60)
-    assert host.on_time("gpu_1s", GPUS[0], host.world.now_ns - 50 * SECOND, 50) == 1.0
-    assert host.on_time("disk_1s", DISKS[0], START, 70) == 1.0
-    assert not host.told("probe.hung")
+    child = host.child("gpu")
+    if is_stopped:
+        child.stopped = True
+    else:
+        child.say(b"\0\0\0\0\xff")
+        child.say_at_once(encode_event(telemetry_pb2.HealthEvent(name="gpu.lost", device="none")))
+    host.run(20)
+    assert host.on_time("gpu_1s", GPUS[0], host.world.now_ns - 10 * SECOND, 10) == 1.0
+    assert host.on_time("disk_1s", DISKS[0], START, 30) == 1.0
+    assert host.alive == 3 and not host.told("gpu.lost") and not host.told("probe.hung")
 
 
-def test_a_nursery_that_forked_while_the_daemon_stood_still_is_not_blamed_for_it() -> None:
-    """The host was suspended between the request for a sampler and its birth: all samplers were
-    killed on waking.
-    """
-    host = Watched()
+def test_a_nursery_is_not_blamed_for_a_standstill(host: Watched) -> None:
+    """Suspended between request and birth of a sampler: all samplers were killed on waking."""
     host.run(3)
     before = {process.serial for process in host.samplers._supervisor.processes.values()}
     host.world.children[min(before)].die("died of SIGKILL")
@@ -232,8 +222,7 @@ def test_a_nursery_that_forked_while_the_daemon_stood_still_is_not_blamed_for_it
     assert host.alive == 3 and host.samplers.takeovers_count == 1
 
 
-def test_a_nursery_that_is_killed_is_forked_anew() -> None:
-    host = Watched()
+def test_a_nursery_that_is_killed_is_forked_anew(host: Watched) -> None:
     host.run(10)
     host.world.is_gone = True
     for child in host.world.children.values():
@@ -244,9 +233,7 @@ def test_a_nursery_that_is_killed_is_forked_anew() -> None:
 
 
 def test_who_is_left_behind_is_noted_once_and_struck_out_when_it_ends(tmp_path: Path) -> None:
-    """The next agent must know of abandoned processes; but the disk must not be written each second
-    for that.
-    """
+    """The next agent must know of abandoned processes, without a write to the disk each second."""
     host, boot = Watched(), b"b" * 16
     host.samplers._abandoned_file = AbandonedProcessFile(tmp_path, boot)
     path = tmp_path / "left_behind.json"
@@ -264,9 +251,8 @@ def test_who_is_left_behind_is_noted_once_and_struck_out_when_it_ends(tmp_path: 
     assert parse_abandoned(path.read_bytes(), boot) == []
 
 
-def test_a_host_without_a_process_to_spare_keeps_the_daemon_and_gets_its_samplers_later() -> None:
+def test_a_host_without_free_processes_gets_its_samplers_later(host: Watched) -> None:
     """A fork bomb in a job ended the fork server, and for two minutes no fork was possible."""
-    host = Watched()
     host.run(10)
     host.world.is_gone = host.world.refuses = True
     for child in host.world.children.values():
@@ -301,9 +287,8 @@ def test_a_collector_that_cannot_spare_a_device_is_left_out_whole() -> None:
     assert host.on_time("disk_1s", DISKS[0], host.world.now_ns - 60 * SECOND, 60) == 1.0
 
 
-def test_releasing_one_gpu_ends_every_process_that_may_have_it_and_spares_the_others() -> None:
+def test_releasing_one_gpu_ends_every_process_that_may_have_it(host: Watched) -> None:
     """An open /dev/nvidia3 defeats the reset of GPU 3."""
-    host = Watched()
     host.run(10)
     host.samplers.release(frozenset({GPUS[3]}), 60)
     assert host.samplers.may_hold(frozenset({GPUS[3]}))
@@ -319,9 +304,8 @@ def test_releasing_one_gpu_ends_every_process_that_may_have_it_and_spares_the_ot
     assert told(host) == ({}, [])
 
 
-def test_a_gpu_that_hangs_and_is_released_is_told_as_hung() -> None:
+def test_a_gpu_that_hangs_and_is_released_is_told_as_hung(host: Watched) -> None:
     """An operator at night must know that a reset waits for a stuck process."""
-    host = Watched()
     host.run(10)
     hang(host, GPUS[3], holds=True)
     host.run(3)
@@ -329,8 +313,7 @@ def test_a_gpu_that_hangs_and_is_released_is_told_as_hung() -> None:
     assert told(host) == ({f"gpu {GPUS[3]}": QuarantineState.ABANDONED}, [GPUS[3]])
 
 
-def test_releasing_all_gpus_ends_standby_and_lane_and_the_rest_of_the_host_goes_on() -> None:
-    host = Watched()
+def test_releasing_all_gpus_ends_standby_and_lane(host: Watched) -> None:
     host.run(10)
     host.samplers.release(None, 3600)
     host.run(3)
@@ -346,9 +329,8 @@ def test_releasing_all_gpus_ends_standby_and_lane_and_the_rest_of_the_host_goes_
     assert host.on_time("gpu_1s", GPUS[3], host.world.now_ns - 8 * SECOND, 8) == 1.0
 
 
-def test_a_gpu_that_is_to_be_left_alone_is_so_at_once_and_tried_later() -> None:
+def test_a_gpu_that_is_to_be_left_alone_is_so_at_once_and_tried_later(host: Watched) -> None:
     """After XID 119 every call into the GPU waits for its firmware for seconds, and adds log lines."""
-    host = Watched()
     host.run(10)
     host.samplers.quarantine_gpu(GPUS[0], "XID 119")
     host.run(50)
@@ -384,9 +366,7 @@ def test_what_a_collector_tells_in_its_sampler_arrives_and_what_a_trial_tells_do
 
 
 def test_late_turns_keep_their_time_and_have_a_frame_of_their_own() -> None:
-    """A sweep of 0.7 s returns after its frame has left: the readings of second N remain those of
-    N.
-    """
+    """A sweep of 0.7 s returns after its frame has left: readings of second N remain those of N."""
 
     def lanes(world: World) -> dict[str, list[Collector]]:
         world.devices.setdefault("node0", Device(seconds=0.7))
@@ -420,9 +400,8 @@ def test_every_device_of_the_host_stuck_for_ever_leaves_the_count_of_processes_b
 
 
 @pytest.mark.slow
-def test_thousands_of_takeovers_leave_no_socket_no_slot_and_no_memory() -> None:
+def test_thousands_of_takeovers_leave_no_socket_no_slot_and_no_memory(host: Watched) -> None:
     """An agent ran for a year on a host whose OOM killer killed a sampler each minute."""
-    host = Watched()
     host.run(3)
     samplers, devices = host.samplers, [("host", name) for name in (*PORTS, *DISKS)]
     used: list[int] = []
@@ -453,30 +432,10 @@ def test_thousands_of_takeovers_leave_no_socket_no_slot_and_no_memory() -> None:
     assert max(child.slot for child in samplers._workers.values()) <= PROCESSES_MAX
 
 
-def test_a_sampler_that_speaks_nonsense_is_replaced_and_its_lane_goes_on() -> None:
-    """A driver's library overwrote the memory of its process."""
-    host = Watched()
-    host.run(10)
-    process = host.samplers._supervisor.group_process("gpu")
-    assert process is not None
-    child = host.world.children[process.serial]
-    child.say(b"\0\0\0\0\xff")
-    child.say_at_once(encode_event(telemetry_pb2.HealthEvent(name="gpu.lost", device="none")))
-    host.run(20)
-    assert host.on_time("gpu_1s", GPUS[0], host.world.now_ns - 10 * SECOND, 10) == 1.0
-    assert host.on_time("disk_1s", DISKS[0], START, 30) == 1.0
-    assert host.alive == 3 and not host.told("gpu.lost")
-
-
-def test_a_sampler_that_never_stops_talking_holds_nobody_up() -> None:
-    """A collector in a loop sent whenever the socket was writable: the daemon read only from it,
-    forever.
-    """
-    host = Watched()
+def test_a_sampler_that_never_stops_talking_holds_nobody_up(host: Watched) -> None:
+    """A collector in a loop sent whenever the socket was writable: the daemon read only from it."""
     host.run(10.5)
-    process = host.samplers._supervisor.group_process("gpu")
-    assert process is not None
-    child = host.world.children[process.serial]
+    child = host.child("gpu")
     child.talks = encode_round()
     turns = len(host.latest.times["host_1s", "host"])
     host.run(5)

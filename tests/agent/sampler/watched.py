@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 from gangline.agent.collector import Collector
@@ -19,7 +19,8 @@ from gangline.agent.sampler.pool import SamplerPool
 from gangline.contract.block import Block
 from gangline.contract.signal import Pace
 from gangline.contract.wire import telemetry_pb2
-from tests.agent.sampler.world import SECOND, Device, SparingSweep, World
+from tests.agent.fakes import KeptEvents
+from tests.agent.sampler.world import SECOND, Child, Device, SparingSweep, World
 
 START = 1200 * SECOND
 GPUS = [f"0000:{n:02x}:00.0" for n in range(0x1A, 0x22)]
@@ -68,19 +69,8 @@ class Nowhere:
         return 0
 
 
-@dataclass
-class Kept:
-    events: list[telemetry_pb2.HealthEvent] = field(default_factory=list)
-    dropped_events: int = 0
-
-    def put(self, event: telemetry_pb2.HealthEvent) -> None:
-        self.events.append(event)
-
-
 class Noting(LatestReadings):
-    """Records when each device of each table was read, and keeps the last rows of the probe's
-    tables.
-    """
+    """Records each reading's time by table and device, and the last rows of the probe's tables."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +115,7 @@ class Watched:
     def __init__(self, lanes=hosts_lanes) -> None:  # type: ignore[no-untyped-def]
         self.world = World(lanes, START)
         created = lanes(self.world)
-        self.events, self.latest, nowhere = Kept(), Noting(), Nowhere()
+        self.events, self.latest, nowhere = KeptEvents(), Noting(), Nowhere()
         ids = (str(number) for number in itertools.count())
         teller = EventPublisher(self.world, self.events, nowhere.notify, lambda: next(ids))
         known = [gpu for gpu in GPUS if gpu in self.world.devices]
@@ -163,13 +153,17 @@ class Watched:
         self.daemon.run(self._stop, wait)
 
     def on_time(self, table: str, device: str, first_ns: int, seconds: int) -> float:
-        """Return the share of the seconds from *first_ns* with a sample within half a period of
-        their grid point.
-        """
+        """Return the share of seconds from *first_ns* with a sample near its grid point."""
         times = self.latest.times[table, device]
         hit = {round(moment / SECOND) for moment in times if moment >= first_ns - SECOND // 2}
         grid = range(first_ns // SECOND, first_ns // SECOND + seconds)
         return sum(point in hit for point in grid) / seconds
+
+    def child(self, group: str) -> Child:
+        """Return the process that samples a group."""
+        process = self.samplers._supervisor.group_process(group)
+        assert process is not None
+        return self.world.children[process.serial]
 
     def told(self, name: str) -> list[telemetry_pb2.HealthEvent]:
         return [event for event in self.events.events if event.name == name]
