@@ -12,7 +12,7 @@ import duckdb
 import pytest
 
 from gangline.aggregator.scoring.evidence_sql import query_of
-from gangline.aggregator.store import duckdb_file, latest_tables, new_duckdb_file, snapshot_file
+from gangline.aggregator.store import latest_tables, new_duckdb_file, snapshot_file
 from gangline.aggregator.store.layout import LAYOUTS
 from gangline.aggregator.store.queue import Pending
 from gangline.aggregator.store.rows import HostRecord
