@@ -249,7 +249,13 @@ def build(
         registration.stop_waiting()
     else:
         collectors.append(
-            _inventory_collector(config, releaser, registration, client, publisher, latest)
+            InventoryCollector(
+                lambda: _inventory(config, releaser),
+                registration,
+                client.reregister,
+                publisher.request_inventory_after,
+                lambda: latest.devices_with(BY_NAME["gpu.temperature_celsius"]),
+            )
         )
     host_status.post_with(callbacks.post)
     if signals:
@@ -352,23 +358,6 @@ def _hand_to_each(*handlers: PermitHandler) -> PermitHandler:
             handler(message)
 
     return handle
-
-
-def _inventory_collector(
-    config: AgentConfig,
-    releaser: GpuReleaser,
-    registration: Registration,
-    client: Client,
-    publisher: EventPublisher,
-    latest: LatestReadings,
-) -> InventoryCollector:
-    return InventoryCollector(
-        lambda: _inventory(config, releaser),
-        registration,
-        client.reregister,
-        publisher.request_inventory_after,
-        lambda: latest.devices_with(BY_NAME["gpu.temperature_celsius"]),
-    )
 
 
 def _inventory(config: AgentConfig, releaser: GpuReleaser) -> inventory.Inventory:

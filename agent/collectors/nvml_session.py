@@ -183,7 +183,10 @@ class NvmlSession:
         self._was_open = True
         self.driver_version = self.nvml.driver_version()
         count = self.nvml.count()
-        devices = self._devices(self.nvml, known) if known else self._by_number(self.nvml, count)
+        if known:
+            devices = self._devices(self.nvml, known)
+        else:  # only NVML knows the addresses: it attaches all GPUs for that
+            devices = [d for d in self.nvml.devices(count) if not self._is_excluded(d.address)]
         devices = [d if d.uuid else d._replace(uuid=self._uuid(d.address)) for d in devices]
         for device in devices:
             library.remember(device.address, uuid=device.uuid)
@@ -236,13 +239,6 @@ class NvmlSession:
         if code in (NO_PERMISSION, NOT_FOUND, library.LEFT_OUT):
             return True
         return code in REFUSED and device_rules_deny(self._roots.dev)
-
-    def _by_number(self, nvml: Nvml, count: int) -> list[Device]:
-        """Return the GPUs in NVML's order, if only NVML knows the addresses.
-
-        NVML attaches all of them for that.
-        """
-        return [d for d in nvml.devices(count) if not self._is_excluded(d.address)]
 
     def _uuid(self, address: str) -> str:
         """Return a GPU's last UUID, or the kernel's, if the GPU does not report it."""

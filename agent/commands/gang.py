@@ -189,7 +189,9 @@ class _Gang:
             if head is None:
                 continue
             name, state = head.groups()
-            flags = {flag.rstrip("*~#!%$@^-+") for flag in (*state.split("+"), *_responding(state))}
+            flags = {flag.rstrip("*~#!%$@^-+") for flag in state.split("+")}
+            if NOT_RESPONDING in state:
+                flags.add("NOT_RESPONDING")
             if f" Reason={EVICT_REASON}" in line:
                 flags.add(EVICTED)
             states[name] = frozenset(flags)
@@ -206,10 +208,6 @@ def _evicted_nodes() -> set[str]:
         for node_list in listed
         for name in _slurm("scontrol", "show", "hostnames", node_list).split()
     }
-
-
-def _responding(state: str) -> tuple[str, ...]:
-    return ("NOT_RESPONDING",) if NOT_RESPONDING in state else ()
 
 
 def _slurm(*command: str) -> str:

@@ -280,20 +280,19 @@ def restore_main(arguments: list[str]) -> int:
 def _run_restore(options: argparse.Namespace) -> int:
     with ProgressBar(quiet=options.json) as progress:
         done = restore(options.source, options.data, progress, force=options.force)
-    print(
-        json_object(_restore_document(done, options.data))
-        if options.json
-        else _print_restore(done, options.data)
-    )
+    if options.json:
+        document = {
+            "data": str(options.data),
+            "backup": str(done.backup),
+            "as_of": done.manifest.as_of,
+            "as_of_ns": done.manifest.as_of_ns,
+            "rows": done.manifest.rows,
+            "replaced": str(done.replaced) if done.replaced else None,
+        }
+        print(json_object(document))
+    else:
+        print(_print_restore(done, options.data))
     return OK
-
-
-def _restore_document(done: RestoreResult, data: Path) -> dict[str, object]:
-    return {
-        "data": str(data), "backup": str(done.backup), "as_of": done.manifest.as_of,
-        "as_of_ns": done.manifest.as_of_ns, "rows": done.manifest.rows,
-        "replaced": str(done.replaced) if done.replaced else None,
-    }  # fmt: skip
 
 
 def _print_restore(done: RestoreResult, data: Path) -> str:
@@ -423,7 +422,16 @@ def _run_verify(options: argparse.Namespace) -> int:
         else:
             what, report = str(options.data), _store(options, progress)
     if options.json:
-        print(json_object({"verified": what, **_verify_document(report)}))
+        document = {
+            "verified": what,
+            "schema_version": report.schema_version,
+            "tables": report.tables,
+            "rows": report.rows,
+            "frames": report.frames,
+            "parquet_files": report.parquet_files,
+            "wrong": report.problems,
+        }
+        print(json_object(document))
     else:
         print(_print_verify(what, report))
     return FAILED if report.problems else OK
@@ -484,13 +492,6 @@ def _copy(source: ConsistentView, scratch: Path, progress: ProgressBar) -> None:
 def _read(file: Path, folder: Path, spill: Path, progress: ProgressBar) -> VerifyReport:
     progress.begin("reading back", 0)
     return verify.verify_store(file, folder, spill, lambda _, done, total: progress.at(done, total))
-
-
-def _verify_document(found: VerifyReport) -> dict[str, object]:
-    return {
-        "schema_version": found.schema_version, "tables": found.tables, "rows": found.rows,
-        "frames": found.frames, "parquet_files": found.parquet_files, "wrong": found.problems,
-    }  # fmt: skip
 
 
 def _print_verify(what: str, found: VerifyReport) -> str:

@@ -327,7 +327,7 @@ class Kubernetes(Scheduler):
         nodes = {
             node
             for hold in self.read_holds().values()
-            if _is_of(hold.name, advisory)
+            if re.fullmatch(rf"gangline_{re.escape(advisory)}(_evict)?", hold.name)
             for node in hold.nodes
         }
         self._evict([pod for pod in self._live_pods(job) if pod.node in nodes])
@@ -397,7 +397,3 @@ def _with(holds: Mapping[str, float], hold: str, ends: float) -> dict[str, float
 
 def _without(holds: Mapping[str, float], hold: str) -> dict[str, float]:
     return {name: ends for name, ends in holds.items() if name != hold}
-
-
-def _is_of(hold: str, advisory: str) -> bool:
-    return re.fullmatch(rf"gangline_{re.escape(advisory)}(_evict)?", hold) is not None

@@ -7,6 +7,7 @@ import logging
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from math import nan
 from typing import Any
 
@@ -264,7 +265,7 @@ class RunLog:
             return
         for key in self.accumulator.drop_resumable():
             if (summary := self._resumable.get(key)) is not None:
-                self._ended.append(_ended_at(summary, summary.time_ns))
+                self._ended.append(replace(summary, ended_ns=summary.time_ns))
         self._resumable.clear()
 
     def _keep(self, assessment: RunAssessment) -> None:
@@ -334,10 +335,3 @@ class RunLog:
         if self._unwritten or self._forecasts_version != self.forecasts.version:
             self._write_ns = now_ns
             await self._write(with_forecasts=True)
-
-
-def _ended_at(summary: RunSummary, ended_ns: int) -> RunSummary:
-    return RunSummary(
-        summary.run_id, summary.key, summary.job, summary.source, summary.user_id, summary.begun_ns, summary.time_ns,
-        ended_ns, summary.observed_gpu_seconds, summary.fingerprint, summary.hosts, summary.simulated,
-    )  # fmt: skip
