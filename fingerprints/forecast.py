@@ -429,11 +429,11 @@ class JobForecaster:
         self._cadences = {kind: cadence_of(spans) for kind, spans in found.items()}
         return found
 
-    def _kind_of_open(self, found: dict[int, tuple[Cadence, Span | None]]) -> int:
+    def _kind_of_open(self, cadences: dict[int, tuple[Cadence, Span | None]]) -> int:
         """Return the kind of the present pause: a checkpoint if it is due or the pause is long enough."""
         if _Pause(Span(0.0), tuple(self._pause_shares)).is_stall:
             return HOST_STALL
-        cadence, last = found[CHECKPOINT]
+        cadence, last = cadences[CHECKPOINT]
         if not cadence.is_known:
             return WAIT
         is_long = self._now - self._pause_begin >= 0.7 * cadence.duration

@@ -221,7 +221,16 @@ class ChangeMonitor:
         is_usual = (self._windows[:size] >= PAST_WINDOWS_MIN + WARMUP_WINDOWS) & (streak == 0)
         companions = np.where(shown > 0, self._sums[1:, :size], np.nan)
         seconds = np.full(size, self._window_seconds)
-        return Change(streak, seconds, is_named, from_birth, is_usual, excess, error, companions)
+        return Change(
+            streak=streak,
+            window_seconds=seconds,
+            is_named=is_named,
+            from_birth=from_birth,
+            is_usual=is_usual,
+            excess=excess,
+            error=error,
+            companions=companions,
+        )
 
 
 def either(first: Change, second: Change) -> Change:

@@ -256,9 +256,9 @@ def _report(message: str) -> None:
     print(f"gangline gang: {message}", file=sys.stderr, flush=True)
 
 
-def _count(text: str, most: int) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= 6 and int(text) <= most):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a whole number up to {most}")
+def _count(text: str, maximum: int) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 6 and int(text) <= maximum):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a whole number up to {maximum}")
     return int(text)
 
 

@@ -166,7 +166,14 @@ def _held_view(
 
     micros = file.stood_still_microseconds
     return ConsistentView(
-        data, True, file.wal_bytes, file.wall_time_ns, journal, answers, micros, check
+        data=data,
+        is_running=True,
+        wal_bytes=file.wal_bytes,
+        as_of_ns=file.wall_time_ns,
+        journal=journal,
+        answers=answers,
+        paused_microseconds=micros,
+        check=check,
     )
 
 
@@ -494,14 +501,14 @@ def _read(file: Path, folder: Path, spill: Path, progress: ProgressBar) -> Verif
     return verify.verify_store(file, folder, spill, lambda _, done, total: progress.at(done, total))
 
 
-def _print_verify(what: str, found: VerifyReport) -> str:
+def _print_verify(what: str, report: VerifyReport) -> str:
     line = (
-        f"{what}: version {found.schema_version}, {found.tables} tables and {found.parquet_files} Parquet "
-        f"files, {found.rows:,} rows, {found.frames:,} frames on the ledger"
+        f"{what}: version {report.schema_version}, {report.tables} tables and {report.parquet_files} Parquet "
+        f"files, {report.rows:,} rows, {report.frames:,} frames on the ledger"
     )
-    if not found.problems:
+    if not report.problems:
         return f"{line}: all read back, nothing is wrong"
-    return "\n".join([line, *(f"WRONG: {problem}" for problem in found.problems)])
+    return "\n".join([line, *(f"WRONG: {problem}" for problem in report.problems)])
 
 
 def _verify_parser() -> argparse.ArgumentParser:

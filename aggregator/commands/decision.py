@@ -88,11 +88,11 @@ def _messages(stored: wire.StoredDecision) -> tuple[Any, Any]:
     return request_type.FromString(stored.request), answer
 
 
-def _part(one: wire.DecisionInput) -> bytes:
+def _part(part: wire.DecisionInput) -> bytes:
     try:
-        return checked_part(one.digest, one.data)
+        return checked_part(part.digest, part.data)
     except InputsError as error:
-        raise CommandError(f"input {one.digest}: {error}", FAILED) from error
+        raise CommandError(f"input {part.digest}: {error}", FAILED) from error
 
 
 def _replay_line(stored: wire.StoredDecision, parts: Sequence[bytes]) -> tuple[bool, str]:

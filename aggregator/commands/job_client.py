@@ -129,11 +129,11 @@ def _pace_row(window: job_pb2.JobWindow) -> Row:
     }  # fmt: skip
 
 
-def _rank_row(one: job_pb2.JobRank) -> Row:
+def _rank_row(rank: job_pb2.JobRank) -> Row:
     return {
-        "rank": None if one.rank < 0 else one.rank, "host": one.node.removeprefix("nodes/"),
-        "step_seconds": _number(one.step_seconds), "spread_seconds": _number(one.spread_seconds),
-        "since_seconds": _number(one.since_seconds), "steps_count": one.steps_count,
+        "rank": None if rank.rank < 0 else rank.rank, "host": rank.node.removeprefix("nodes/"),
+        "step_seconds": _number(rank.step_seconds), "spread_seconds": _number(rank.spread_seconds),
+        "since_seconds": _number(rank.since_seconds), "steps_count": rank.steps_count,
     }  # fmt: skip
 
 
@@ -146,13 +146,13 @@ def _run_row(run: job_pb2.JobRun) -> Row:
     }  # fmt: skip
 
 
-def _forecast_row(one: job_pb2.JobForecast, now: Timestamp) -> Row:
+def _forecast_row(forecast: job_pb2.JobForecast, now: Timestamp) -> Row:
     row: Row = {
-        "horizon_seconds": one.horizon_seconds, "now": _time(now), "reason": one.reason,
-        "checkpoint_reason": one.checkpoint.reason or None, "power_watts": _number(one.power_watts),
-        "power_watts_lower": _number(one.power_watts_lower), "power_watts_upper": _number(one.power_watts_upper),
+        "horizon_seconds": forecast.horizon_seconds, "now": _time(now), "reason": forecast.reason,
+        "checkpoint_reason": forecast.checkpoint.reason or None, "power_watts": _number(forecast.power_watts),
+        "power_watts_lower": _number(forecast.power_watts_lower), "power_watts_upper": _number(forecast.power_watts_upper),
     }  # fmt: skip
-    for name, event in (("checkpoint", one.checkpoint), ("host_stall", one.host_stall)):
+    for name, event in (("checkpoint", forecast.checkpoint), ("host_stall", forecast.host_stall)):
         for part in ("at", "from", "until"):
             row[f"next_{name}_{part}"] = _time_or_none(event, part)
         row[f"next_{name}_probability"] = event.probability

@@ -223,10 +223,16 @@ def nodes_of(reply: score_pb2.ScoreNodesResponse, names: list[str]) -> list[Mirr
         ready = bool(reply.allowed_bitmap[position >> 3] >> (position & 7) & 1)
         nodes.append(
             MirrorNode(
-                names[index], min(bucket, BUCKETS - 1), ready, score, hazard, speed,
-                STATES.get(state, "UNKNOWN"), REASONS.get(reason, ""),
+                name=names[index],
+                bucket=min(bucket, BUCKETS - 1),
+                ready=ready,
+                score=score,
+                hazard_per_hour=hazard,
+                relative_speed=speed,
+                state=STATES.get(state, "UNKNOWN"),
+                reason=REASONS.get(reason, ""),
             )
-        )  # fmt: skip
+        )
     return nodes
 
 

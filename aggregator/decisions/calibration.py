@@ -346,16 +346,16 @@ def calibration_rows(reported: ReportedFactors) -> list[CalibrationRow]:
         for (size, value), estimate, count in zip(points, estimates, counts, strict=False):
             rows.append(
                 CalibrationRow(
-                    "throughput",
-                    workload,
-                    size,
-                    "as reported",
-                    value,
-                    min(estimate.lower, value),
-                    max(estimate.upper, value),
-                    "reported",
-                    count,
-                    nan,
+                    factor="throughput",
+                    workload=workload,
+                    nodes=size,
+                    unit="as reported",
+                    value=value,
+                    lower=min(estimate.lower, value),
+                    upper=max(estimate.upper, value),
+                    source="reported",
+                    reports=count,
+                    assumed=nan,
                 )
             )
     return rows
@@ -368,5 +368,14 @@ def _row(
     value, lower, upper = values
     reports = 0 if factor is None else factor.reports
     return CalibrationRow(
-        name, "", 0, unit, value, lower, upper, source.name.lower(), reports, assumed
+        factor=name,
+        workload="",
+        nodes=0,
+        unit=unit,
+        value=value,
+        lower=lower,
+        upper=upper,
+        source=source.name.lower(),
+        reports=reports,
+        assumed=assumed,
     )

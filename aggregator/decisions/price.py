@@ -204,9 +204,16 @@ def lost_time(
         else declared(needs.repair_hours, "repair of the request")
     )
     return LostTime(
-        gpus * needs.hours, lost, share, shared, communication, repair, crossing_costs(reports),
-        needs.currency_rate, needs.rate_text("currency_rate"),
-    )  # fmt: skip
+        gross_gpu_hours=gpus * needs.hours,
+        per_interruption_hours=lost,
+        checkpoint_share=share,
+        shared_hazard=shared,
+        communication=communication,
+        repair_hours=repair,
+        crossing=crossing_costs(reports),
+        currency_rate=needs.currency_rate,
+        currency_text=needs.rate_text("currency_rate"),
+    )
 
 
 def shared_hazard(nodes: int) -> Quantity:
@@ -466,4 +473,12 @@ def price(
         useful.evidence,
     )
     survives = survival(hazard, shared, hours, taken.value)
-    return GangPrice(total, tuple(parts), survives, speed, topology, useful, other_costs)
+    return GangPrice(
+        total=total,
+        parts=tuple(parts),
+        survival=survives,
+        speed=speed,
+        topology=topology,
+        goodput=useful,
+        beside=other_costs,
+    )

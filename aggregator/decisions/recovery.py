@@ -250,8 +250,14 @@ def plan_recovery(
     )
     culprit, probability = answer.culprit()
     return RecoveryPlan(
-        tuple(options), answer.undisturbed(), failed, tuple(domains), answer.futile_reason(), culprit, probability
-    )  # fmt: skip
+        options=tuple(options),
+        undisturbed=answer.undisturbed(),
+        failed=failed,
+        domains=tuple(domains),
+        futile_reason=answer.futile_reason(),
+        culprit=culprit,
+        culprit_probability=probability,
+    )
 
 
 class SampledPart(NamedTuple):
@@ -614,12 +620,23 @@ class _Answer:
         second = self._interruption(running)
         is_replaced = chosen is not None
         return RecoveryOption(
-            kind, nodes, places,
-            self.incident.current[places] if is_replaced else np.zeros(0, dtype=np.intp),
-            tuple(chosen.keeps_segment.tolist()) if chosen else (),
-            tuple(chosen.keeps_rails.tolist()) if chosen else (),
-            stopped, "", hours, parts, lost, p50, p90, second, running, tuple(steps),
-        )  # fmt: skip
+            kind=kind,
+            nodes=nodes,
+            places=places,
+            replaced=self.incident.current[places] if is_replaced else np.zeros(0, dtype=np.intp),
+            keeps_segment=tuple(chosen.keeps_segment.tolist()) if chosen else (),
+            keeps_rails=tuple(chosen.keeps_rails.tolist()) if chosen else (),
+            stopped=stopped,
+            lender="",
+            hours=hours,
+            parts=parts,
+            total=lost,
+            p50_gpu_hours=p50,
+            p90_gpu_hours=p90,
+            second_failure=second,
+            running=running,
+            steps=tuple(steps),
+        )
 
     def _add_delay(
         self, total: SampledSum, hours: Mapping[int, Quantity], extra: Sequence[SampledPart]

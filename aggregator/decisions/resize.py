@@ -227,9 +227,9 @@ def _fewest_moves(choices: Sequence[ResizeChoice], margin: float) -> list[Resize
     return result
 
 
-def _reason(one: ResizeChoice, margin: float) -> str:
+def _reason(choice: ResizeChoice, margin: float) -> str:
     """Return why the change is not worth its cost; "" if it is."""
-    gain = one.gain
+    gain = choice.gain
     if gain.value <= margin:
         return f"gains {gain.value:.1f} GPU-hours, not more than the margin of {margin:.1f}"
     if gain.lower <= 0.0:

@@ -272,9 +272,15 @@ def plan(situation: Situation, advice: Advice) -> list[Step]:
     """Return the steps that would carry *advice* out now; `--shadow` prints them."""
     node = situation.scheduler.nodes[advice.node]
     entry = Entry(
-        advice.name, advice.node, advice.action, "", advice.token, situation.now,
-        situation.now + 7200, mark=mark_of(situation, advice),
-    )  # fmt: skip
+        advisory=advice.name,
+        node=advice.node,
+        action=advice.action,
+        owner="",
+        token=advice.token,
+        accepted=situation.now,
+        expires=situation.now + 7200,
+        mark=mark_of(situation, advice),
+    )
     steps = [_place(situation, advice, entry, node)]
     if advice.action == "EVICT_NOW":
         if situation.policy.kill_replicas:
@@ -294,7 +300,15 @@ def _place(situation: Situation, advice: Advice, entry: Entry, node: Node) -> St
             for hold in situation.scheduler.holds.values()
         )
         devices = advice.devices if advice.scope == "gpu" else ()
-        return PlaceHold(advice.name, why, name, node.name, seconds, others, devices)
+        return PlaceHold(
+            advisory=advice.name,
+            why=why,
+            hold=name,
+            node=node.name,
+            seconds=seconds,
+            overlaps=others,
+            devices=devices,
+        )
     reason = drain_reason(advice, seconds)
     return Drain(advice.name, why, node.name, reason, seconds, down=entry.mark == DOWN)
 
@@ -575,9 +589,17 @@ def record_accept(ledger: ExecutorLedger, situation: Situation, advice: Advice) 
         entry.accepted, entry.expires = situation.now, advice.expires
     else:
         entry = Entry(
-            advice.name, advice.node, advice.action, advice.owner, advice.token, situation.now,
-            advice.expires, mark, hold, replicas=entry.replicas if entry is not None else "",
-        )  # fmt: skip
+            advisory=advice.name,
+            node=advice.node,
+            action=advice.action,
+            owner=advice.owner,
+            token=advice.token,
+            accepted=situation.now,
+            expires=advice.expires,
+            mark=mark,
+            hold=hold,
+            replicas=entry.replicas if entry is not None else "",
+        )
     ledger.add(entry)
 
 

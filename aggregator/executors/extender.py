@@ -78,7 +78,13 @@ def table_of(mirror: Mirror, node_of_host: Callable[[str], str] = lambda host: h
     in_service = [score for name, score in scores.items() if name not in failed]
     unknown = median_high(in_service) if in_service else UNKNOWN_SCORE
     return HealthTable(
-        mirror.valid_until_seconds, failed, names, priorities, scores, reason, unknown
+        valid_until=mirror.valid_until_seconds,
+        failed=failed,
+        failed_names=names,
+        priorities=priorities,
+        scores=scores,
+        reason=reason,
+        unknown_score=unknown,
     )
 
 

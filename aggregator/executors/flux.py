@@ -124,7 +124,15 @@ def node_of(name: str, state: str, status: str, reason: str) -> Node:
     is_online = status != "offline"
     if state in DRAINED:
         is_managed = reason.startswith(REASON_PREFIX)
-        return Node(name, state, reason[:500], is_online, f"{state}: {reason}"[:500], "", is_managed)  # fmt: skip
+        return Node(
+            name=name,
+            state=state,
+            reason=reason[:500],
+            is_responding=is_online,
+            out=f"{state}: {reason}"[:500],
+            down="",
+            is_managed=is_managed,
+        )
     if state == "exclude":
         return Node(name, state, "", is_online, "excluded by configuration")
     is_down = state == "torpid" or not is_online

@@ -238,7 +238,15 @@ def node_of(name: str, slots: Iterable[Mapping[str, Any]]) -> Node:
         return Node(name, state, is_responding=bool(several))
     reason = str(drained.get("DrainReason", ""))[:500]
     is_managed = _is_managed(drained)
-    return Node(name, state, reason, True, f"drained: {reason}", "", is_managed)
+    return Node(
+        name=name,
+        state=state,
+        reason=reason,
+        is_responding=True,
+        out=f"drained: {reason}",
+        down="",
+        is_managed=is_managed,
+    )
 
 
 def parse_jobs(ads: Iterable[Mapping[str, Any]]) -> dict[str, ScheduledJob]:
@@ -255,13 +263,17 @@ def parse_jobs(ads: Iterable[Mapping[str, Any]]) -> dict[str, ScheduledJob]:
         hosts = [slot.rpartition("@")[2] for slot in listed.split(",")] if is_running else []
         starts = int(_number(ad, "NumShadowStarts"))
         jobs[name] = ScheduledJob(
-            name, JOB_STATES[status], frozenset(filter(NODE_NAME.fullmatch, hosts)),
+            name=name,
+            state=JOB_STATES[status],
+            nodes=frozenset(filter(NODE_NAME.fullmatch, hosts)),
             # A job that waits after a start was requeued.
-            max(0, starts - 1 if is_running else starts), False,
-            int(_number(ad, "RequestGpus") * max(1.0, _number(ad, "CurrentHosts"))), _number(ad, "QDate"),
-            _number(ad, "JobCurrentStartDate") if is_running else 0.0,
-            _number(ad, "EnteredCurrentStatus") if status in (3, 4) else 0.0,
-        )  # fmt: skip
+            restarts=max(0, starts - 1 if is_running else starts),
+            may_requeue=False,
+            gpus=int(_number(ad, "RequestGpus") * max(1.0, _number(ad, "CurrentHosts"))),
+            submitted=_number(ad, "QDate"),
+            started=_number(ad, "JobCurrentStartDate") if is_running else 0.0,
+            ended=_number(ad, "EnteredCurrentStatus") if status in (3, 4) else 0.0,
+        )
     return jobs
 
 

@@ -79,7 +79,15 @@ class Ray(Scheduler):
             self._drained.pop(str(record.get("id")), None)
             return Node(name, "ALIVE")
         reason = self._drained.get(str(record.get("id")), "")
-        return Node(name, "DRAINING", reason, True, f"draining: {reason}", "", bool(reason))
+        return Node(
+            name=name,
+            state="DRAINING",
+            reason=reason,
+            is_responding=True,
+            out=f"draining: {reason}",
+            down="",
+            is_managed=bool(reason),
+        )
 
     def read_jobs(self) -> dict[str, ScheduledJob]:
         """Return placement groups by id."""

@@ -160,9 +160,9 @@ def _parse_model(document: dict[str, Any]) -> HazardModel:
     )
 
 
-def _number(value: Any, name: str, most: float = LOG_MAX) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= most:
-        raise ModelError(f"{name}: expected a number within {-most:g} to {most:g}")
+def _number(value: Any, name: str, maximum: float = LOG_MAX) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= maximum:
+        raise ModelError(f"{name}: expected a number within {-maximum:g} to {maximum:g}")
     return float(value)
 
 

@@ -61,9 +61,9 @@ def _share_within(log_factor: float, sigma: float) -> float:
     return (erf(high) - erf(low)) / 2.0
 
 
-def _root(falling: Callable[[float], float], most: float) -> float:
-    """Return the zero of a decreasing function within 0 and *most*."""
-    low, high = 0.0, most
+def _root(falling: Callable[[float], float], maximum: float) -> float:
+    """Return the zero of a decreasing function within 0 and *maximum*."""
+    low, high = 0.0, maximum
     for _ in range(50):
         middle = (low + high) / 2.0
         low, high = (middle, high) if falling(middle) > 0.0 else (low, middle)

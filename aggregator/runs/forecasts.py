@@ -174,13 +174,16 @@ class _RunMeans:
         return np.asarray(np.where(count > 0, total / np.maximum(count, 1), np.nan))
 
 
-def _row(one: JobForecast) -> Mapping[str, Any]:
-    row: dict[str, Any] = {"horizon_seconds": float(one.horizon_seconds), "reason": one.reason}
-    for name, probability in zip(STATES, one.probabilities, strict=True):
+def _row(forecast: JobForecast) -> Mapping[str, Any]:
+    row: dict[str, Any] = {
+        "horizon_seconds": float(forecast.horizon_seconds),
+        "reason": forecast.reason,
+    }
+    for name, probability in zip(STATES, forecast.probabilities, strict=True):
         row[f"{name}_probability"] = probability
-    for name, event in zip(_EVENTS, (one.checkpoint, one.host_stall), strict=True):
+    for name, event in zip(_EVENTS, (forecast.checkpoint, forecast.host_stall), strict=True):
         row |= _event_columns(name, event)
-    for name, demand in zip(DEMANDS, one.demands, strict=True):
+    for name, demand in zip(DEMANDS, forecast.demands, strict=True):
         row[name] = demand.median
         row[f"{name}_lower"], row[f"{name}_upper"] = demand.lower, demand.upper
     return row

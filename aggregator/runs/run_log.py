@@ -163,10 +163,19 @@ class RunLog:
     def _restore_open(self, row: Mapping[str, Any]) -> None:
         run_id = str(row["run_id"])
         summary = RunSummary(
-            run_id, run_id.rpartition("@")[0], str(row["job"]), str(row["source"]), str(row["user_id"] or ""),
-            int(row["begun"]), int(row["time"]), 0, float(row["observed_gpu_seconds"] or 0.0), decode(row),
-            tuple(row["host_names"] or ()), bool(row["simulated"]),
-        )  # fmt: skip
+            run_id=run_id,
+            key=run_id.rpartition("@")[0],
+            job=str(row["job"]),
+            source=str(row["source"]),
+            user_id=str(row["user_id"] or ""),
+            begun_ns=int(row["begun"]),
+            time_ns=int(row["time"]),
+            ended_ns=0,
+            observed_gpu_seconds=float(row["observed_gpu_seconds"] or 0.0),
+            fingerprint=decode(row),
+            hosts=tuple(row["host_names"] or ()),
+            simulated=bool(row["simulated"]),
+        )
         self.accumulator.resume(resumed(summary))
         self._resumable[summary.key] = summary
 

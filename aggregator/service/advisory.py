@@ -166,25 +166,36 @@ def gangs_of(
     return gangs, unknown
 
 
-def _gang(field: str, one: wire.Gang, by: str, now_ns: int) -> Gang:
-    check_text(f"{field}.workload", one.workload, WORKLOAD_CHARACTERS_MAX)
-    if not one.workload.strip():
+def _gang(field: str, reported: wire.Gang, by: str, now_ns: int) -> Gang:
+    check_text(f"{field}.workload", reported.workload, WORKLOAD_CHARACTERS_MAX)
+    if not reported.workload.strip():
         raise InvalidArgument(f"{field}.workload", "its name, as in its outcomes")
-    if (name := reported_name(one.workload)) != one.workload:
+    if (name := reported_name(reported.workload)) != reported.workload:
         raise InvalidArgument(
-            f"{field}.workload", f"{one.workload!r}, expected {name!r}: the service adds the login"
+            f"{field}.workload",
+            f"{reported.workload!r}, expected {name!r}: the service adds the login",
         )
-    if not 1 <= len(one.nodes) <= NODES_MAX:
-        raise InvalidArgument(f"{field}.nodes", f"{len(one.nodes)}, expected 1 to {NODES_MAX}")
-    if one.gpus_count > GPUS_MAX:
-        raise InvalidArgument(f"{field}.gpus_count", f"{one.gpus_count}, expected 0 to {GPUS_MAX}")
-    hosts = tuple(sorted({node_of(node, f"{field}.nodes") for node in one.nodes}))
+    if not 1 <= len(reported.nodes) <= NODES_MAX:
+        raise InvalidArgument(f"{field}.nodes", f"{len(reported.nodes)}, expected 1 to {NODES_MAX}")
+    if reported.gpus_count > GPUS_MAX:
+        raise InvalidArgument(
+            f"{field}.gpus_count", f"{reported.gpus_count}, expected 0 to {GPUS_MAX}"
+        )
+    hosts = tuple(sorted({node_of(node, f"{field}.nodes") for node in reported.nodes}))
     seconds = 0.0
-    if one.HasField("checkpoint_interval"):
+    if reported.HasField("checkpoint_interval"):
         otherwise = "none where it is not known"
-        seconds = _span(f"{field}.checkpoint_interval", one.checkpoint_interval, otherwise)
-    until_ns = _until(f"{field}.ttl", one, now_ns)
-    return Gang(one.workload, hosts, one.gpus_count, seconds, until_ns, by, now_ns)
+        seconds = _span(f"{field}.checkpoint_interval", reported.checkpoint_interval, otherwise)
+    until_ns = _until(f"{field}.ttl", reported, now_ns)
+    return Gang(
+        workload=reported.workload,
+        hosts=hosts,
+        gpus=reported.gpus_count,
+        checkpoint_seconds=seconds,
+        until_ns=until_ns,
+        reporter=by,
+        reported_ns=now_ns,
+    )
 
 
 def unavailability_of(
@@ -237,11 +248,11 @@ def _unknown(hosts: Iterable[str], members: Members) -> list[str]:
     return [f"nodes/{host}" for host in unknown[:UNKNOWN_MAX]]
 
 
-def _until(field: str, one: wire.Gang | wire.UnavailableNode, now_ns: int) -> int:
+def _until(field: str, report: wire.Gang | wire.UnavailableNode, now_ns: int) -> int:
     """Return the end of the report's validity, from its `ttl`: callers' clocks may be wrong."""
-    if not one.HasField("ttl"):
+    if not report.HasField("ttl"):
         return now_ns + HOUR_NS
-    return now_ns + int(_span(field, one.ttl, "none for an hour") * SECOND_NS)
+    return now_ns + int(_span(field, report.ttl, "none for an hour") * SECOND_NS)
 
 
 def _span(field: str, span: Duration, otherwise: str) -> float:
@@ -251,9 +262,9 @@ def _span(field: str, span: Duration, otherwise: str) -> float:
     return seconds
 
 
-def _check_count(field: str, count: int, most: int) -> None:
-    if count > most:
-        raise InvalidArgument(field, f"{count}, at most {most}. Report them in parts")
+def _check_count(field: str, count: int, maximum: int) -> None:
+    if count > maximum:
+        raise InvalidArgument(field, f"{count}, at most {maximum}. Report them in parts")
 
 
 NAME_CHARACTERS_MAX = 32
@@ -303,14 +314,14 @@ class AdvisoryService(AdvisoryServiceServicer):
             return wire.AdvisoryEvent(resume_token=token, bookmark=now)
         return wire.AdvisoryEvent(resume_token=token, advisory=self._message(change.advisory))
 
-    def _message(self, one: Advisory, expires_ns: int | None = None) -> wire.Advisory:
+    def _message(self, advisory: Advisory, expires_ns: int | None = None) -> wire.Advisory:
         """Return the message with the workload's name as the caller reported it, without a login.
 
         *expires_ns*: None: the engine's.
         """
-        until_ns = self._engine.expires_ns(one) if expires_ns is None else expires_ns
-        message = advisory_message(one, until_ns, self._engine.store_identity)
-        message.workload = name_for(one.job, current_login())
+        until_ns = self._engine.expires_ns(advisory) if expires_ns is None else expires_ns
+        message = advisory_message(advisory, until_ns, self._engine.store_identity)
+        message.workload = name_for(advisory.job, current_login())
         return message
 
     async def ListAdvisories(
@@ -517,7 +528,16 @@ def ack_of(request: wire.AckAdvisoryRequest, actor: str, now_ns: int) -> Acked:
     name = name_of(request.name)
     until_ns = time_ns_of("defer_until_time", request.defer_until_time)
     lease = _lease_seconds(request)
-    return Acked(now_ns, name, to, actor, request.note, request.etag, until_ns, lease)
+    return Acked(
+        now_ns=now_ns,
+        name=name,
+        to=to,
+        actor=actor,
+        words=request.note,
+        etag=request.etag,
+        until_ns=until_ns,
+        lease_seconds=lease,
+    )
 
 
 def _lease_seconds(request: wire.AckAdvisoryRequest) -> float:

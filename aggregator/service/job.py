@@ -238,30 +238,30 @@ def _windows(record: JobRecord) -> list[wire.JobWindow]:
     return messages
 
 
-def _verdict(one: JobVerdict, advisories: Mapping[str, Advisory]) -> wire.JobVerdict:
-    fault = one.fault
-    own = advisories.get(one.host)
+def _verdict(verdict: JobVerdict, advisories: Mapping[str, Advisory]) -> wire.JobVerdict:
+    fault = verdict.fault
+    own = advisories.get(verdict.host)
     advisory = fault.advisory or (own.name if own else "")
     message = wire.JobVerdict(
         verdict=fault.verdict, cause=fault.cause, reason=fault.reason, shared_cause=fault.shared_cause,
         advisory=f"{PREFIX}{advisory}" if advisory else "", nodes=[f"nodes/{host}" for host in fault.hosts],
-        device=fault.device, slowdown=1.0 if one.is_stopped else one.slowdown,
-        slowdown_lower=nan if one.is_stopped else fault.slowdown_lower,
-        slowdown_upper=nan if one.is_stopped else fault.slowdown_upper, stops=one.is_stopped,
-        start_time=timestamp(one.since_ns), lost_gpu_hours=one.lost_gpu_hours, words=fault.message,
-        evidence_sql=fault.sql, next_command=_next_command(one, advisory),
+        device=fault.device, slowdown=1.0 if verdict.is_stopped else verdict.slowdown,
+        slowdown_lower=nan if verdict.is_stopped else fault.slowdown_lower,
+        slowdown_upper=nan if verdict.is_stopped else fault.slowdown_upper, stops=verdict.is_stopped,
+        start_time=timestamp(verdict.since_ns), lost_gpu_hours=verdict.lost_gpu_hours, words=fault.message,
+        evidence_sql=fault.sql, next_command=_next_command(verdict, advisory),
     )  # fmt: skip
-    if one.until_ns:
-        message.end_time.CopyFrom(timestamp(one.until_ns))
+    if verdict.until_ns:
+        message.end_time.CopyFrom(timestamp(verdict.until_ns))
     return message
 
 
-def _next_command(one: JobVerdict, advisory: str) -> str:
-    if one.until_ns:
+def _next_command(verdict: JobVerdict, advisory: str) -> str:
+    if verdict.until_ns:
         return ""
-    if one.fault.shared_cause or advisory:
+    if verdict.fault.shared_cause or advisory:
         return f"gangline advise show {advisory}"
-    return f"gangline explain {one.host}" if one.host else ""
+    return f"gangline explain {verdict.host}" if verdict.host else ""
 
 
 def _forecast(rows: Sequence[Mapping[str, Any]]) -> list[wire.JobForecast]:

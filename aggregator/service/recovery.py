@@ -113,16 +113,16 @@ def incident_of(
         reason = "empty, and no member is UNHEALTHY, in maintenance, or gone; expected the failed members"
         raise InvalidArgument("failed_node_index", reason)
     return Incident(
-        current,
-        failed,
-        messages.node_list_of("suspect_node_index", request.suspect_node_index, snapshot),
-        _standbys(request, snapshot, current),
-        _lenders(request.lenders, snapshot, priorities),
-        _checkpoint(request.checkpoint, snapshot, current.size),
-        request.goes_on_in_process,
-        request.nodes_min,
-        request.failures_at_step,
-        request.application_error,
+        current=current,
+        failed=failed,
+        suspects=messages.node_list_of("suspect_node_index", request.suspect_node_index, snapshot),
+        standbys=_standbys(request, snapshot, current),
+        lenders=_lenders(request.lenders, snapshot, priorities),
+        checkpoint=_checkpoint(request.checkpoint, snapshot, current.size),
+        goes_on_in_process=request.goes_on_in_process,
+        nodes_min=request.nodes_min,
+        failures_at_step=request.failures_at_step,
+        application_error=request.application_error,
     )
 
 
