@@ -308,9 +308,13 @@ def _spool(config: AgentConfig, boot_id: bytes) -> Spool:
 
 
 def _host_status(
-    config: AgentConfig, latest: LatestReadings, clock: Clock, boot_id: bytes, registration: Registration,
+    config: AgentConfig,
+    latest: LatestReadings,
+    clock: Clock,
+    boot_id: bytes,
+    registration: Registration,
     samplers: SamplerPool,
-) -> HostStatus:  # fmt: skip
+) -> HostStatus:
     """Return this host's status; its list restores the names of missing GPUs."""
     host_status = HostStatus(
         config, latest, clock, boot_id,
@@ -321,9 +325,13 @@ def _host_status(
 
 
 def _recorder(
-    config: AgentConfig, samplers: SamplerPool, uploads: RecordingUploads, clock: Clock, boot_id: bytes,
+    config: AgentConfig,
+    samplers: SamplerPool,
+    uploads: RecordingUploads,
+    clock: Clock,
+    boot_id: bytes,
     host_status: HostStatus,
-) -> FlightRecorder:  # fmt: skip
+) -> FlightRecorder:
     return FlightRecorder(
         samplers,
         RecordingStorage(config.recordings_path, config.recordings_bytes_max),

@@ -137,7 +137,9 @@ class ChangeMonitor:
         BIRTH_FACTOR times *limits*.
         """
         count = limits.size
-        without_past = per_member(BIRTH_FACTOR * limits if birth_limits is None else birth_limits, group)  # fmt: skip
+        without_past = per_member(
+            BIRTH_FACTOR * limits if birth_limits is None else birth_limits, group
+        )
         size = excess.size
         values = np.vstack([excess, companions])
         values = np.where(np.abs(values) <= VALUE_MAX, values, np.nan)

@@ -223,8 +223,11 @@ class DcgmListener(Collector):
         self._error = None
         extra = {"cause": "dcgm.connected"}
         log.info(
-            "connected to DCGM's host engine at %s: %d GPUs", self._roots.dcgm_address, len(self._gpus), extra=extra
-        )  # fmt: skip
+            "connected to DCGM's host engine at %s: %d GPUs",
+            self._roots.dcgm_address,
+            len(self._gpus),
+            extra=extra,
+        )
 
     def _read(self, dcgm: Dcgm, now_ns: int) -> list[Block]:
         if self._roots.dcgm == "watch" and now_ns >= self._watch_ns:

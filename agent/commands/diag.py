@@ -74,8 +74,12 @@ def _report(
     )
     try:
         answer = call_agent(
-            sockets(options.socket), DIAGNOSTIC, request, pb.ReportDiagnosticResponse, ANSWER_SECONDS_MAX
-        )  # fmt: skip
+            sockets(options.socket),
+            DIAGNOSTIC,
+            request,
+            pb.ReportDiagnosticResponse,
+            ANSWER_SECONDS_MAX,
+        )
     except (NoListener, CallFailed) as error:
         print(f"gangline diag: {name}: {error}", file=sys.stderr)
         return FAILED

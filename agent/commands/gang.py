@@ -291,7 +291,10 @@ def _parser() -> argparse.ArgumentParser:
         help="number of nodes that the step needs",
     )
     parser.add_argument(
-        "--restarts", type=lambda text: _count(text, RESTARTS_MAX), default=RESTARTS_DEFAULT, metavar="N",
+        "--restarts",
+        type=lambda text: _count(text, RESTARTS_MAX),
+        default=RESTARTS_DEFAULT,
+        metavar="N",
         help=f"maximum number of restarts (default {RESTARTS_DEFAULT})",
-    )  # fmt: skip
+    )
     return parser

@@ -72,9 +72,12 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
 def add_data_option(parser: argparse.ArgumentParser) -> None:
     """Add --data."""
     parser.add_argument(
-        "--data", type=Path, default=DATA_DEFAULT, metavar="DIR",
+        "--data",
+        type=Path,
+        default=DATA_DEFAULT,
+        metavar="DIR",
         help=f"the aggregator's folder (default: {DATA_DEFAULT})",
-    )  # fmt: skip
+    )
 
 
 def caller_name(text: str) -> str:
@@ -321,13 +324,20 @@ def _restore_parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 done, 1 failed and nothing was changed, 2 wrong usage",
     )
     parser.add_argument(
-        "--from", dest="source", type=Path, required=True, metavar="DIR",
+        "--from",
+        dest="source",
+        type=Path,
+        required=True,
+        metavar="DIR",
         help="a backup, or the folder of `backup --to` (the newest is used)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--data", type=Path, default=DATA_DEFAULT, metavar="DIR",
+        "--data",
+        type=Path,
+        default=DATA_DEFAULT,
+        metavar="DIR",
         help=f"the data folder (default: {DATA_DEFAULT})",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--force",
         action="store_true",
@@ -380,8 +390,10 @@ def _running(
                 progress.at(message.rows, message.rows_total)
                 if message.done:
                     return (
-                        message.bytes_before, message.bytes_after, message.stood_still_microseconds
-                    )  # fmt: skip
+                        message.bytes_before,
+                        message.bytes_after,
+                        message.stood_still_microseconds,
+                    )
         except grpc.RpcError as error:
             detail = str(error.details()) if hasattr(error, "details") else ""
             if "compacted" in detail:
@@ -523,9 +535,12 @@ def _verify_parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 all is well, 1 something is wrong, 2 wrong usage, 3 no aggregator answers",
     )
     parser.add_argument(
-        "backup", nargs="?", type=Path, metavar="BACKUP",
+        "backup",
+        nargs="?",
+        type=Path,
+        metavar="BACKUP",
         help="a backup, or a folder of backups (the newest is used); default: the store in --data",
-    )  # fmt: skip
+    )
     add_store_options(parser)
     parser.add_argument(
         "--scratch",

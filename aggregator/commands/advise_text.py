@@ -160,19 +160,25 @@ def list_text(answer: wire.ListAdvisoriesResponse) -> str:
     rows = [("name", "subject", "action", "state", "waiting", "acting", "why")]
     rows += [
         (
-            _short(advisory.name), advisory.subject, enum_name(wire.Action, advisory.action),
-            enum_name(wire.AdvisoryState, advisory.state), f"{advisory.cost_of_waiting_gpu_hours:,.1f}",
-            f"{advisory.cost_of_acting_gpu_hours:,.1f}", advisory.reason_text,
+            _short(advisory.name),
+            advisory.subject,
+            enum_name(wire.Action, advisory.action),
+            enum_name(wire.AdvisoryState, advisory.state),
+            f"{advisory.cost_of_waiting_gpu_hours:,.1f}",
+            f"{advisory.cost_of_acting_gpu_hours:,.1f}",
+            advisory.reason_text,
         )
         for advisory in answer.advisories
-    ]  # fmt: skip
+    ]
     lines.append(table(rows, right=RIGHT))
     return "\n".join(
         [
-            *lines, "", "costs are GPU-hours; `gangline advise show NAME` shows the sums",
+            *lines,
+            "",
+            "costs are GPU-hours; `gangline advise show NAME` shows the sums",
             *_other_lines(answer),
         ]
-    )  # fmt: skip
+    )
 
 
 def _other_lines(answer: wire.ListAdvisoriesResponse) -> list[str]:

@@ -92,21 +92,29 @@ def _unfit(channel: grpc.Channel, score_min: float) -> tuple[dict[str, str], lis
     """
     stub: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
     dictionary = node_dictionary(channel)
-    request = score_pb2.ScoreNodesRequest(dictionary_version=dictionary.version, score_floor=score_min)  # fmt: skip
+    request = score_pb2.ScoreNodesRequest(
+        dictionary_version=dictionary.version, score_floor=score_min
+    )
     reply = stub.ScoreNodes(request, timeout=DEADLINE_SECONDS)
     names = list(dictionary.names)
     if max(reply.node_index, default=-1) >= len(names):
         raise CommandError("the aggregator restarted between two calls; try again", FAILED)
     unfit = {
-        node.name: f"{node.state}: score {node.score:.3f}" for node in nodes_of(reply, names) if not node.ready
-    }  # fmt: skip
+        node.name: f"{node.state}: score {node.score:.3f}"
+        for node in nodes_of(reply, names)
+        if not node.ready
+    }
     return unfit, names, dictionary.version
 
 
 def _plan(
-    channel: grpc.Channel, options: argparse.Namespace, job: PendingJob, candidates: Sequence[str], names: Sequence[str],
+    channel: grpc.Channel,
+    options: argparse.Namespace,
+    job: PendingJob,
+    candidates: Sequence[str],
+    names: Sequence[str],
     version: int,
-) -> wire.PlanPlacementResponse:  # fmt: skip
+) -> wire.PlanPlacementResponse:
     """Return the job's plan on Slurm's remaining nodes, or its blockers. Raises CommandError."""
     known = {name: index for index, name in enumerate(names)}
     chosen = [known[name] for name in candidates if name in known]
@@ -117,9 +125,11 @@ def _plan(
         bitmap[index // 8] |= 1 << index % 8
     tier: Any = TIERS.index(options.within) + 1 if options.within else 0
     gang = wire.GangRequirements(
-        nodes=job.nodes, gpus_per_node=job.gpus_per_node, node_score_min=options.score_min,
+        nodes=job.nodes,
+        gpus_per_node=job.gpus_per_node,
+        node_score_min=options.score_min,
         invariants=wire.PlacementInvariants(within=tier),
-    )  # fmt: skip
+    )
     gang.length.FromSeconds(options.length)
     request = wire.PlanPlacementRequest(
         gang=gang,
@@ -131,8 +141,12 @@ def _plan(
 
 
 def _lines(
-    job: PendingJob, steps: Sequence[NodeFilter], plan: wire.PlanPlacementResponse | None, names: Sequence[str], trouble: str,
-) -> list[str]:  # fmt: skip
+    job: PendingJob,
+    steps: Sequence[NodeFilter],
+    plan: wire.PlanPlacementResponse | None,
+    names: Sequence[str],
+    trouble: str,
+) -> list[str]:
     rows = [("LEFT", "AFTER", "WITHOUT", "WHY")]
     for step in steps:
         without = fold_hosts(step.lost)
@@ -154,15 +168,22 @@ def _lines(
             if plan.proven
             else "no plan was found, which does not prove that none exists"
         )
-        lines += ["", f"{proven}; below each constraint: changes after which it fits, the cheapest first"]  # fmt: skip
+        lines += [
+            "",
+            f"{proven}; below each constraint: changes after which it fits, the cheapest first",
+        ]
         for blocker in plan.blockers:
             lines += blocker_lines(blocker)
     return lines
 
 
 def _fields(
-    job: PendingJob, steps: Sequence[NodeFilter], left: Sequence[str], plan: wire.PlanPlacementResponse | None, trouble: str,
-) -> dict[str, Any]:  # fmt: skip
+    job: PendingJob,
+    steps: Sequence[NodeFilter],
+    left: Sequence[str],
+    plan: wire.PlanPlacementResponse | None,
+    trouble: str,
+) -> dict[str, Any]:
     return {
         "job": job.number,
         "nodes": job.nodes,
@@ -178,7 +199,9 @@ def _fields(
 
 def _job_number(text: str) -> str:
     if not re.fullmatch(r"\d{1,10}(?:_\d{1,7}|\+\d{1,5})?", text):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a job number, such as 4711 or 4711_3")  # fmt: skip
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r}: expected a job number, such as 4711 or 4711_3"
+        )
     return text
 
 
@@ -195,15 +218,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("job", type=_job_number, metavar="JOB", help="number of the job")
     parser.add_argument(
-        "--score-min", type=_share, default=0.0, metavar="P",
+        "--score-min",
+        type=_share,
+        default=0.0,
+        metavar="P",
         help="health floor of each node (default 0: only UNHEALTHY and MAINTENANCE are excluded)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--within", choices=TIERS, default="", help="all nodes in one domain of this tier"
     )
     parser.add_argument(
-        "--length", type=seconds_of, default=LENGTH_DEFAULT, metavar="TIME",
+        "--length",
+        type=seconds_of,
+        default=LENGTH_DEFAULT,
+        metavar="TIME",
         help=f"length of the job, such as 90m, 8h or 7d (default {LENGTH_DEFAULT})",
-    )  # fmt: skip
+    )
     add_options(parser)
     return parser

@@ -306,9 +306,12 @@ def _throughputs(reports: Sequence[ThroughputReport]) -> ReportedThroughputs:
             counts.append(len(sizes[size]))
         starts.append(len(nodes))
     return ReportedThroughputs(
-        tuple(newest), np.array(starts, dtype=np.intp), np.array(nodes, dtype=np.intp),
-        np.array(medians, dtype=np.float64), np.array(counts, dtype=np.intp),
-    )  # fmt: skip
+        tuple(newest),
+        np.array(starts, dtype=np.intp),
+        np.array(nodes, dtype=np.intp),
+        np.array(medians, dtype=np.float64),
+        np.array(counts, dtype=np.intp),
+    )
 
 
 class CalibrationRow(NamedTuple):

@@ -312,9 +312,12 @@ def _plan_grouped(
             replace(effort, options_max=count, grouped_options=sets),
         )
         return [
-            replace(choice, price=sized_price(choice.price, terms.elastic, nodes, terms.gpus, needs.hours))
+            replace(
+                choice,
+                price=sized_price(choice.price, terms.elastic, nodes, terms.gpus, needs.hours),
+            )
             for choice in choices
-        ]  # fmt: skip
+        ]
 
     def cost(nodes: int) -> float:
         return min((choice.price.total.value for choice in choices_by_size[nodes]), default=inf)
@@ -323,7 +326,7 @@ def _plan_grouped(
         best = min(map(cost, choices_by_size), default=inf)
         return isfinite(bounds[place]) and (
             bounds[place] < best or options_max > 1 or effort.every_size
-        )  # fmt: skip
+        )
 
     for place in sorted(range(len(sizes)), key=lambda index: (bounds[index], sizes[index])):
         if worth(place):

@@ -290,9 +290,7 @@ def undominated(table: NodeTable, answers: Sequence[PlacementChoice]) -> list[Pl
             known + missing for known, missing in zip(choice.domains, choice.unknown, strict=True)
         )
         aspects = (float(table.hazard[choice.nodes].sum()), -choice.price.speed.value, *spans)
-        if not any(
-            all(a <= b for a, b in zip(other, aspects, strict=True)) for other, _ in kept
-        ):  # fmt: skip
+        if not any(all(a <= b for a, b in zip(other, aspects, strict=True)) for other, _ in kept):
             kept.append((aspects, choice))
     return [choice for _, choice in kept]
 

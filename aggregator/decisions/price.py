@@ -359,8 +359,11 @@ def money_part(members: Members, lost: LostTime) -> PricePart | None:
     rate = lost.currency_rate
     source = QuantitySource.ASSUMED if spread.any() else QuantitySource.DECLARED
     return PricePart(
-        "money", Quantity(value * rate, min(lower, value) * rate, max(upper, value) * rate, source, evidence)
-    )  # fmt: skip
+        "money",
+        Quantity(
+            value * rate, min(lower, value) * rate, max(upper, value) * rate, source, evidence
+        ),
+    )
 
 
 def _parts_beside(
@@ -443,9 +446,21 @@ def price(
             ),
         ),
         lost_to("checkpoint writes", shares[0], write.lower, write.upper, write),
-        lost_to("interruptions by members", shares[1], hazard.lower * per.lower, hazard.upper * per.upper, hazard),
-        lost_to("shared interruptions", shares[2], shared.lower * per.lower, shared.upper * per.upper, shared),
-    ]  # fmt: skip
+        lost_to(
+            "interruptions by members",
+            shares[1],
+            hazard.lower * per.lower,
+            hazard.upper * per.upper,
+            hazard,
+        ),
+        lost_to(
+            "shared interruptions",
+            shares[2],
+            shared.lower * per.lower,
+            shared.upper * per.upper,
+            shared,
+        ),
+    ]
     if taken.value:
         parts.append(
             lost_to(

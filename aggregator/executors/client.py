@@ -267,10 +267,12 @@ class AggregatorClient:
     ) -> Advice:
         """Answer an advisory, and return the changed advisory. Raises ClientError."""
         request = wire.AckAdvisoryRequest(
-            name=f"advisories/{advice.name}", new_state=state, actor=self.actor,
+            name=f"advisories/{advice.name}",
+            new_state=state,
+            actor=self.actor,
             etag=advice.etag if state == "ACCEPTED" and advice.state != "ACCEPTED" else "",
             note="".join(c if c.isprintable() else " " for c in note)[:500],
-        )  # fmt: skip
+        )
         if lease_seconds:
             request.lease.FromMilliseconds(int(1000 * lease_seconds))
         message: wire.Advisory = self._ask(self._stub.AckAdvisory, request)

@@ -151,7 +151,9 @@ def prioritize_answer(body: bytes, table: HealthTable) -> bytes:
         try:
             return b"[%s]" % b",".join(map(known.__getitem__, found))
         except KeyError:
-            return b"[%s]" % b",".join([known.get(name) or _priority(name, table.unknown_score) for name in found])  # fmt: skip
+            return b"[%s]" % b",".join(
+                [known.get(name) or _priority(name, table.unknown_score) for name in found]
+            )
     arguments = _parse(body)
     names = arguments.get("NodeNames")
     if names is None:
@@ -170,7 +172,9 @@ def _node_items(arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
         items = (nodes or {}).get("items") or []
         names = [one["metadata"]["name"] for one in items]
     except (AttributeError, KeyError, TypeError) as error:
-        raise RequestBodyError("Nodes: expected a NodeList, as {items: [{metadata: {name: ..}}]}") from error  # fmt: skip
+        raise RequestBodyError(
+            "Nodes: expected a NodeList, as {items: [{metadata: {name: ..}}]}"
+        ) from error
     if nodes is None:
         raise RequestBodyError("expected ExtenderArgs with NodeNames, or with Nodes")
     _check_names(names)

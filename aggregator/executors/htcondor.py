@@ -87,7 +87,9 @@ class HTCondor(Scheduler):
 
     def read_jobs(self) -> dict[str, ScheduledJob]:
         """Return jobs that run or wait; an ended job leaves HTCondor's queue."""
-        return parse_jobs(self._list(["condor_q", "-allusers", "-json", "-attributes", JOB_ATTRIBUTES]))  # fmt: skip
+        return parse_jobs(
+            self._list(["condor_q", "-allusers", "-json", "-attributes", JOB_ATTRIBUTES])
+        )
 
     def read_holds(self) -> dict[str, NodeHold]:
         """Return no holds: a drain is the only mark."""
@@ -97,7 +99,9 @@ class HTCondor(Scheduler):
         """Return the latest start of a startd that lost an executor's drain; 0: none did."""
         slots = self.slots(self._drained) if self._drained else {}
         lost = [several for name, several in slots.items() if not node_of(name, several).is_managed]
-        return max((_number(slot, "DaemonStartTime") for several in lost for slot in several), default=0.0)  # fmt: skip
+        return max(
+            (_number(slot, "DaemonStartTime") for several in lost for slot in several), default=0.0
+        )
 
     def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
         """Carry out *steps*, up to TOGETHER_MAX in parallel."""
@@ -208,9 +212,10 @@ def doctor_findings(condor: HTCondor) -> Iterable[DoctorFinding]:
     slots = condor.slots()
     yield DoctorFinding(DoctorLevel.OK, f"HTCondor {version} answers: {len(slots)} machines")
     short = sorted(
-        name for name, several in slots.items()
+        name
+        for name, several in slots.items()
         if any(_number(slot, "MaxJobRetirementTime") < RETIREMENT_SECONDS_MIN for slot in several)
-    )  # fmt: skip
+    )
     if short:
         named = ", ".join(short[:5]) + (" ..." if len(short) > 5 else "")
         yield DoctorFinding(
@@ -220,8 +225,9 @@ def doctor_findings(condor: HTCondor) -> Iterable[DoctorFinding]:
         )
     condor.read_jobs()
     yield DoctorFinding(
-        DoctorLevel.NOTE, "a drain does not expire: it lasts until the executor or `undo --all` cancels it"
-    )  # fmt: skip
+        DoctorLevel.NOTE,
+        "a drain does not expire: it lasts until the executor or `undo --all` cancels it",
+    )
 
 
 def _is_managed(slot: Mapping[str, Any]) -> bool:

@@ -24,7 +24,7 @@ GANG_LABELS = (
     ("volcano.sh/job-name", "vcjob"),
     ("batch.kubernetes.io/job-name", "job"),
     ("job-name", "job"),
-)  # fmt: skip
+)
 GANG_ANNOTATIONS = (("scheduling.k8s.io/group-name", "podgroup"),)
 
 #: Annotations of pods, by which the owner of a job sets options.
@@ -44,7 +44,9 @@ NODE_FAIL_REASONS = frozenset({"NodeLost", "NodeShutdown", "Shutdown", "Terminat
 #: An evicted gang counts as ended if it has no new pods after this time.
 RECREATED_SECONDS_MAX = 60.0
 #: A time in Kubernetes; fractions of a second are ignored.
-TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.[0-9]+)?Z", re.ASCII)  # fmt: skip
+TIME = re.compile(
+    r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.[0-9]+)?Z", re.ASCII
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +99,9 @@ def parse_pod(
     scheduled = conditions.get("PodScheduled", {})
     is_bound = scheduled.get("status") == "True"
     is_forbidden = "false" in (
-        str(annotations.get(REQUEUE_ANNOTATION)), str(annotations.get(SAFE_TO_EVICT_ANNOTATION))
-    )  # fmt: skip
+        str(annotations.get(REQUEUE_ANNOTATION)),
+        str(annotations.get(SAFE_TO_EVICT_ANNOTATION)),
+    )
     namespace, name = str(metadata["namespace"]), str(metadata["name"])
     created = parse_time(metadata.get("creationTimestamp"))
     return GangPod(
@@ -313,9 +316,12 @@ def budget_refusal(pods: Sequence[GangPod], budgets: Iterable[Any]) -> str:
     for budget in budgets:
         metadata, selector = budget["metadata"], (budget.get("spec") or {}).get("selector")
         covered = [
-            pod for pod in pods
-            if pod.namespace == metadata["namespace"] and selector is not None and selects(selector, pod.labels)
-        ]  # fmt: skip
+            pod
+            for pod in pods
+            if pod.namespace == metadata["namespace"]
+            and selector is not None
+            and selects(selector, pod.labels)
+        ]
         healthy = sum(pod.is_ready for pod in covered)
         allowed = int((budget.get("status") or {}).get("disruptionsAllowed", 0))
         if healthy > allowed:

@@ -103,9 +103,10 @@ class KubernetesNode:
     def foreign_taints(self) -> list[Mapping[str, Any]]:
         """Return the taints that keep work off the node and that no executor set."""
         return [
-            taint for taint in self.taints
+            taint
+            for taint in self.taints
             if not _is_managed(taint) and taint.get("effect") in HOLDING_EFFECTS
-        ]  # fmt: skip
+        ]
 
 
 def _is_managed(taint: Mapping[str, Any]) -> bool:

@@ -195,10 +195,11 @@ def _outcome(
     restarted = after is not None and 0 < before.cycle < after.cycle
     left = before.nodes - after.nodes if after is not None and restarted else frozenset()
     lost = [
-        name for name in sorted(before.nodes)
+        name
+        for name in sorted(before.nodes)
         if (name in left and name in marked)
         or ((node := state.nodes.get(name)) is not None and (node.down or not node.is_responding))
-    ]  # fmt: skip
+    ]
     requeued = after is not None and not after.ended and after.restarts >= before.restarts
     state_name = after.state if after is not None else "unknown"
     # A requeue without a lost node comes from a person or a preemption.

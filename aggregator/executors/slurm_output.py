@@ -59,9 +59,10 @@ def parse_nodes(text: str) -> dict[str, Node]:
         # A reason is free text, and may contain `Weight=`.
         weight, address = WEIGHT.search(before), ADDRESS.search(before)
         nodes[name] = replace(
-            node_of(name, state, reason, author), weight=int(weight[1]) if weight else None,
+            node_of(name, state, reason, author),
+            weight=int(weight[1]) if weight else None,
             address=address[1] if address else "",
-        )  # fmt: skip
+        )
     return nodes
 
 
@@ -196,9 +197,11 @@ def parse_reservations(text: str) -> dict[str, NodeHold]:
         flags = re.search(r" Flags=(\S+)", line)
         overrides = flags is not None and not OVERRIDING_FLAGS.isdisjoint(flags[1].split(","))
         holds[name] = NodeHold(
-            name, names, _seconds(end.group(1)) if end else 0.0,
+            name,
+            names,
+            _seconds(end.group(1)) if end else 0.0,
             overrides_holds=overrides and not name.startswith(HOLD_PREFIX),
-        )  # fmt: skip
+        )
     return holds
 
 

@@ -82,9 +82,12 @@ class Units:
     def take(self, rows: Indexes | Flags) -> Units:
         """Return the units of *rows*."""
         return Units(
-            self.node[rows], self.day[rows], self.state.take(rows),
-            self.starts[rows], self.hardware_starts[rows],
-        )  # fmt: skip
+            self.node[rows],
+            self.day[rows],
+            self.state.take(rows),
+            self.starts[rows],
+            self.hardware_starts[rows],
+        )
 
     def positives(self, outcome: str) -> Floats:
         """Return 1 for units with a fault start of *outcome* within the window, else 0."""

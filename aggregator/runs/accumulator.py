@@ -422,8 +422,12 @@ class RunAccumulator:
         counts = run.counts + self._counts[:, run.rows].sum(axis=1)
         means = np.where(counts > 0, sums / np.maximum(counts, 1.0), nan)
         fingerprint = Fingerprint(
-            tuple(means[: len(NUMBERS)].tolist()), float(means[_CONFIDENCE]), run.gpus_max, len(run.hosts), run.gpu_model,
-        )  # fmt: skip
+            tuple(means[: len(NUMBERS)].tolist()),
+            float(means[_CONFIDENCE]),
+            run.gpus_max,
+            len(run.hosts),
+            run.gpu_model,
+        )
         return RunSummary(
             run_id=run.run_id,
             key=run.key,
@@ -456,10 +460,12 @@ def nic_bytes_per_gpu(fleet: Fleet) -> Floats:
     """Return the bytes per second of each host's ports, per GPU; NaN without ports."""
     ports = fleet.tables["rdma_1s"]
     traffic = sum(
-        (ports.recent(name, np.zeros(ports.devices.count))
-        for name in ("received_bytes", "transmitted_bytes")),
+        (
+            ports.recent(name, np.zeros(ports.devices.count))
+            for name in ("received_bytes", "transmitted_bytes")
+        ),
         start=np.zeros(ports.devices.count),
-    )  # fmt: skip
+    )
     host_of_port = ports.devices.host
     bytes_per_second = np.bincount(host_of_port, traffic / FAST_SECONDS, minlength=len(fleet))
     has_ports = np.bincount(host_of_port, minlength=len(fleet)) > 0

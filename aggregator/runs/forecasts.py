@@ -146,9 +146,11 @@ class RunForecasts:
         columns = np.vstack([shares, demands, learned])[:, numbers].T.tolist()
         ends = len(STATES), len(STATES) + len(DEMANDS)
         return [
-            JobSecond(row[: ends[0]], row[ends[0] : ends[1]], *row[ends[1] :]) if read[number] else None
+            JobSecond(row[: ends[0]], row[ends[0] : ends[1]], *row[ends[1] :])
+            if read[number]
+            else None
             for number, row in zip(numbers, columns, strict=True)
-        ]  # fmt: skip
+        ]
 
     def _fresh(self, table: DeviceTable) -> Flags:
         """Return which rows have new readings since the last call, followed by False for row -1."""
@@ -193,12 +195,14 @@ def _event_columns(name: str, event: EventForecast) -> dict[str, Any]:
     onset = event.onset
     return {
         f"next_{name}_seconds": onset.seconds,
-        f"next_{name}_lower_50": onset.window_50[0], f"next_{name}_upper_50": onset.window_50[1],
-        f"next_{name}_lower_90": onset.window_90[0], f"next_{name}_upper_90": onset.window_90[1],
+        f"next_{name}_lower_50": onset.window_50[0],
+        f"next_{name}_upper_50": onset.window_50[1],
+        f"next_{name}_lower_90": onset.window_90[0],
+        f"next_{name}_upper_90": onset.window_90[1],
         f"next_{name}_probability": onset.probability if isfinite(onset.seconds) else nan,
         f"{name}_within_probability": event.within,
         f"{name}_reason": event.reason,
-    }  # fmt: skip
+    }
 
 
 def row_columns() -> str:

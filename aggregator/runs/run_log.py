@@ -232,11 +232,15 @@ class RunLog:
                 by_run[record.run.run_id].append(fault)
         states = (
             JobState(
-                record.run.run_id, record.run.job, record.run.gpus_max, record.pace.current,
-                record.pace.reference.name if record.pace.reference else "", record.is_standing,
+                record.run.run_id,
+                record.run.job,
+                record.run.gpus_max,
+                record.pace.current,
+                record.pace.reference.name if record.pace.reference else "",
+                record.is_standing,
             )
             for record in records.values()
-        )  # fmt: skip
+        )
         self.verdicts.step(states, by_run, now_ns)
         for record in ended:
             self.verdicts.end_run(record.run.run_id, now_ns)

@@ -178,9 +178,13 @@ class PermitService(PermitServiceServicer):
             reason_with_login(current_principal(context), request.reason),
         )
         return await self._idempotency_cache.once(
-            request, context, lambda: self._grant(seconds, reason), _already_durable,
-            preview=lambda: self._preview(seconds, reason), current=self._permit_message,
-        )  # fmt: skip
+            request,
+            context,
+            lambda: self._grant(seconds, reason),
+            _already_durable,
+            preview=lambda: self._preview(seconds, reason),
+            current=self._permit_message,
+        )
 
     def _grant(self, seconds: int, reason: str) -> permit_pb2.FleetPermit:
         try:

@@ -83,10 +83,14 @@ def advisory_message(one: Advisory, expires_ns: int, store: str = "") -> wire.Ad
 def held_back_message(case: Case, reason: str) -> wire.HeldBack:
     """Return a case that is needed but not proposed as a message."""
     return wire.HeldBack(
-        node=f"nodes/{case.host}", action=_enum(case.action),
-        reason_text=case.words, held_back_text=reason, devices=case.devices,
-        cost_of_waiting_gpu_hours=case.price.waiting_gpu_hours, cost_of_acting_gpu_hours=case.price.acting_gpu_hours,
-    )  # fmt: skip
+        node=f"nodes/{case.host}",
+        action=_enum(case.action),
+        reason_text=case.words,
+        held_back_text=reason,
+        devices=case.devices,
+        cost_of_waiting_gpu_hours=case.price.waiting_gpu_hours,
+        cost_of_acting_gpu_hours=case.price.acting_gpu_hours,
+    )
 
 
 def evaluation_message(report: ReplayReport) -> wire.EvaluateRuleResponse:
@@ -96,20 +100,28 @@ def evaluation_message(report: ReplayReport) -> wire.EvaluateRuleResponse:
     return wire.EvaluateRuleResponse(
         episodes=[
             wire.RuleEpisode(
-                node=f"nodes/{episode.case.host}", start_time=timestamp(episode.first_ns),
-                end_time=timestamp(episode.last_ns), action=_enum(episode.case.action),
-                advised=advised, words=episode.case.words,
-                followed_by_fault=episode.faulty_ns > 0, held_back_text="" if advised else reason,
+                node=f"nodes/{episode.case.host}",
+                start_time=timestamp(episode.first_ns),
+                end_time=timestamp(episode.last_ns),
+                action=_enum(episode.case.action),
+                advised=advised,
+                words=episode.case.words,
+                followed_by_fault=episode.faulty_ns > 0,
+                held_back_text="" if advised else reason,
             )
-            for episode, advised, reason in zip(shown, report.are_advised(shown), report.withheld_reasons(shown), strict=True)
+            for episode, advised, reason in zip(
+                shown, report.are_advised(shown), report.withheld_reasons(shown), strict=True
+            )
         ],
-        episodes_count=len(report.episodes), advised_count=len(report.advisories),
-        held_back_count=report.withheld_count, nodes_at_once_max=report.at_once_max,
+        episodes_count=len(report.episodes),
+        advised_count=len(report.advisories),
+        held_back_count=report.withheld_count,
+        nodes_at_once_max=report.at_once_max,
         from_time=timestamp(report.from_ns),
         followed_count=sum(episode.faulty_ns > 0 for episode in report.episodes),
         acting_gpu_hours=sum(price.acting_gpu_hours for price in costs),
         waiting_gpu_hours=sum(price.waiting_gpu_hours for price in costs),
-    )  # fmt: skip
+    )
 
 
 def _enum(value: int) -> Any:
@@ -213,8 +225,10 @@ def unavailability_of(
             raise InvalidArgument(f"{field}.reason", "why it is out of service")
         until_ns = _until(f"{field}.ttl", node, now_ns)
         reported[node_of(node.node, f"{field}.node")] = (
-            node.reason, until_ns, node.new_work_only,
-        )  # fmt: skip
+            node.reason,
+            until_ns,
+            node.new_work_only,
+        )
     back = tuple(node_of(node, "returned_nodes") for node in request.returned_nodes)
     if both := sorted(reported.keys() & set(back)):
         raise InvalidArgument("returned_nodes", f"{both[0]!r} is reported both as out and as back")
@@ -235,11 +249,15 @@ def unavailable(entries: Iterable[tuple[str, str, DeclaredOut]]) -> list[wire.Un
     """Return entries of (host, actor, report) as messages."""
     return [
         wire.UnavailableNode(
-            node=f"nodes/{host}", reason=report.words, expire_time=timestamp(report.until_ns), actor=by,
-            since_time=timestamp(report.since_ns), new_work_only=report.new_work_only,
+            node=f"nodes/{host}",
+            reason=report.words,
+            expire_time=timestamp(report.until_ns),
+            actor=by,
+            since_time=timestamp(report.since_ns),
+            new_work_only=report.new_work_only,
         )
         for host, by, report in entries
-    ]  # fmt: skip
+    ]
 
 
 def _unknown(hosts: Iterable[str], members: Members) -> list[str]:
@@ -332,10 +350,12 @@ class AdvisoryService(AdvisoryServiceServicer):
         before = _page(request.page_token)
         held_back = [] if request.page_token or self._engine.shadow else self._held_back(node)
         advisories = [
-            advisory for advisory in self._engine.known_advisories()
-            if (advisory.is_open or request.show_ended) and (not node or node in advisory.hosts)
+            advisory
+            for advisory in self._engine.known_advisories()
+            if (advisory.is_open or request.show_ended)
+            and (not node or node in advisory.hosts)
             and number_of(advisory.name) < before
-        ]  # fmt: skip
+        ]
         if node and not advisories and self._members(node) is None:
             raise NotFound(f"no agent has registered as {node}")
         advisories.sort(key=lambda advisory: -number_of(advisory.name))
@@ -407,10 +427,13 @@ class AdvisoryService(AdvisoryServiceServicer):
         actor, engine = actor_with_login(current_principal(context), request.actor), self._engine
         answer = ack_of(request, actor, self._wall_ns())
         return await self._idempotency_cache.once(
-            request, context, lambda: self._message(engine.apply_answer(answer)), engine.answers_durable,
+            request,
+            context,
+            lambda: self._message(engine.apply_answer(answer)),
+            engine.answers_durable,
             preview=lambda: self._message(*engine.preview(answer)),
             current=lambda: self._message(self._known(request.name)),
-        )  # fmt: skip
+        )
 
     async def ReportGangs(self, request: wire.ReportGangsRequest, context: Any) -> bytes:
         """Store running gangs. Raises InvalidArgument, ResourceExhausted, ServiceUnavailable."""
@@ -433,9 +456,12 @@ class AdvisoryService(AdvisoryServiceServicer):
             return wire.ReportGangsResponse(gangs_count=count, unknown_nodes=unknown)
 
         return await self._idempotency_cache.once(
-            request, context, lambda: response(lambda: engine.update_gangs(gangs, ended)),
-            engine.persisted, preview=lambda: response(lambda: engine.check_gangs(gangs)),
-        )  # fmt: skip
+            request,
+            context,
+            lambda: response(lambda: engine.update_gangs(gangs, ended)),
+            engine.persisted,
+            preview=lambda: response(lambda: engine.check_gangs(gangs)),
+        )
 
     async def ReportUnavailableNodes(
         self, request: wire.ReportUnavailableNodesRequest, context: Any
@@ -462,9 +488,12 @@ class AdvisoryService(AdvisoryServiceServicer):
             )
 
         return await self._idempotency_cache.once(
-            request, context, lambda: response(lambda: engine.declare_out(out.taken, out.back)),
-            engine.answers_durable, preview=lambda: response(lambda: engine.check_declared_out(out.taken)),
-        )  # fmt: skip
+            request,
+            context,
+            lambda: response(lambda: engine.declare_out(out.taken, out.back)),
+            engine.answers_durable,
+            preview=lambda: response(lambda: engine.check_declared_out(out.taken)),
+        )
 
     async def EvaluateRule(
         self, request: wire.EvaluateRuleRequest, context: Any

@@ -39,9 +39,11 @@ BATCH_BYTES_MAX = 32 << 20
 CALLER_CHARACTERS_MAX = 300
 _SIZE = struct.Struct("<Q")
 _PREFIXES: dict[int, str] = {
-    decision_pb2.DECISION_PLACEMENT: "d", decision_pb2.DECISION_EVALUATION: "e",
-    decision_pb2.DECISION_RESIZE: "s", decision_pb2.DECISION_RECOVERY: "r",
-}  # fmt: skip
+    decision_pb2.DECISION_PLACEMENT: "d",
+    decision_pb2.DECISION_EVALUATION: "e",
+    decision_pb2.DECISION_RESIZE: "s",
+    decision_pb2.DECISION_RECOVERY: "r",
+}
 
 
 def decision_id(kind: int, request: Any, snapshot: Judgement) -> str:

@@ -126,10 +126,12 @@ class OutcomeService(OutcomeServiceServicer):
 
         names = [(reporter, outcome.outcome_id) for outcome in outcomes]
         return await self._idempotency_cache.once(
-            request, context, lambda: response(self._add(rows, throughputs)),
+            request,
+            context,
+            lambda: response(self._add(rows, throughputs)),
             self._engine.persisted,
             preview=lambda: response(self._engine.count_new_outcomes(names)),
-        )  # fmt: skip
+        )
 
     def _add(self, rows: Sequence[OutcomeRecord], throughputs: Sequence[ThroughputReport]) -> int:
         """Add outcomes, on disk after `persisted`; return the count of new ones.

@@ -99,9 +99,12 @@ class ReservationService(ReservationServiceServicer):
         """
         owner, snapshot = _owner_of(request, context), self._placement.snapshot()
         reservation = self._reservations.renew(
-            request.name, owner, request.fencing_token, _ttl_ns(request.ttl),
+            request.name,
+            owner,
+            request.fencing_token,
+            _ttl_ns(request.ttl),
             _nodes_max(current_principal(context), len(snapshot.names)),
-        )  # fmt: skip
+        )
         await self._reservations.persisted()
         return self._message(reservation, snapshot)
 
