@@ -225,7 +225,15 @@ def build(
     host_status = _host_status(config, latest, clock, boot_id, registration, samplers)
     stack.callback(host_status.close)
     uploads = RecordingUploads()
-    recorder = _recorder(config, samplers, uploads, clock, boot_id, host_status)
+    recorder = FlightRecorder(
+        samplers,
+        RecordingStorage(config.recordings_path, config.recordings_bytes_max),
+        uploads,
+        clock,
+        host=host,
+        boot_id=boot_id,
+        findings=lambda: host_status.findings.findings,
+    )
     on_response = _hand_to_each(host_status.on_response, recorder.on_response)
     client = _client(config, registration, spool, events, on_response, uploads)
     client.start()
@@ -322,25 +330,6 @@ def _host_status(
     )  # fmt: skip
     registration.restore_gpus(host_status.gpu_list.expected)
     return host_status
-
-
-def _recorder(
-    config: AgentConfig,
-    samplers: SamplerPool,
-    uploads: RecordingUploads,
-    clock: Clock,
-    boot_id: bytes,
-    host_status: HostStatus,
-) -> FlightRecorder:
-    return FlightRecorder(
-        samplers,
-        RecordingStorage(config.recordings_path, config.recordings_bytes_max),
-        uploads,
-        clock,
-        host=config.host_name,
-        boot_id=boot_id,
-        findings=lambda: host_status.findings.findings,
-    )
 
 
 def _descriptors(samplers: SamplerPool, callbacks: CallbackQueue) -> Callable[[], Sequence[int]]:

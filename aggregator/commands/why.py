@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import grpc
@@ -70,12 +70,13 @@ def _run(options: argparse.Namespace) -> int:
     steps, left = steps_of(job, nodes, reservations)
     try:
         with connected(connection_options) as channel:
-            unfit, names, version = _unfit(channel, options.score_min)
-            steps, left = steps_of(job, nodes, reservations, unfit)
+            fleet = _scored_fleet(channel, options.score_min)
+            names = fleet.names
+            steps, left = steps_of(job, nodes, reservations, fleet.unfit)
             # The score floor is a condition of the plan itself, where it can be relaxed.
             candidates = steps_of(job, nodes, reservations)[1]
             if job.state == "PENDING":
-                plan = _plan(channel, options, job, candidates, names, version)
+                plan = _plan(channel, options, job, candidates, fleet)
     except CommandError as error:
         trouble = str(error)
     if options.json:
@@ -85,11 +86,17 @@ def _run(options: argparse.Namespace) -> int:
     return NO_ANSWER if trouble else OK
 
 
-def _unfit(channel: grpc.Channel, score_min: float) -> tuple[dict[str, str], list[str], int]:
-    """Return unfit nodes with reasons, all names, and the dictionary's version.
+@dataclass(frozen=True, slots=True)
+class ScoredFleet:
+    """All nodes, and why some are unfit. `version`: of the node dictionary."""
 
-    Raises CommandError.
-    """
+    names: list[str]
+    version: int
+    unfit: dict[str, str]
+
+
+def _scored_fleet(channel: grpc.Channel, score_min: float) -> ScoredFleet:
+    """Return the fleet with the nodes below *score_min* as unfit. Raises CommandError."""
     stub: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
     dictionary = node_dictionary(channel)
     request = score_pb2.ScoreNodesRequest(
@@ -104,7 +111,7 @@ def _unfit(channel: grpc.Channel, score_min: float) -> tuple[dict[str, str], lis
         for node in nodes_of(reply, names)
         if not node.ready
     }
-    return unfit, names, dictionary.version
+    return ScoredFleet(names, dictionary.version, unfit)
 
 
 def _plan(
@@ -112,15 +119,14 @@ def _plan(
     options: argparse.Namespace,
     job: PendingJob,
     candidates: Sequence[str],
-    names: Sequence[str],
-    version: int,
+    fleet: ScoredFleet,
 ) -> wire.PlanPlacementResponse:
     """Return the job's plan on Slurm's remaining nodes, or its blockers. Raises CommandError."""
-    known = {name: index for index, name in enumerate(names)}
+    known = {name: index for index, name in enumerate(fleet.names)}
     chosen = [known[name] for name in candidates if name in known]
     if not chosen:
         raise CommandError("the aggregator knows none of the remaining nodes", FAILED)
-    bitmap = bytearray(-(-len(names) // 8))
+    bitmap = bytearray(-(-len(fleet.names) // 8))
     for index in chosen:
         bitmap[index // 8] |= 1 << index % 8
     tier: Any = TIERS.index(options.within) + 1 if options.within else 0
@@ -133,7 +139,9 @@ def _plan(
     gang.length.FromSeconds(options.length)
     request = wire.PlanPlacementRequest(
         gang=gang,
-        candidates=wire.PlacementCandidates(dictionary_version=version, node_bitmap=bytes(bitmap)),
+        candidates=wire.PlacementCandidates(
+            dictionary_version=fleet.version, node_bitmap=bytes(bitmap)
+        ),
     )
     stub: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
     reply: wire.PlanPlacementResponse = stub.PlanPlacement(request, timeout=DEADLINE_SECONDS)
