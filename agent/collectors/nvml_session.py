@@ -168,7 +168,7 @@ class NvmlSession:
                 raise RestartRequired(
                     f"{reason}: the library of the previous driver cannot be unloaded"
                 )
-            self.gpus = self._known_gpus()
+            self.gpus = self._with_keys([], self._addresses())  # without a call to the driver
         self._last_error = reason
         self._retry_timer.start(reason, now_ns)
 
@@ -243,10 +243,6 @@ class NvmlSession:
     def _uuid(self, address: str) -> str:
         """Return a GPU's last UUID, or the kernel's, if the GPU does not report it."""
         return library.account(address).uuid or driver_gpu_uuid(self._roots.proc, address)
-
-    def _known_gpus(self) -> Sequence[NvmlGpu]:
-        """Return the GPUs without a call to NVML or the driver."""
-        return self._with_keys([], self._addresses())
 
     def _with_keys(self, devices: Sequence[Device], excluded: Sequence[str]) -> Sequence[NvmlGpu]:
         """Return the GPUs by their UUIDs. An excluded GPU keeps its last UUID."""

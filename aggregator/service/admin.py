@@ -116,7 +116,15 @@ class AdminService(AdminServiceServicer):
             stop.set()
             await asyncio.wait([running])
             raise
-        await context.write(_done(so_far, done))
+        result = admin_pb2.CompactedStore(
+            rows=so_far.rows,
+            rows_total=so_far.rows,
+            done=True,
+            bytes_before=done.bytes_before,
+            bytes_after=done.bytes_after,
+            stood_still_microseconds=done.paused_microseconds,
+        )
+        await context.write(result)
 
 
 async def _end(
@@ -143,17 +151,6 @@ async def _send_hold(held: CheckpointHold, context: Any) -> None:
         stood_still_microseconds=held.paused_microseconds,
     )
     await context.write(admin_pb2.HeldStore(file=file))
-
-
-def _done(so_far: admin_pb2.CompactedStore, done: CompactionResult) -> admin_pb2.CompactedStore:
-    return admin_pb2.CompactedStore(
-        rows=so_far.rows,
-        rows_total=so_far.rows,
-        done=True,
-        bytes_before=done.bytes_before,
-        bytes_after=done.bytes_after,
-        stood_still_microseconds=done.paused_microseconds,
-    )
 
 
 class PermitService(PermitServiceServicer):
