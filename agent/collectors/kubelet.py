@@ -122,7 +122,10 @@ class KubeletAllocations(Collector):
             self._since_ns = 0 if publisher.publish(event) else self._since_ns
 
     def _event(self, allocation: Allocation, state: str, since_ns: int, now_ns: int) -> HealthEvent:
-        identity = f"{allocation.namespace}/{allocation.pod}/{allocation.container}/{allocation.resource}/{allocation.replica}".encode()
+        identity = (
+            f"{allocation.namespace}/{allocation.pod}/{allocation.container}"
+            f"/{allocation.resource}/{allocation.replica}".encode()
+        )
         digest = f"{zlib.crc32(identity):08x}{zlib.adler32(identity):08x}"
         attributes = {"state": state, "source": "kubelet", **allocation._asdict()}
         return HealthEvent(
@@ -130,7 +133,8 @@ class KubeletAllocations(Collector):
             device_kind="gpu",
             device=attributes.pop("device"),
             name=EVENT,
-            message=f"pod {allocation.namespace}/{allocation.pod} container {allocation.container} {_STATE_PHRASES[state]} {allocation.resource}",
+            message=f"pod {allocation.namespace}/{allocation.pod} container "
+            f"{allocation.container} {_STATE_PHRASES[state]} {allocation.resource}",
             boottime_ns=since_ns,
             last_boottime_ns=now_ns,
             wall_time_ns=self._clock.wall_ns() - (now_ns - since_ns),

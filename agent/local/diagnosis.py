@@ -350,7 +350,8 @@ def check_gpus(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
         yield DiagnosisResult(
             PROBLEM,
             "driver",
-            f"the kernel has driver {loaded} loaded, and {LIBRARY} is of {library}: no GPU can be read until they agree",
+            f"the kernel has driver {loaded} loaded, and {LIBRARY} is of {library}: no GPU can be "
+            "read until they agree",
             "when no job runs: gangline release; rmmod nvidia_drm nvidia_modeset nvidia_uvm nvidia; modprobe nvidia; gangline resume. Or reboot",
         )
 
@@ -406,7 +407,8 @@ def check_capabilities(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
                 BLIND,
                 "capabilities",
                 f"without {name}: {lost}",
-                f"AmbientCapabilities={name} and CapabilityBoundingSet={name} (systemctl edit gangline-agent)",
+                f"AmbientCapabilities={name} and CapabilityBoundingSet={name} (systemctl edit "
+                "gangline-agent)",
             )
 
 

@@ -515,7 +515,8 @@ def _read(file: Path, folder: Path, spill: Path, progress: ProgressBar) -> Verif
 
 def _print_verify(what: str, report: VerifyReport) -> str:
     line = (
-        f"{what}: version {report.schema_version}, {report.tables} tables and {report.parquet_files} Parquet "
+        f"{what}: version {report.schema_version}, {report.tables} tables and "
+        f"{report.parquet_files} Parquet "
         f"files, {report.rows:,} rows, {report.frames:,} frames on the ledger"
     )
     if not report.problems:

@@ -331,7 +331,8 @@ def _lease(advisory: wire.Advisory) -> str:
         return ""
     name = _short(advisory.name)
     return (
-        f", until {_at(advisory.lease_expire_time)}: carry it out, then `gangline advise done {name}` or `failed {name}`; "
+        f", until {_at(advisory.lease_expire_time)}: carry it out, then `gangline advise done "
+        f"{name}` or `failed {name}`; "
         f"`accept {name}` again, or `--for 8h` with it, keeps it"
     )
 

@@ -449,7 +449,8 @@ def _extend(config: KubernetesConfig, names: NodeNames) -> int:
         asyncio.run(run())
     except OSError as error:
         print(
-            f"gangline executor: extender_listen = {config.extender_listen}: {os.strerror(error.errno or 0)}",
+            f"gangline executor: extender_listen = {config.extender_listen}: "
+            f"{os.strerror(error.errno or 0)}",
             file=sys.stderr,
         )
         return FAILED
@@ -520,12 +521,14 @@ def _ledger_finding(folder: Path) -> DoctorFinding:
     if not folder.exists() and (os.geteuid() == 0 or not os.access(parent, os.W_OK)):
         return DoctorFinding(
             DoctorLevel.NOTE,
-            f"ledger: {folder} does not exist yet; the unit creates it, or create it for the user of the executor",
+            f"ledger: {folder} does not exist yet; the unit creates it, or create it for the user "
+            "of the executor",
         )
     if os.geteuid() == 0 and folder.stat().st_uid != 0:
         return DoctorFinding(
             DoctorLevel.NOTE,
-            f"ledger: {folder} belongs to another user; run doctor as the user of the executor to test it",
+            f"ledger: {folder} belongs to another user; run doctor as the user of the executor to "
+            "test it",
         )
     try:
         with locked(folder):

@@ -181,7 +181,8 @@ def _write_wandb(target: TagTarget, texts: Mapping[str, str]) -> str:
         offline, folder = bool(run.settings._offline), str(run.settings.sync_dir)
     except Exception as error:
         raise CommandError(
-            f"W&B run {target.project}/{target.name}: {_first_line(error)}; log in with `wandb login`, or set WANDB_MODE=offline",
+            f"W&B run {target.project}/{target.name}: {_first_line(error)}; log in with `wandb "
+            "login`, or set WANDB_MODE=offline",
             FAILED,
         ) from error
     what = f"set {len(texts)} values in the config of W&B run {target.project}/{target.name}"

@@ -358,7 +358,7 @@ def _plan_grouped(
 
 
 def _undominated(candidates: Sequence[_Found]) -> list[_Found]:
-    """Return the *candidates* sets that no other set of equal or lower cost equals in every aspect."""
+    """Return the *candidates* that no other of equal or lower cost equals in every aspect."""
     kept: list[_Found] = []
     for candidate in candidates:
         if not any(

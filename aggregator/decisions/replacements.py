@@ -245,7 +245,7 @@ class _Task:
                 replacements[places], is_left[inside] = order[inside], False
 
     def _within_spread(self, replacements: Indexes, order: Indexes) -> Flags:
-        """Return which of *order*, in turn after *replacements* (-1: none), keep within the spread."""
+        """Return which of *order*, after *replacements* (-1: none), keep within the spread."""
         needs = self._needs
         if needs.spread_over is None or not order.size:
             return np.ones(order.size, dtype=bool)

@@ -287,7 +287,8 @@ def _parse_head(head: bytes) -> tuple[str, str, str, bool, int]:
     if int(text) > BODY_BYTES_MAX:
         raise RequestError(
             413,
-            f"a body has at most {BODY_BYTES_MAX} bytes: set nodeCacheCapable: true, so that names are sent in place of nodes",
+            f"a body has at most {BODY_BYTES_MAX} bytes: set nodeCacheCapable: true, so that "
+            "names are sent in place of nodes",
         )
     is_old = head.partition(b"\r\n")[0].endswith(b"HTTP/1.0")
     wish = headers.get("connection", "close" if is_old else "").lower()

@@ -137,7 +137,8 @@ def _rights(api: ApiServer, config: KubernetesConfig) -> Iterator[DoctorFinding]
                 raise
             yield DoctorFinding(
                 DoctorLevel.NOTE,
-                f"rights of {user} are unknown, because the login of `kubectl proxy` may not ask for them; run doctor in the executor's pod",
+                f"rights of {user} are unknown, because the login of `kubectl proxy` may not ask "
+                "for them; run doctor in the executor's pod",
             )
             return
         status = answer.get("status") if isinstance(answer, dict) else None
@@ -146,7 +147,8 @@ def _rights(api: ApiServer, config: KubernetesConfig) -> Iterator[DoctorFinding]
             what = f"{verb} {resource}{f'/{subresource}' if subresource else ''}"
             yield DoctorFinding(
                 DoctorLevel.MISSING,
-                f"{user and user + ' '}may not {what}: it cannot {purpose}; kubectl apply -f packaging/kubernetes/{MANIFESTS.get(group, 'executor-rights.yaml')}",
+                f"{user and user + ' '}may not {what}: it cannot {purpose}; kubectl apply -f "
+                f"packaging/kubernetes/{MANIFESTS.get(group, 'executor-rights.yaml')}",
             )
     if not missing:
         yield DoctorFinding(DoctorLevel.OK, f"{user and user + ' '}has all rights that it needs")
@@ -165,7 +167,8 @@ def resource_findings(
     if unknown:
         yield DoctorFinding(
             DoctorLevel.NOTE,
-            f"nodes offer {', '.join(unknown[:SHOWN_MAX])}, which gpu_resources does not match: pods with it are ignored, "
+            f"nodes offer {', '.join(unknown[:SHOWN_MAX])}, which gpu_resources does not match: "
+            "pods with it are ignored, "
             "so a drain does not wait for them; add it to gpu_resources if it is a GPU",
         )
 
@@ -183,12 +186,13 @@ def cluster_findings(
     for reason, count in reasons.most_common(SHOWN_MAX):
         yield DoctorFinding(
             DoctorLevel.NOTE,
-            f"{count} nodes count as taken out by others: {reason}; add taints that only describe a node to usual_taints",
+            f"{count} nodes count as taken out by others: {reason}; add taints that only describe "
+            "a node to usual_taints",
         )
     left = sorted(job.name for job in jobs.values() if job.is_running and not job.may_requeue)
     if left:
         yield DoctorFinding(
             DoctorLevel.SLOW,
-            f"{len(left)} gangs are not evicted, because no controller recreates their pods, or their owner forbids it: "
-            + ", ".join(left[:SHOWN_MAX]),
+            f"{len(left)} gangs are not evicted, because no controller recreates their pods, or "
+            "their owner forbids it: " + ", ".join(left[:SHOWN_MAX]),
         )

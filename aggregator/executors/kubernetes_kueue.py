@@ -115,7 +115,8 @@ def refusals(
         shown = node_of(node, patterns, common)
         if node.holds:
             found[node.name] = (
-                f"held for {', '.join(sorted(name.removeprefix('gangline_') for name in node.holds))}"
+                "held for "
+                f"{', '.join(sorted(name.removeprefix('gangline_') for name in node.holds))}"
             )
         elif shown.out or shown.down:
             found[node.name] = shown.out or shown.down

@@ -193,7 +193,7 @@ def _outcome(
 ) -> outcome_pb2.Outcome:
     """Return the outcome of the run *before*. *after*: the job now; None if the scheduler has forgotten the job.
 
-    If a launcher restarted the job within its allocation, marked nodes that the job has left count as lost.
+    If a launcher restarted the job within its allocation, marked nodes that it left count as lost.
     """
     restarted = after is not None and 0 < before.cycle < after.cycle
     left = before.nodes - after.nodes if after is not None and restarted else frozenset()

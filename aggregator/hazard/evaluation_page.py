@@ -26,8 +26,10 @@ def _head(evaluation: Evaluation) -> list[str]:
     terms, silent = evaluation.terms, evaluation.nodes - evaluation.nodes_named
     lines = [
         (
-            f"The model learns from days 0 to {terms.train_until} and is judged on days {evaluation.first_day} to {evaluation.last_day}. The "
-            f"recording ends at day {evaluation.end_days:.2f}. A day is judged only if its {WINDOW_DAYS} days end before that."
+            f"The model learns from days 0 to {terms.train_until} and is judged on days "
+            f"{evaluation.first_day} to {evaluation.last_day}. The "
+            f"recording ends at day {evaluation.end_days:.2f}. A day is judged only if its "
+            f"{WINDOW_DAYS} days end before that."
         ),
         (
             f"{evaluation.nodes} nodes. The file does not name {silent} of them: they never failed."

@@ -145,7 +145,7 @@ class PaceTracker:
 
 
 def _change(works: Sequence[float], window: int) -> tuple[float, float]:
-    """Return the change of the work at window *window*, absolute and as a ratio; zeros without a change."""
+    """Return the change of the work at *window*, absolute and as a ratio; zeros without one."""
     before, after = works[window - CHANGE_WINDOWS : window], works[window : window + CHANGE_WINDOWS]
     is_whole = window >= CHANGE_WINDOWS and len(after) == CHANGE_WINDOWS
     if not is_whole or not all(map(isfinite, (*before, *after))):
