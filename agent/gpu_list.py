@@ -85,9 +85,11 @@ class GpuList:
 
     def _reset(self, inventory: GpuInventory) -> None:
         log.info(
-            "%s was deleted: %d GPUs are expected from now on", self._path, len(inventory.found),
+            "%s was deleted: %d GPUs are expected from now on",
+            self._path,
+            len(inventory.found),
             extra={"cause": "gpu.list"},
-        )  # fmt: skip
+        )
         self.expected, self._is_stored, self._inventory = {}, False, None
 
     def _load(self) -> dict[str, str]:

@@ -82,23 +82,18 @@ def unreleased_handles(
     By the kernel's and the samplers' data, with the calls in which they hang. *nodes*: `nvidia3` ->
     PCI address.
     """
-    stuck = _stuck_calls(samplers)
+    stuck = "; ".join(
+        f"{state.call} on {state.device or 'the driver'} has not returned "
+        f"for {state.hung_seconds:.0f} s"
+        for state in samplers.states()
+        if state.state.name in STUCK_STATES
+    )
     handles = open_handles(roots.proc, roots.dev, agent_processes(roots.proc)).found
     blockers = blocking(handles, nodes, devices)
     pairs = sorted({(address, holder.process_id) for holder, address in blockers})
     if not pairs and samplers.may_hold(devices):
         return [UnreleasedHandle("", 0, stuck or "a sampler has not released it")]
     return [UnreleasedHandle(address, process_id, stuck) for address, process_id in pairs]
-
-
-def _stuck_calls(samplers: SamplerPool) -> str:
-    """Return the hanging calls as text."""
-    return "; ".join(
-        f"{state.call} on {state.device or 'the driver'} has not returned "
-        f"for {state.hung_seconds:.0f} s"
-        for state in samplers.states()
-        if state.state.name in STUCK_STATES
-    )
 
 
 class CallbackQueue:

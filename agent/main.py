@@ -225,7 +225,15 @@ def build(
     host_status = _host_status(config, latest, clock, boot_id, registration, samplers)
     stack.callback(host_status.close)
     uploads = RecordingUploads()
-    recorder = _recorder(config, samplers, uploads, clock, boot_id, host_status)
+    recorder = FlightRecorder(
+        samplers,
+        RecordingStorage(config.recordings_path, config.recordings_bytes_max),
+        uploads,
+        clock,
+        host=host,
+        boot_id=boot_id,
+        findings=lambda: host_status.findings.findings,
+    )
     on_response = _hand_to_each(host_status.on_response, recorder.on_response)
     client = _client(config, registration, spool, events, on_response, uploads)
     client.start()
@@ -249,7 +257,13 @@ def build(
         registration.stop_waiting()
     else:
         collectors.append(
-            _inventory_collector(config, releaser, registration, client, publisher, latest)
+            InventoryCollector(
+                lambda: _inventory(config, releaser),
+                registration,
+                client.reregister,
+                publisher.request_inventory_after,
+                lambda: latest.devices_with(BY_NAME["gpu.temperature_celsius"]),
+            )
         )
     host_status.post_with(callbacks.post)
     if signals:
@@ -302,9 +316,13 @@ def _spool(config: AgentConfig, boot_id: bytes) -> Spool:
 
 
 def _host_status(
-    config: AgentConfig, latest: LatestReadings, clock: Clock, boot_id: bytes, registration: Registration,
+    config: AgentConfig,
+    latest: LatestReadings,
+    clock: Clock,
+    boot_id: bytes,
+    registration: Registration,
     samplers: SamplerPool,
-) -> HostStatus:  # fmt: skip
+) -> HostStatus:
     """Return this host's status; its list restores the names of missing GPUs."""
     host_status = HostStatus(
         config, latest, clock, boot_id,
@@ -312,21 +330,6 @@ def _host_status(
     )  # fmt: skip
     registration.restore_gpus(host_status.gpu_list.expected)
     return host_status
-
-
-def _recorder(
-    config: AgentConfig, samplers: SamplerPool, uploads: RecordingUploads, clock: Clock, boot_id: bytes,
-    host_status: HostStatus,
-) -> FlightRecorder:  # fmt: skip
-    return FlightRecorder(
-        samplers,
-        RecordingStorage(config.recordings_path, config.recordings_bytes_max),
-        uploads,
-        clock,
-        host=config.host_name,
-        boot_id=boot_id,
-        findings=lambda: host_status.findings.findings,
-    )
 
 
 def _descriptors(samplers: SamplerPool, callbacks: CallbackQueue) -> Callable[[], Sequence[int]]:
@@ -352,23 +355,6 @@ def _hand_to_each(*handlers: PermitHandler) -> PermitHandler:
             handler(message)
 
     return handle
-
-
-def _inventory_collector(
-    config: AgentConfig,
-    releaser: GpuReleaser,
-    registration: Registration,
-    client: Client,
-    publisher: EventPublisher,
-    latest: LatestReadings,
-) -> InventoryCollector:
-    return InventoryCollector(
-        lambda: _inventory(config, releaser),
-        registration,
-        client.reregister,
-        publisher.request_inventory_after,
-        lambda: latest.devices_with(BY_NAME["gpu.temperature_celsius"]),
-    )
 
 
 def _inventory(config: AgentConfig, releaser: GpuReleaser) -> inventory.Inventory:

@@ -113,8 +113,10 @@ def compare(older: Observation, newer: Observation, spec: CounterSpec = COUNTER_
     if unusable is not None:
         return CounterStep(unusable)
     is_same_counter = (older.boot_id, older.device, older.driver_load) == (
-        newer.boot_id, newer.device, newer.driver_load,
-    )  # fmt: skip
+        newer.boot_id,
+        newer.device,
+        newer.driver_load,
+    )
     before, now = older.value, newer.value
     if not is_same_counter or classify(before, spec) is not None:
         return CounterStep(StepOutcome.RESET)

@@ -102,11 +102,14 @@ def encode_records(
 def _encode(record: OtlpRecord, now_ns: int) -> dict[str, object]:
     some = list(record.attributes.items())[:ATTRIBUTES_MAX]
     return {
-        "timeUnixNano": str(record.time_ns), "observedTimeUnixNano": str(now_ns),
-        "severityNumber": record.severity, "severityText": _SEVERITY_TEXTS.get(record.severity, ""),
-        "eventName": record.event, "body": {"stringValue": _text(record.text)},
+        "timeUnixNano": str(record.time_ns),
+        "observedTimeUnixNano": str(now_ns),
+        "severityNumber": record.severity,
+        "severityText": _SEVERITY_TEXTS.get(record.severity, ""),
+        "eventName": record.event,
+        "body": {"stringValue": _text(record.text)},
         "attributes": [_attribute(key, value) for key, value in some if value != ""],
-    }  # fmt: skip
+    }
 
 
 def _attribute(key: str, value: str | float) -> dict[str, object]:
@@ -139,7 +142,9 @@ class OtlpLogExporter:
         check_url(url)
         self._parts = urllib.parse.urlsplit(url)
         self._service, self._instance, self._wall_ns = service, instance, wall_ns
-        self._headers = dict(parse_headers(os.environ.get(HEADERS_VARIABLE, "")) if headers is None else headers)  # fmt: skip
+        self._headers = dict(
+            parse_headers(os.environ.get(HEADERS_VARIABLE, "")) if headers is None else headers
+        )
         self._queue: deque[OtlpRecord] = deque()
         self._wake, self._stopped = threading.Event(), threading.Event()
         self._connection: http.client.HTTPConnection | None = None
@@ -196,7 +201,9 @@ class OtlpLogExporter:
             return True
         batch = [self._queue[at] for at in range(count)]
         try:
-            status, reason = self._post(encode_records(self._service, self._instance, batch, self._wall_ns()))  # fmt: skip
+            status, reason = self._post(
+                encode_records(self._service, self._instance, batch, self._wall_ns())
+            )
         except (OSError, http.client.HTTPException) as error:
             self._drop()
             self._complain(str(error) or type(error).__name__)
@@ -219,7 +226,9 @@ class OtlpLogExporter:
             self._connection = self._connect()
         path = self._parts.path.rstrip("/")
         path = path if path.endswith(PATH) else path + PATH
-        self._connection.request("POST", path, body, {"Content-Type": "application/json", **self._headers})  # fmt: skip
+        self._connection.request(
+            "POST", path, body, {"Content-Type": "application/json", **self._headers}
+        )
         response = self._connection.getresponse()
         response.read(ANSWER_BYTES_MAX)
         if response.will_close or not response.isclosed():
@@ -229,7 +238,9 @@ class OtlpLogExporter:
     def _connect(self) -> http.client.HTTPConnection:
         host, port = self._parts.hostname or "", self._parts.port or 4318
         if self._parts.scheme == "https":
-            return http.client.HTTPSConnection(host, port, timeout=REQUEST_SECONDS_MAX, context=ssl.create_default_context())  # fmt: skip
+            return http.client.HTTPSConnection(
+                host, port, timeout=REQUEST_SECONDS_MAX, context=ssl.create_default_context()
+            )
         return http.client.HTTPConnection(host, port, timeout=REQUEST_SECONDS_MAX)
 
     def _drop(self) -> None:

@@ -158,7 +158,9 @@ def _host_drift(
     host_logs = np.array([log(runs[at].ratio) for at in places])
     difference = float(np.median(host_logs) - np.median(others))
     freedom = PRIOR_RUNS + len(places) - 1
-    variance = (PRIOR_RUNS * SPREAD_PRIOR**2 + float(((host_logs - np.median(host_logs)) ** 2).sum())) / freedom  # fmt: skip
+    variance = (
+        PRIOR_RUNS * SPREAD_PRIOR**2 + float(((host_logs - np.median(host_logs)) ** 2).sum())
+    ) / freedom
     reach = student_quantile(freedom) * sqrt(variance * (1 / len(places) + 1 / len(others)))
     slow_workloads = {runs[at].workload for at in places if runs[at].ratio <= SLOWER_RATIO_MAX}
     if (

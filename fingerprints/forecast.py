@@ -150,7 +150,9 @@ class _DemandComparison:
             )
             self._count += 1
 
-    def better(self, by_states: Sequence[DemandForecast], current: Floats) -> tuple[DemandForecast, ...]:  # fmt: skip
+    def better(
+        self, by_states: Sequence[DemandForecast], current: Floats
+    ) -> tuple[DemandForecast, ...]:
         """Return for each demand the forecast that had the smaller errors."""
         errors = self._errors[: self._count]
         is_known = np.asarray(np.isfinite(errors).all(axis=1))
@@ -162,7 +164,10 @@ class _DemandComparison:
             now = float(current[at])
             reach = np.quantile(errors[is_known[:, at], 1, at], 0.9)
             # The interval covers both: errors of a few minutes do not show how far a job can fall.
-            lower, upper = np.fmin(now - reach, result[at].lower), np.fmax(now + reach, result[at].upper)  # fmt: skip
+            lower, upper = (
+                np.fmin(now - reach, result[at].lower),
+                np.fmax(now + reach, result[at].upper),
+            )
             result[at] = DemandForecast(now, max(float(lower), 0.0), float(upper))
         return tuple(result)
 
@@ -353,12 +358,15 @@ class JobForecaster:
         nexts = {kind: one.next_onset() for kind, one in paths.items()}
         return [
             JobForecast(
-                horizon, found[place], self._event(CHECKPOINT, paths, nexts, reasons, horizon),
-                self._event(HOST_STALL, paths, nexts, reasons, horizon), demands[place],
+                horizon,
+                found[place],
+                self._event(CHECKPOINT, paths, nexts, reasons, horizon),
+                self._event(HOST_STALL, paths, nexts, reasons, horizon),
+                demands[place],
                 "" if horizon <= HORIZON_SECONDS_MAX else f"beyond {HORIZON_SECONDS_MAX} s",
             )
             for place, horizon in enumerate(horizons_seconds)
-        ]  # fmt: skip
+        ]
 
     def _missing(self, now: int) -> str:
         if self._last is None or self.seen_seconds < SEEN_SECONDS_MIN:
@@ -398,9 +406,11 @@ class JobForecaster:
                 last = Span(due - interval, due - interval + 1.0)
             learned = cadence_of([], interval)
             cadence = learned._replace(
-                regular=max(cadence.regular, 1), duration=cadence.duration, duration_spread=cadence.duration_spread,
+                regular=max(cadence.regular, 1),
+                duration=cadence.duration,
+                duration_spread=cadence.duration_spread,
                 is_prior=True,
-            )  # fmt: skip
+            )
             found[CHECKPOINT] = cadence, last or Span(0.0, 0.0)
             break
         self._open_kind = _NO_STATE
@@ -429,11 +439,11 @@ class JobForecaster:
         self._cadences = {kind: cadence_of(spans) for kind, spans in found.items()}
         return found
 
-    def _kind_of_open(self, found: dict[int, tuple[Cadence, Span | None]]) -> int:
+    def _kind_of_open(self, cadences: dict[int, tuple[Cadence, Span | None]]) -> int:
         """Return the kind of the present pause: a checkpoint if it is due or the pause is long enough."""
         if _Pause(Span(0.0), tuple(self._pause_shares)).is_stall:
             return HOST_STALL
-        cadence, last = found[CHECKPOINT]
+        cadence, last = cadences[CHECKPOINT]
         if not cadence.is_known:
             return WAIT
         is_long = self._now - self._pause_begin >= 0.7 * cadence.duration

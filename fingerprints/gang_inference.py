@@ -65,7 +65,7 @@ class GangInference:
                 continue  # it ended
             counts = [of_host[host] for host in working if host in of_host]
             largest = max(set(counts), key=counts.count, default=frozenset[int]())
-            if _are_same(largest, members):
+            if len(largest & members) >= SAME_SHARE_MIN * len(largest | members):
                 standing[members] = agreed + 1, 0
                 found = [group for group in found if group is not largest]
             elif agreed >= AGREE_WINDOWS_MIN and torn < TORN_WINDOWS_MAX:
@@ -74,7 +74,3 @@ class GangInference:
         standing |= {group: (1, 0) for group in found if taken.isdisjoint(group)}
         self._agreed = standing
         return [members for members, (agreed, _) in standing.items() if agreed >= AGREE_WINDOWS_MIN]
-
-
-def _are_same(one: frozenset[int], other: frozenset[int]) -> bool:
-    return len(one & other) >= SAME_SHARE_MIN * len(one | other)

@@ -277,8 +277,10 @@ class RenewalPaths:
             over = usual[usual > age]
             # An event longer than almost all before continues, in the mean, for as long as its age.
             self.lasts_seconds = (
-                np.quantile(over, _MIDDLES) - age if over.size >= 4 else max(age, 1.0) * _EXPONENTIAL
-            )  # fmt: skip
+                np.quantile(over, _MIDDLES) - age
+                if over.size >= 4
+                else max(age, 1.0) * _EXPONENTIAL
+            )
 
     def _lengths(self, count: int) -> Floats:
         duration, spread = self.cadence.duration, self.cadence.duration_spread

@@ -56,7 +56,11 @@ _STEP, _WAIT, _POWER, _LEVEL = (
     for name in ("step_seconds", "wait_ratio", "power_ratio", "compute_power_ratio")
 )
 #: Activities that waiting reduces.
-_WORK = [NUMBERS.index(name) for name in (*STATES, *RESOURCES) if name not in ("wait_ratio", "disk_pressure_ratio")]  # fmt: skip
+_WORK = [
+    NUMBERS.index(name)
+    for name in (*STATES, *RESOURCES)
+    if name not in ("wait_ratio", "disk_pressure_ratio")
+]
 _IS_RATIO = np.array([name.endswith("_ratio") for name in NUMBERS])
 
 

@@ -137,7 +137,9 @@ class ChangeMonitor:
         BIRTH_FACTOR times *limits*.
         """
         count = limits.size
-        without_past = per_member(BIRTH_FACTOR * limits if birth_limits is None else birth_limits, group)  # fmt: skip
+        without_past = per_member(
+            BIRTH_FACTOR * limits if birth_limits is None else birth_limits, group
+        )
         size = excess.size
         values = np.vstack([excess, companions])
         values = np.where(np.abs(values) <= VALUE_MAX, values, np.nan)
@@ -221,7 +223,16 @@ class ChangeMonitor:
         is_usual = (self._windows[:size] >= PAST_WINDOWS_MIN + WARMUP_WINDOWS) & (streak == 0)
         companions = np.where(shown > 0, self._sums[1:, :size], np.nan)
         seconds = np.full(size, self._window_seconds)
-        return Change(streak, seconds, is_named, from_birth, is_usual, excess, error, companions)
+        return Change(
+            streak=streak,
+            window_seconds=seconds,
+            is_named=is_named,
+            from_birth=from_birth,
+            is_usual=is_usual,
+            excess=excess,
+            error=error,
+            companions=companions,
+        )
 
 
 def either(first: Change, second: Change) -> Change:

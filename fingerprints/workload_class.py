@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .fingerprint import (  # fmt: skip
+from .fingerprint import (
     FINGERPRINT_VERSION,
     KNOWN_MIN,
     NUMBERS,

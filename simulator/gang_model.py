@@ -121,7 +121,16 @@ class GangModel:
         phase = self._phase.uniform(tick, 1)[self._job_or_zero]
         clock = self._checkpoint_clock(now, writing, pace)
         return TimeShares(
-            self.at_work, compute, sends, wait, gap, writes, pace, phase, 1 / slowness, clock
+            at_work=self.at_work,
+            compute=compute,
+            exchange=sends,
+            wait=wait,
+            gap=gap,
+            writes=writes,
+            pace=pace,
+            phase=phase,
+            port=1 / slowness,
+            clock=clock,
         )
 
     def _checkpoint_clock(self, now: float, writing: Flags, pace: Floats) -> CheckpointClock:
@@ -173,9 +182,9 @@ class GangModel:
         uneven = effects.imbalance[:, None] * np.where(longest, 1.0, 0.5 * draw**2)
         return np.asarray((1 + uneven) * (1 + effects.stage_imbalance * self._is_last)[:, None])
 
-    def _gang_max(self, values: Floats, least: float) -> Floats:
-        """Return for each host the maximum of *values* over the hosts of its gang, or *least*."""
-        highest = np.full(self._begin.size, least)
+    def _gang_max(self, values: Floats, minimum: float) -> Floats:
+        """Return for each host the maximum of *values* over the hosts of its gang, or *minimum*."""
+        highest = np.full(self._begin.size, minimum)
         np.maximum.at(highest, self._job[self.at_work], values[self.at_work])
         return np.asarray(highest[self._job_or_zero])
 

@@ -147,35 +147,35 @@ def draw_incidents(context: DrawContext, each: FaultClass, number: int, first_ca
 
 
 def _draw_hosts(
-    context: DrawContext, each: FaultClass, random: Random
+    context: DrawContext, fault_class: FaultClass, random: Random
 ) -> tuple[int, npt.NDArray[np.int64]]:
     """Return the number of rows, and their hosts."""
     hosts = context.hosts
-    if each.per == "share":
+    if fault_class.per == "share":
         chosen_hosts = np.flatnonzero(
-            random.random(hosts) < each.rate * context.scenario.rate_factor
+            random.random(hosts) < fault_class.rate * context.scenario.rate_factor
         )
         return chosen_hosts.size, chosen_hosts
-    units = hosts * (1 if each.per == "host_hour" else GPUS)
+    units = hosts * (1 if fault_class.per == "host_hour" else GPUS)
     hours = context.seconds / HOUR
-    count = int(random.poisson(each.rate * context.scenario.rate_factor * units * hours))
-    weights = context.frailty if each.sort == "faults" else None
+    count = int(random.poisson(fault_class.rate * context.scenario.rate_factor * units * hours))
+    weights = context.frailty if fault_class.sort == "faults" else None
     return count, random.choice(hosts, count, p=weights)
 
 
 def _draw_shared(
-    context: DrawContext, each: FaultClass, number: int, first_cause: int, random: Random
+    context: DrawContext, fault_class: FaultClass, number: int, first_cause: int, random: Random
 ) -> Rows:
     """Draw causes that affect all hosts of a place within two seconds."""
-    place_of = getattr(context.topology, SHARED_PLACES[each.per])
+    place_of = getattr(context.topology, SHARED_PLACES[fault_class.per])
     places = int(place_of.max()) + 1
     hours = context.seconds / HOUR
-    count = int(random.poisson(each.rate * context.scenario.rate_factor * places * hours))
-    causes = draw_details(empty_rows(count), each, number, random)
+    count = int(random.poisson(fault_class.rate * context.scenario.rate_factor * places * hours))
+    causes = draw_details(empty_rows(count), fault_class, number, random)
     causes["cause"] = first_cause + np.arange(count)
     begins = random.uniform(0, context.seconds, count)
     at = random.integers(0, places, count)
-    part = random.integers(0, GPUS, count) if each.per == "leaf_hour" else np.full(count, -1)
+    part = random.integers(0, GPUS, count) if fault_class.per == "leaf_hour" else np.full(count, -1)
     return joined_rows(
         spread_over_hosts(
             causes[i : i + 1], float(begins[i]), int(part[i]), np.flatnonzero(place_of == at[i])

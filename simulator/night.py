@@ -127,14 +127,21 @@ def _inventory(
 def _topology_devices(gpus: Sequence[str]) -> Iterator[telemetry_pb2.Device]:
     """Yield further devices of a real agent's inventory: the PCIe function of each GPU, and its NVLinks."""
     for at, gpu in enumerate(gpus):
-        pcie_attributes = {"numa_node": str(parts.NUMA_NODES[at]), "nearest_rdma": parts.RDMA_PORTS[at],
-                "nearest_rdma_at": "same switch"}  # fmt: skip
+        pcie_attributes = {
+            "numa_node": str(parts.NUMA_NODES[at]),
+            "nearest_rdma": parts.RDMA_PORTS[at],
+            "nearest_rdma_at": "same switch",
+        }
         yield telemetry_pb2.Device(
             kind="pcie", key=parts.GPU_ADDRESSES[at], attributes=pcie_attributes
         )
         for link in range(parts.NVLINKS_PER_GPU):
-            link_attributes = {"gpu": gpu, "active": "1", "remote_kind": "switch",
-                   "remote_pci_address": f"0000:{7 + link % 4:02x}:00.0"}  # fmt: skip
+            link_attributes = {
+                "gpu": gpu,
+                "active": "1",
+                "remote_kind": "switch",
+                "remote_pci_address": f"0000:{7 + link % 4:02x}:00.0",
+            }
             yield telemetry_pb2.Device(
                 kind="nvlink", key=f"{gpu}/link{link}", attributes=link_attributes
             )

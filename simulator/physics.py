@@ -246,14 +246,16 @@ class Physics:
         counters.brake_ns += np.floor(effects.braked * working * seconds * 1e9)
         counters.uncorrected += effects.uncorrected
         counters.downed += effects.downed
-        for number, (name, rate) in enumerate((
-            ("corrected", effects.corrected + self._part["trickle"]),
-            ("replays", effects.replays),
-            ("crc", effects.crc),
-            ("resent", effects.retransmits + self._part["resent"]),
-            ("symbols", effects.symbols),
-            ("marked", effects.wait_ticks),
-        )):  # fmt: skip
+        for number, (name, rate) in enumerate(
+            (
+                ("corrected", effects.corrected + self._part["trickle"]),
+                ("replays", effects.replays),
+                ("crc", effects.crc),
+                ("resent", effects.retransmits + self._part["resent"]),
+                ("symbols", effects.symbols),
+                ("marked", effects.wait_ticks),
+            )
+        ):
             total = getattr(counters, name)
             total += _draw_counts(rate * seconds, noise, tick, 10 + 2 * number)
 

@@ -229,11 +229,13 @@ class WindowReadings:
         writes = at_work & shares.clock.writes[slots, None]
         works = at_work & ~writes
         tick = int(moment.seconds)
-        seen = np.stack([
-            np.where(works, shares.compute[slots], 0.0),
-            np.where(works, (shares.wait + shares.exchange)[slots], 0.0),
-            np.where(works, shares.gap[slots], 0.0),
-        ])  # fmt: skip
+        seen = np.stack(
+            [
+                np.where(works, shares.compute[slots], 0.0),
+                np.where(works, (shares.wait + shares.exchange)[slots], 0.0),
+                np.where(works, shares.gap[slots], 0.0),
+            ]
+        )
         for number, part in enumerate(seen):
             part *= 1 + PHASE_ERROR * self._window.noise.normal(tick, 7 + number)[slots]
         seen /= np.maximum(seen.sum(axis=0), 1.0)

@@ -189,12 +189,22 @@ def run(
     address, OSError if the hosts need more open files than the system allows.
     """
     raise_file_limit(FILES_BASE + FILES_PER_HOST * len(world.names))
-    runner = SimulationRunner(
-        world, (), clock, lambda name: _open_host(world, name, aggregator, folder, clock, login)
-    )
+
+    def open_host(name: str) -> SimulatedHost:
+        return SimulatedHost(
+            name,
+            world.devices(name),
+            world.labels(name),
+            folder=folder / name,
+            aggregator=aggregator,
+            clock=clock,
+            login=login,
+        )
+
+    runner = SimulationRunner(world, (), clock, open_host)
     with closing(runner):
         for index, name in enumerate(world.names):
-            runner.hosts[index] = _open_host(world, name, aggregator, folder, clock, login)
+            runner.hosts[index] = open_host(name)
         pause_ns = min(STAGGER_NS, STAGGER_NS_MAX // len(world.names))
         for host in list(runner.hosts.values()):
             host.start()
@@ -202,25 +212,6 @@ def run(
             if stop.is_set():
                 return
         runner.run(stop, wait)
-
-
-def _open_host(
-    world: LiveWorld,
-    name: str,
-    aggregator: str,
-    folder: Path,
-    clock: Clock,
-    login: Credentials,
-) -> SimulatedHost:
-    return SimulatedHost(
-        name,
-        world.devices(name),
-        world.labels(name),
-        folder=folder / name,
-        aggregator=aggregator,
-        clock=clock,
-        login=login,
-    )
 
 
 def raise_file_limit(count: int) -> None:

@@ -75,14 +75,14 @@ def parse(text: str) -> WorldSettings:
         n: _scenario(n, t, tables.get("jobs")) for n, t in _named_tables(tables, "scenario")
     }
     settings = WorldSettings(
-        _build(FleetLayout, "fleet", tables.get("fleet")),
-        _build(PartVariation, "spread", tables.get("spread")),
-        _build(JobShapes, "jobs", tables.get("jobs")),
-        _build(Repair, "repair", tables.get("repair")),
-        _build(AfterReturn, "after_return", tables.get("after_return")),
-        _build(Frailty, "frailty", tables.get("frailty")),
-        classes,
-        scenarios,
+        fleet=_build(FleetLayout, "fleet", tables.get("fleet")),
+        spread=_build(PartVariation, "spread", tables.get("spread")),
+        jobs=_build(JobShapes, "jobs", tables.get("jobs")),
+        repair=_build(Repair, "repair", tables.get("repair")),
+        after_return=_build(AfterReturn, "after_return", tables.get("after_return")),
+        frailty=_build(Frailty, "frailty", tables.get("frailty")),
+        classes=classes,
+        scenarios=scenarios,
     )
     _check(settings)
     return settings
@@ -239,30 +239,34 @@ def _check_chosen(where: str, table: PartVariation | Repair | FaultClass) -> Non
         raise ScenarioError(f"{where} chosen: expected none, as all of it is assumed")
 
 
-def _check_class(each: FaultClass) -> None:
-    where = f"[class.{each.name}]"
-    if each.name not in EFFECTS:
+def _check_class(fault_class: FaultClass) -> None:
+    where = f"[class.{fault_class.name}]"
+    if fault_class.name not in EFFECTS:
         raise ScenarioError(f"{where}: expected one of {', '.join(EFFECTS)}")
     for key, value, allowed in (
-        ("per", each.per, PERS),
-        ("ends", each.ends, ENDS),
-        ("exposure", each.exposure, EXPOSURES),
+        ("per", fault_class.per, PERS),
+        ("ends", fault_class.ends, ENDS),
+        ("exposure", fault_class.exposure, EXPOSURES),
     ):
         if value not in allowed:
             raise ScenarioError(f"{where} {key}: {value!r}: expected one of {', '.join(allowed)}")
-    _check_bounds(f"{where} rate", each.rate, 0.0, 1.0)
-    _check_range(f"{where} onset_seconds", each.onset_seconds, 0.0, 1e6)
-    _check_bounds(f"{where} duration_median_seconds", each.duration_median_seconds, 0.1, 1e10)
-    _check_bounds(f"{where} duration_sigma", each.duration_sigma, 0.0, SIGMA_MAX)
-    _check_range(
-        f"{where} amount", each.amount, *AMOUNT_RANGES.get(each.name, DEFAULT_AMOUNT_RANGE)
+    _check_bounds(f"{where} rate", fault_class.rate, 0.0, 1.0)
+    _check_range(f"{where} onset_seconds", fault_class.onset_seconds, 0.0, 1e6)
+    _check_bounds(
+        f"{where} duration_median_seconds", fault_class.duration_median_seconds, 0.1, 1e10
     )
-    _check_bounds(f"{where} job_hosts", each.job_hosts, 0, HOSTS_MAX)
+    _check_bounds(f"{where} duration_sigma", fault_class.duration_sigma, 0.0, SIGMA_MAX)
+    _check_range(
+        f"{where} amount",
+        fault_class.amount,
+        *AMOUNT_RANGES.get(fault_class.name, DEFAULT_AMOUNT_RANGE),
+    )
+    _check_bounds(f"{where} job_hosts", fault_class.job_hosts, 0, HOSTS_MAX)
     for key in ("job_ratio", "onset_silent_ratio", "remap_failed_ratio"):
-        _check_bounds(f"{where} {key}", getattr(each, key), 0.0, 1.0)
-    if not each.source:
+        _check_bounds(f"{where} {key}", getattr(fault_class, key), 0.0, 1.0)
+    if not fault_class.source:
         raise ScenarioError(f"{where} source: expected where the numbers come from")
-    _check_chosen(where, each)
+    _check_chosen(where, fault_class)
 
 
 def _check_scenario(scenario: Scenario, settings: WorldSettings) -> None:
@@ -285,11 +289,11 @@ def _check_scenario(scenario: Scenario, settings: WorldSettings) -> None:
             )
 
 
-def _check_range(where: str, pair: Pair, least: float, greatest: float) -> None:
+def _check_range(where: str, pair: Pair, minimum: float, greatest: float) -> None:
     for value in pair:
-        _check_bounds(where, value, least, greatest)
+        _check_bounds(where, value, minimum, greatest)
 
 
-def _check_bounds(where: str, value: float, least: float, greatest: float) -> None:
-    if not least <= value <= greatest:
-        raise ScenarioError(f"{where}: {value:g}: expected {least:g} to {greatest:g}")
+def _check_bounds(where: str, value: float, minimum: float, greatest: float) -> None:
+    if not minimum <= value <= greatest:
+        raise ScenarioError(f"{where}: {value:g}: expected {minimum:g} to {greatest:g}")

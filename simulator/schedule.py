@@ -101,9 +101,16 @@ class _ScheduleBuilder:
         )
         jobs_by_host = _jobs_by_host(cluster.jobs)
         result = WorldSchedule(
-            context.seconds, context.hosts, self.classes, context.topology, empty_rows(0),
-            sorted([*timelines.downtimes, *cluster.reboot_downtimes]), cluster.jobs, jobs_by_host, downtimes_by_host,
-        )  # fmt: skip
+            seconds=context.seconds,
+            hosts=context.hosts,
+            classes=self.classes,
+            topology=context.topology,
+            rows=empty_rows(0),
+            downtimes=sorted([*timelines.downtimes, *cluster.reboot_downtimes]),
+            jobs=cluster.jobs,
+            jobs_by_host=jobs_by_host,
+            downtimes_by_host=downtimes_by_host,
+        )
         loose = _while_up(result, independent[~ends_uptime])
         of_jobs = self._job_rows(result)
         planned = self._planned_reboots(cluster.reboot_downtimes)
@@ -141,18 +148,18 @@ class _ScheduleBuilder:
         allowed = [(n, e) for n, e in self._allowed if e.per != "share"]
         return incidents.parade_times(self._context, allowed)[number]
 
-    def _parade_rows(self, number: int, each: FaultClass) -> Rows:
-        random = self._context.random_source("parade", each.name)
-        cause = draw_details(empty_rows(1), each, number, random)
+    def _parade_rows(self, number: int, fault_class: FaultClass) -> Rows:
+        random = self._context.random_source("parade", fault_class.name)
+        cause = draw_details(empty_rows(1), fault_class, number, random)
         self._shorten(cause)
         cause["cause"] = self._next_cause
         order = self._context.random_source("parade").permutation(self._context.hosts)
         host = int(order[number % order.size])
         hosts = np.array([host])
-        if each.per in incidents.SHARED_PLACES:
-            place_of = getattr(self._context.topology, incidents.SHARED_PLACES[each.per])
+        if fault_class.per in incidents.SHARED_PLACES:
+            place_of = getattr(self._context.topology, incidents.SHARED_PLACES[fault_class.per])
             hosts = np.flatnonzero(place_of == place_of[host])
-        whole = each.per in _WHOLE_HOSTS and not each.monitoring
+        whole = fault_class.per in _WHOLE_HOSTS and not fault_class.monitoring
         part = -1 if whole else int(random.integers(GPUS))
         return spread_over_hosts(cause, self._parade_time(number), part, hosts)
 
@@ -181,47 +188,49 @@ class _ScheduleBuilder:
             found.append(_end_with_job(schedule, rows, each))
         return joined_rows(found)
 
-    def _draw_per_job(self, schedule: WorldSchedule, number: int, each: FaultClass) -> Rows:
+    def _draw_per_job(self, schedule: WorldSchedule, number: int, fault_class: FaultClass) -> Rows:
         """Draw for each job by its hours, or once: a row for each of its hosts."""
-        random = self._context.random_source("class", each.name)
-        factor = self._context.scenario.rate_factor if each.sort != "benign" else 1.0
+        random = self._context.random_source("class", fault_class.name)
+        factor = self._context.scenario.rate_factor if fault_class.sort != "benign" else 1.0
         found, causes = [], 0
         for job in schedule.jobs:
-            if each.per == "job_share":
-                count = int(job.hosts.size > 1 and random.random() < each.rate)
+            if fault_class.per == "job_share":
+                count = int(job.hosts.size > 1 and random.random() < fault_class.rate)
             else:
-                shared = random.random() < each.job_ratio
-                size = job.hosts.size / each.job_hosts if each.job_hosts else 1.0
-                mean = each.rate * factor * size * (job.end - job.begin) / HOUR
+                shared = random.random() < fault_class.job_ratio
+                size = job.hosts.size / fault_class.job_hosts if fault_class.job_hosts else 1.0
+                mean = fault_class.rate * factor * size * (job.end - job.begin) / HOUR
                 count = int(random.poisson(mean)) if shared else 0
             for _ in range(count):
-                within = 0.0 if each.per == "job_share" else random.random()
+                within = 0.0 if fault_class.per == "job_share" else random.random()
                 begin = job.begin + within * (job.end - job.begin)
-                row = draw_details(empty_rows(1), each, number, random)
+                row = draw_details(empty_rows(1), fault_class, number, random)
                 row["cause"], row["job"] = self._next_cause + causes, job.number
                 causes += 1
                 found.append(spread_over_hosts(row, begin, -1, job.hosts))
         return joined_rows(found)
 
-    def _parade_job_rows(self, schedule: WorldSchedule, number: int, each: FaultClass) -> Rows:
+    def _parade_job_rows(
+        self, schedule: WorldSchedule, number: int, fault_class: FaultClass
+    ) -> Rows:
         begin = self._parade_time(number)
         running = [j for j in schedule.jobs if j.begin <= begin < j.end - 120.0]
         if not running:
             return empty_rows(0)
         large = [j for j in running if j.hosts.size >= PARADE_HOSTS_MIN] or running
-        random = self._context.random_source("parade", each.name)
+        random = self._context.random_source("parade", fault_class.name)
         job = large[int(random.integers(len(large)))]
-        row = draw_details(empty_rows(1), each, number, random)
+        row = draw_details(empty_rows(1), fault_class, number, random)
         self._shorten(row)
         row["cause"], row["job"] = self._next_cause, job.number
-        if each.per in _PER_JOB:
+        if fault_class.per in _PER_JOB:
             return spread_over_hosts(row, begin, -1, job.hosts)
         row["job"] = -1
-        part = int(random.integers(GPUS)) if each.per == "gpu_hour" else -1
+        part = int(random.integers(GPUS)) if fault_class.per == "gpu_hour" else -1
         return spread_over_hosts(row, begin, part, random.choice(job.hosts, 1))
 
-    def _is_staged(self, each: FaultClass) -> bool:
-        return self._context.scenario.stage_seconds[1] > 0 and each.sort == "faults"
+    def _is_staged(self, fault_class: FaultClass) -> bool:
+        return self._context.scenario.stage_seconds[1] > 0 and fault_class.sort == "faults"
 
     def _stage_rows(self, schedule: WorldSchedule) -> Rows:
         """Return one clearly visible incident of each class, on hosts of different jobs as far as possible.
@@ -253,18 +262,18 @@ class _ScheduleBuilder:
         return joined_rows(found)
 
     def _stage_row(
-        self, number: int, each: FaultClass, parts: int, random: np.random.Generator
+        self, number: int, fault_class: FaultClass, parts: int, random: np.random.Generator
     ) -> Rows:
         """Return a row of a class; *parts*: parts of the host from which one is drawn, 0 for the whole host."""
-        low, high = each.amount
+        low, high = fault_class.amount
         row = draw_details(
-            empty_rows(1), replace(each, amount=((low + high) / 2, high)), number, random
+            empty_rows(1), replace(fault_class, amount=((low + high) / 2, high)), number, random
         )
         row["cause"] = self._reserve_causes(1)
         row["part"] = random.integers(parts) if parts else -1
         row["onset"] = np.minimum(row["onset"], STAGE_ONSET_SECONDS_MAX)
         begin = random.uniform(*self._context.scenario.stage_seconds)
-        row["begin"] = 0.0 if each.per == "share" else begin
+        row["begin"] = 0.0 if fault_class.per == "share" else begin
         row["end"] = self._context.seconds
         return row
 
@@ -340,9 +349,9 @@ def _in_jobs(schedule: WorldSchedule, rows: Rows) -> Rows:
     return np.asarray(rows[np.array(has_job, bool)])
 
 
-def _end_with_job(schedule: WorldSchedule, rows: Rows, each: FaultClass) -> Rows:
+def _end_with_job(schedule: WorldSchedule, rows: Rows, fault_class: FaultClass) -> Rows:
     """End rows of a job with the job."""
-    if each.per in _PER_JOB and len(rows):
+    if fault_class.per in _PER_JOB and len(rows):
         ends: npt.NDArray[np.float64] = np.array([job.end for job in schedule.jobs])
         rows["end"] = np.minimum(rows["end"], ends[rows["job"]])
     return rows

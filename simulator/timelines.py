@@ -70,15 +70,15 @@ class _TimelineBuilder:
                 order += 1
                 heapq.heappush(heap, (float(recurrence["begin"][0]), order, recurrence))
 
-    def _apply(self, row: Rows, each: FaultClass) -> None:
+    def _apply(self, row: Rows, fault_class: FaultClass) -> None:
         host, cause, fails = int(row["host"][0]), int(row["cause"][0]), float(row["end"][0])
-        if each.kills:
+        if fault_class.kills:
             self.kills.append((fails, host, cause))
-        if each.ends in ("repair", "restart"):
+        if fault_class.ends in ("repair", "restart"):
             down = fails + 60.0 * self._context.settings.repair.drain_minutes
-            if each.name == "rack_dark":
+            if fault_class.name == "rack_dark":
                 down = float(row["begin"][0])
-            up = down + (BOOT_SECONDS if each.ends == "restart" else self._repair_seconds())
+            up = down + (BOOT_SECONDS if fault_class.ends == "restart" else self._repair_seconds())
             row["end"] = self._back_seconds[host] = up
             self.downtimes.append(Downtime(down, up, host, cause))
         self.happened.append(row)

@@ -106,7 +106,15 @@ class SimulationWindow:
         silent[slot[(begins <= seconds) & (seconds < ends)].astype(int)] = True
         self._reported |= new
         self._seconds = seconds
-        return StepState(seconds, elapsed, gauges, silent, booted, gangs.numbers, self._rows[new])
+        return StepState(
+            seconds=seconds,
+            step_seconds=elapsed,
+            gauges=gauges,
+            silent=silent,
+            booted=booted,
+            jobs=gangs.numbers,
+            due_incidents=self._rows[new],
+        )
 
     def _effects(self, active: Flags, due: Flags, new: Flags, seconds: float) -> HostEffects:
         effects = HostEffects(self.hosts.size)
@@ -118,16 +126,16 @@ class SimulationWindow:
             EFFECTS[each.name](
                 effects,
                 ActiveFaults(
-                    each,
-                    self._row_slot[members],
-                    rows["part"][members].astype(np.int64),
-                    strength[members],
-                    rows["amount"][members],
-                    rows["variant"][members],
-                    age[members],
-                    due[members],
-                    rows["end"][members] <= seconds,
-                    new[members],
+                    fault_class=each,
+                    slot=self._row_slot[members],
+                    gpu=rows["part"][members].astype(np.int64),
+                    strength=strength[members],
+                    amount=rows["amount"][members],
+                    variant=rows["variant"][members],
+                    seconds=age[members],
+                    is_due=due[members],
+                    is_over=rows["end"][members] <= seconds,
+                    is_new=new[members],
                 ),
             )
         return effects

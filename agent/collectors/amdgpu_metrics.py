@@ -62,7 +62,9 @@ SOURCES = (
     MetricSource("gpu.sm_clock_hertz", ("current_gfxclk",), MEGAHERTZ, MEAN, 1, 10_000),
     MetricSource("gpu.memory_clock_hertz", ("current_uclk",), MEGAHERTZ, FIRST, 1, 10_000),
     # One die of an MI250X reports the power of the package, the other 0.
-    MetricSource("gpu.power_watts", ("curr_socket_power", "average_socket_power"), 1.0, FIRST, 1, 10_000),
+    MetricSource(
+        "gpu.power_watts", ("curr_socket_power", "average_socket_power"), 1.0, FIRST, 1, 10_000
+    ),
     MetricSource("gpu.energy_joules", ("energy_accumulator",), 2.0**-16, FIRST, 1),
     MetricSource("gpu.temperature_celsius", ("temperature_hotspot",), 1.0, FIRST, 1, 200),
     MetricSource("gpu.memory_temperature_celsius", ("temperature_mem",), 1.0, FIRST, 1, 200),
@@ -76,7 +78,7 @@ SOURCES = (
     MetricSource("gpu.pcie_recoveries_count", ("pcie_l0_to_recov_count_acc",), bits=32),
     MetricSource("gpu.pcie_naks_sent_count", ("pcie_nak_sent_count_acc",), bits=32),
     MetricSource("gpu.pcie_naks_received_count", ("pcie_nak_rcvd_count_acc",), bits=32),
-)  # fmt: skip
+)
 
 
 class Targets:

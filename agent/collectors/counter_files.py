@@ -236,9 +236,10 @@ class CounterFileCollector(ExcludingCollector):
                     key=file_field.key,
                     scale=file_field.scale,
                     gauge=is_float(BY_NAME[name].signal_id),
-                    most=file_field.raw_max
-                    if BY_NAME[name].kind is not Kind.STATE
-                    else _raw_max(file_field),
+                    # A state is a small code or index: 32 one-bits or more mean "no value".
+                    most=min(file_field.raw_max, BLANK_32 - 1)
+                    if BY_NAME[name].kind is Kind.STATE
+                    else file_field.raw_max,
                     span=file_field.wraps_at,
                 )
         for name, value in device.constants.items():
@@ -248,11 +249,6 @@ class CounterFileCollector(ExcludingCollector):
     def _cell(self, name: str, row: int) -> tuple[int, int]:
         target = self._spec.tables.index(BY_NAME[name].table)
         return target, index_of(name) * self._blocks[target].rows + row
-
-
-def _raw_max(file_field: FileField) -> int:
-    """Return the maximum of a state, a small code or index: 32 one-bits or more mean "no value"."""
-    return min(file_field.raw_max, BLANK_32 - 1)
 
 
 def _by_file(

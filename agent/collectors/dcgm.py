@@ -223,8 +223,11 @@ class DcgmListener(Collector):
         self._error = None
         extra = {"cause": "dcgm.connected"}
         log.info(
-            "connected to DCGM's host engine at %s: %d GPUs", self._roots.dcgm_address, len(self._gpus), extra=extra
-        )  # fmt: skip
+            "connected to DCGM's host engine at %s: %d GPUs",
+            self._roots.dcgm_address,
+            len(self._gpus),
+            extra=extra,
+        )
 
     def _read(self, dcgm: Dcgm, now_ns: int) -> list[Block]:
         if self._roots.dcgm == "watch" and now_ns >= self._watch_ns:
@@ -316,7 +319,10 @@ class DcgmListener(Collector):
                 "XIDs",
                 lambda dcgm: dcgm.watch_fields(library.ALL_GPUS, [fields.XID], FIELD_GROUP, 10.0),
             ),
-            ("policy violations", _listen_to_policies),
+            (
+                "policy violations",
+                lambda dcgm: dcgm.listen_to_policies(library.ALL_GPUS, fields.ALL_CONDITIONS),
+            ),
             (
                 "NVSwitches",
                 lambda dcgm: self._parts.watch(dcgm, FIELD_GROUP, float(HEALTH_SECONDS)),
@@ -405,10 +411,6 @@ class DcgmListener(Collector):
             boottime_ns=_boottime_ns(violation.timestamp_us, self._clock),
             attributes={"source": "dcgm"},
         )
-
-
-def _listen_to_policies(dcgm: Dcgm) -> None:
-    dcgm.listen_to_policies(library.ALL_GPUS, fields.ALL_CONDITIONS)
 
 
 def _boottime_ns(timestamp_us: int, clock: Clock) -> int:

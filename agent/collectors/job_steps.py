@@ -265,7 +265,13 @@ class JobSteps(Collector):
             job = attested or head.job or f"user{user_id}"
             self._others.pop(name, None)
             self._slots[name] = OpenSlot(
-                descriptor, user_id, head, process, job, bool(attested), started
+                descriptor=descriptor,
+                user_id=user_id,
+                head=head,
+                process=process,
+                job=job,
+                is_attested=bool(attested),
+                started=started,
             )
 
     def _owner(self, process: int) -> Owner:

@@ -121,18 +121,20 @@ class KubeletAllocations(Collector):
             event = resync_event(self._boot, EVENT, "host", "host", self._since_ns, now_ns)
             self._since_ns = 0 if publisher.publish(event) else self._since_ns
 
-    def _event(self, one: Allocation, state: str, since_ns: int, now_ns: int) -> HealthEvent:
+    def _event(self, allocation: Allocation, state: str, since_ns: int, now_ns: int) -> HealthEvent:
         identity = (
-            f"{one.namespace}/{one.pod}/{one.container}/{one.resource}/{one.replica}".encode()
+            f"{allocation.namespace}/{allocation.pod}/{allocation.container}"
+            f"/{allocation.resource}/{allocation.replica}".encode()
         )
         digest = f"{zlib.crc32(identity):08x}{zlib.adler32(identity):08x}"
-        attributes = {"state": state, "source": "kubelet", **one._asdict()}
+        attributes = {"state": state, "source": "kubelet", **allocation._asdict()}
         return HealthEvent(
-            event_id=f"{self._boot}/allocation/{digest}/{one.device[:60]}",
+            event_id=f"{self._boot}/allocation/{digest}/{allocation.device[:60]}",
             device_kind="gpu",
             device=attributes.pop("device"),
             name=EVENT,
-            message=f"pod {one.namespace}/{one.pod} container {one.container} {_STATE_PHRASES[state]} {one.resource}",
+            message=f"pod {allocation.namespace}/{allocation.pod} container "
+            f"{allocation.container} {_STATE_PHRASES[state]} {allocation.resource}",
             boottime_ns=since_ns,
             last_boottime_ns=now_ns,
             wall_time_ns=self._clock.wall_ns() - (now_ns - since_ns),

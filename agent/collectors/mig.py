@@ -150,11 +150,11 @@ class MigDevices(GpuPartsCollector):
         return self._fill(devices, self._shares(devices))
 
     def _list_devices(
-        self, parts: Parts, most: Mapping[str, int | None]
+        self, parts: Parts, maxima: Mapping[str, int | None]
     ) -> dict[str, list[MigDevice]]:
         """Return the MIG devices of the GPUs in MIG mode."""
         devices_by_gpu = self._query(
-            lambda address: parts.mig_devices(address, most[address] or 0), most
+            lambda address: parts.mig_devices(address, maxima[address] or 0), maxima
         )
         for address, devices in devices_by_gpu.items():
             if any(device.refused for device in devices) and not self.access_error:
@@ -162,22 +162,22 @@ class MigDevices(GpuPartsCollector):
         return devices_by_gpu
 
     def _compare(
-        self, modes: Mapping[str, tuple[int, int]], found: Mapping[str, list[MigDevice]]
+        self, modes: Mapping[str, tuple[int, int]], devices_by_gpu: Mapping[str, list[MigDevice]]
     ) -> None:
         """Request a new inventory when a GPU's devices changed.
 
         A GPU that did not answer keeps its devices.
         """
         for address, mode in modes.items():
-            if mode[0] and address not in found:
+            if mode[0] and address not in devices_by_gpu:
                 continue
             key = self._gpus[address]
-            now = frozenset((d.uuid, *d[1:9]) for d in found.get(address, ()))
+            now = frozenset((d.uuid, *d[1:9]) for d in devices_by_gpu.get(address, ()))
             if self._known.get(key, now) != now and self._publisher is not None:
                 self._publisher.request_inventory(f"MIG devices of {key} are others")
             self._known[key] = now
 
-    def _shares(self, found: Mapping[str, list[MigDevice]]) -> dict[str, dict[str, float]]:
+    def _shares(self, devices_by_gpu: Mapping[str, list[MigDevice]]) -> dict[str, dict[str, float]]:
         """Return the shares of each device's GPU instance by the device's key.
 
         Errors are recorded.
@@ -186,7 +186,7 @@ class MigDevices(GpuPartsCollector):
         assert nvml is not None
         instance_keys: list[InstanceKey] = [
             (_key(self._gpus[address], device), address, device.gpu_instance)
-            for address, devices in found.items()
+            for address, devices in devices_by_gpu.items()
             for device in devices
             if device.gpu_instance is not None
         ]
@@ -202,11 +202,13 @@ class MigDevices(GpuPartsCollector):
         return shares
 
     def _fill(
-        self, found: Mapping[str, list[MigDevice]], shares: Mapping[str, Mapping[str, float]]
+        self,
+        devices_by_gpu: Mapping[str, list[MigDevice]],
+        shares: Mapping[str, Mapping[str, float]],
     ) -> Sequence[Block]:
         by_key = {
             _key(self._gpus[address], device): device
-            for address, devices in found.items()
+            for address, devices in devices_by_gpu.items()
             for device in devices
         }
         for table in ("mig_10s", "mig_10s_changes"):

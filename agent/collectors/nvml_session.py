@@ -168,7 +168,7 @@ class NvmlSession:
                 raise RestartRequired(
                     f"{reason}: the library of the previous driver cannot be unloaded"
                 )
-            self.gpus = self._known_gpus()
+            self.gpus = self._with_keys([], self._addresses())  # without a call to the driver
         self._last_error = reason
         self._retry_timer.start(reason, now_ns)
 
@@ -183,7 +183,10 @@ class NvmlSession:
         self._was_open = True
         self.driver_version = self.nvml.driver_version()
         count = self.nvml.count()
-        devices = self._devices(self.nvml, known) if known else self._by_number(self.nvml, count)
+        if known:
+            devices = self._devices(self.nvml, known)
+        else:  # only NVML knows the addresses: it attaches all GPUs for that
+            devices = [d for d in self.nvml.devices(count) if not self._is_excluded(d.address)]
         devices = [d if d.uuid else d._replace(uuid=self._uuid(d.address)) for d in devices]
         for device in devices:
             library.remember(device.address, uuid=device.uuid)
@@ -237,20 +240,9 @@ class NvmlSession:
             return True
         return code in REFUSED and device_rules_deny(self._roots.dev)
 
-    def _by_number(self, nvml: Nvml, count: int) -> list[Device]:
-        """Return the GPUs in NVML's order, if only NVML knows the addresses.
-
-        NVML attaches all of them for that.
-        """
-        return [d for d in nvml.devices(count) if not self._is_excluded(d.address)]
-
     def _uuid(self, address: str) -> str:
         """Return a GPU's last UUID, or the kernel's, if the GPU does not report it."""
         return library.account(address).uuid or driver_gpu_uuid(self._roots.proc, address)
-
-    def _known_gpus(self) -> Sequence[NvmlGpu]:
-        """Return the GPUs without a call to NVML or the driver."""
-        return self._with_keys([], self._addresses())
 
     def _with_keys(self, devices: Sequence[Device], excluded: Sequence[str]) -> Sequence[NvmlGpu]:
         """Return the GPUs by their UUIDs. An excluded GPU keeps its last UUID."""

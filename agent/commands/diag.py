@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
     try:
         content = _read(options.file)
         report = parse_report(content)
-        gpus = _named_gpus(options.gpus)
+        gpus = {number: canonical_name(name) for number, name in options.gpus}
         _check_names(report, gpus)
     except (OSError, NotAReport, NotAGpu) as error:
         where = "standard input" if options.file == "-" else options.file
@@ -74,8 +74,12 @@ def _report(
     )
     try:
         answer = call_agent(
-            sockets(options.socket), DIAGNOSTIC, request, pb.ReportDiagnosticResponse, ANSWER_SECONDS_MAX
-        )  # fmt: skip
+            sockets(options.socket),
+            DIAGNOSTIC,
+            request,
+            pb.ReportDiagnosticResponse,
+            ANSWER_SECONDS_MAX,
+        )
     except (NoListener, CallFailed) as error:
         print(f"gangline diag: {name}: {error}", file=sys.stderr)
         return FAILED
@@ -93,10 +97,6 @@ def _read(name: str) -> bytes:
         return sys.stdin.buffer.read(REPORT_BYTES_MAX + 1)
     with Path(name).open("rb") as file:
         return file.read(REPORT_BYTES_MAX + 1)
-
-
-def _named_gpus(options: list[tuple[str, str]]) -> dict[str, str]:
-    return {number: canonical_name(name) for number, name in options}
 
 
 def _check_names(report: DiagnosticReport, gpus: dict[str, str]) -> None:

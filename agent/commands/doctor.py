@@ -91,7 +91,16 @@ def host_of(config_file: Path | None, run_folder: str | None) -> DiagnosedHost:
             error = str(wrong)
     unread, read_count = _sources(config, status)
     timex = adjtimex.read if config.roots.is_this_machine else None
-    return DiagnosedHost(config, file, error, status, reason, unread, read_count, timex)
+    return DiagnosedHost(
+        config=config,
+        config_file=file,
+        config_error=error,
+        status=status,
+        no_agent_reason=reason,
+        unread=unread,
+        read_count=read_count,
+        timex=timex,
+    )
 
 
 def settings_of(proc: Path, pid: int) -> Path | None:

@@ -189,7 +189,9 @@ class _Gang:
             if head is None:
                 continue
             name, state = head.groups()
-            flags = {flag.rstrip("*~#!%$@^-+") for flag in (*state.split("+"), *_responding(state))}
+            flags = {flag.rstrip("*~#!%$@^-+") for flag in state.split("+")}
+            if NOT_RESPONDING in state:
+                flags.add("NOT_RESPONDING")
             if f" Reason={EVICT_REASON}" in line:
                 flags.add(EVICTED)
             states[name] = frozenset(flags)
@@ -206,10 +208,6 @@ def _evicted_nodes() -> set[str]:
         for node_list in listed
         for name in _slurm("scontrol", "show", "hostnames", node_list).split()
     }
-
-
-def _responding(state: str) -> tuple[str, ...]:
-    return ("NOT_RESPONDING",) if NOT_RESPONDING in state else ()
 
 
 def _slurm(*command: str) -> str:
@@ -258,9 +256,9 @@ def _report(message: str) -> None:
     print(f"gangline gang: {message}", file=sys.stderr, flush=True)
 
 
-def _count(text: str, most: int) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= 6 and int(text) <= most):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a whole number up to {most}")
+def _count(text: str, maximum: int) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 6 and int(text) <= maximum):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a whole number up to {maximum}")
     return int(text)
 
 
@@ -293,7 +291,10 @@ def _parser() -> argparse.ArgumentParser:
         help="number of nodes that the step needs",
     )
     parser.add_argument(
-        "--restarts", type=lambda text: _count(text, RESTARTS_MAX), default=RESTARTS_DEFAULT, metavar="N",
+        "--restarts",
+        type=lambda text: _count(text, RESTARTS_MAX),
+        default=RESTARTS_DEFAULT,
+        metavar="N",
         help=f"maximum number of restarts (default {RESTARTS_DEFAULT})",
-    )  # fmt: skip
+    )
     return parser

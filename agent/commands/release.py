@@ -178,10 +178,10 @@ def _print_others(names: list[str], agent_processes: set[int]) -> None:
         print(f"{unreadable} processes of other users could not be inspected", file=sys.stderr)
 
 
-def _lines_by_process(found: Iterable[tuple[OpenHandle, str]]) -> Iterator[str]:
+def _lines_by_process(blockers: Iterable[tuple[OpenHandle, str]]) -> Iterator[str]:
     """Yield a line per process, with its open device nodes."""
     by_process: dict[tuple[int, str], list[str]] = {}
-    for holder, address in found:
+    for holder, address in blockers:
         by_process.setdefault(holder[:2], []).append(address or f"/dev/{holder.node}")
     for (process_id, name), open_nodes in by_process.items():
         hint = f"; {ENGINE_HINT}" if name == ENGINE else ""

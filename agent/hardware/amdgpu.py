@@ -93,18 +93,18 @@ def _gpu(folder: Path, nodes: Iterable[KfdNode]) -> AmdGpu | None:
         name.removesuffix(_COUNT) for name in names_in(folder / "ras") if name.endswith(_COUNT)
     )
     return AmdGpu(
-        unique_key(folder) or address,
-        address,
-        str(folder),
-        str(folder / "hwmon" / sensors[0]) if sensors else "",
-        (read_text(folder / "current_compute_partition") or "").upper(),
-        (read_text(folder / "current_memory_partition") or "").upper(),
-        tuple(blocks[:RAS_BLOCKS_MAX]),
-        tuple(
+        key=unique_key(folder) or address,
+        address=address,
+        folder=str(folder),
+        hwmon=str(folder / "hwmon" / sensors[0]) if sensors else "",
+        compute_mode=(read_text(folder / "current_compute_partition") or "").upper(),
+        memory_mode=(read_text(folder / "current_memory_partition") or "").upper(),
+        ras_blocks=tuple(blocks[:RAS_BLOCKS_MAX]),
+        partitions=tuple(
             Partition(number, node.kfd_id, node.compute_units, node.compute_dies, node.memory_bytes)
             for number, node in enumerate(node for node in nodes if node.address == address)
         ),
-        pci.may_sleep(folder),
+        may_sleep=pci.may_sleep(folder),
     )
 
 

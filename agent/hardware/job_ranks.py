@@ -40,7 +40,11 @@ Identity = tuple[int, int]
 #: Attribute -> its variables; the first that exists is used.
 _VARIABLES: Mapping[str, tuple[str, ...]] = {
     "rank": (
-        "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JOB_COMPLETION_INDEX",
+        "RANK",
+        "SLURM_PROCID",
+        "OMPI_COMM_WORLD_RANK",
+        "PMI_RANK",
+        "JOB_COMPLETION_INDEX",
     ),
     "world_size": ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
     "local_rank": ("LOCAL_RANK", "SLURM_LOCALID"),
@@ -49,7 +53,7 @@ _VARIABLES: Mapping[str, tuple[str, ...]] = {
     "het_job_id": ("SLURM_HET_JOB_ID",),
     "checkpoint_seconds": ("GANGLINE_CHECKPOINT_SECONDS",),
     "gres_gpus": ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"),
-}  # fmt: skip
+}
 
 
 class RankAnswer(NamedTuple):

@@ -39,14 +39,14 @@ def parse_timex(answer: Timex) -> ClockStatus:
     offset_seconds = offset * (1e-9 if status & STA_NANO else 1e-6)
     ratio = frequency / 65536e6
     return ClockStatus(
-        offset_seconds if abs(offset_seconds) <= _OFFSET_SECONDS_MAX else None,
-        _error_seconds(error_estimated),
-        _error_seconds(error_max),
-        ratio if abs(ratio) <= _FREQUENCY_RATIO_MAX else None,
-        float(tai),
-        not status & STA_UNSYNC,
-        state if 0 <= state <= _STATES_MAX else None,
-        status if status >= 0 else None,
+        offset_seconds=offset_seconds if abs(offset_seconds) <= _OFFSET_SECONDS_MAX else None,
+        error_estimated_seconds=_error_seconds(error_estimated),
+        error_max_seconds=_error_seconds(error_max),
+        frequency_offset_ratio=ratio if abs(ratio) <= _FREQUENCY_RATIO_MAX else None,
+        tai_offset_seconds=float(tai),
+        synchronised=not status & STA_UNSYNC,
+        leap_state=state if 0 <= state <= _STATES_MAX else None,
+        status_flags=status if status >= 0 else None,
     )
 
 

@@ -55,13 +55,13 @@ def parse_record(data: bytes) -> KmsgRecord:
     body = data[head.end() : end if end >= 0 else len(data)]
     flags = head[4]
     return KmsgRecord(
-        prefix >> 3,
-        prefix & 7,
-        int(head[2]),
-        int(head[3]),
-        b"c" in flags or b"+" in flags,
-        _text(body),
-        _device(data[end:]) if end >= 0 and len(data) > end + 1 else "",
+        facility=prefix >> 3,
+        level=prefix & 7,
+        sequence=int(head[2]),
+        microseconds=int(head[3]),
+        is_fragment=b"c" in flags or b"+" in flags,
+        text=_text(body),
+        device=_device(data[end:]) if end >= 0 and len(data) > end + 1 else "",
     )
 
 

@@ -154,12 +154,24 @@ def parse_smart_page(page: bytes) -> SmartLog | None:
     # Virtual drives report 0 for both, which does not mean worn out
     reports_spare = bool(spare or threshold)
     return SmartLog(
-        warning, _celsius(kelvin), _percent(spare) if reports_spare else None, _percent(threshold) if reports_spare else None,
-        used / 100,
-        _times(read, _DATA_UNIT_BYTES), _times(written, _DATA_UNIT_BYTES), _times(busy_minutes, 60),
-        cycles, _times(hours, 3600), unsafe, media, errors,
-        _times(warm_minutes, 60), _times(hot_minutes, 60), light, heavy,
-    )  # fmt: skip
+        critical_warning=warning,
+        temperature_celsius=_celsius(kelvin),
+        spare_ratio=_percent(spare) if reports_spare else None,
+        spare_threshold_ratio=_percent(threshold) if reports_spare else None,
+        used_ratio=used / 100,
+        read_bytes=_times(read, _DATA_UNIT_BYTES),
+        written_bytes=_times(written, _DATA_UNIT_BYTES),
+        busy_seconds=_times(busy_minutes, 60),
+        power_cycles=cycles,
+        power_on_seconds=_times(hours, 3600),
+        unsafe_shutdowns=unsafe,
+        media_errors=media,
+        error_log_entries=errors,
+        warning_temperature_seconds=_times(warm_minutes, 60),
+        critical_temperature_seconds=_times(hot_minutes, 60),
+        light_throttles=light,
+        heavy_throttles=heavy,
+    )
 
 
 def _counter(raw: bytes) -> int | None:

@@ -77,8 +77,8 @@ def parse_express(read: Read) -> ExpressRegisters:
     )
 
 
-def _word(data: bytes, at: int) -> int:
-    return int.from_bytes(data[at : at + 2], "little")
+def _word(data: bytes, offset: int) -> int:
+    return int.from_bytes(data[offset : offset + 2], "little")
 
 
 def _size(code: int) -> int | None:

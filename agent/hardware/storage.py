@@ -98,9 +98,11 @@ def parse_mounts(data: bytes) -> list[Mount]:
         if len(before) < 6 or len(after) < 3 or before[2] in mounts:
             continue
         mounts[before[2]] = Mount(
-            unescape(before[4]), unescape(after[1]), unescape(after[0]),
+            unescape(before[4]),
+            unescape(after[1]),
+            unescape(after[0]),
             not _READ_ONLY_OPTIONS.isdisjoint(after[2].decode(errors="replace").split(",")),
-        )  # fmt: skip
+        )
     return list(mounts.values())
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -82,7 +82,11 @@ def gpus(roots: Roots, left_out: ExcludedGpus = frozenset()) -> list[HostDevice]
     finally:
         pynvml.nvmlShutdown()
     known = {device.attributes.get("pci_address") for device in devices}
-    return devices + _unresponsive_gpus(roots, known | left_out)
+    return devices + [
+        _driver_listed_gpu(roots, address, PROBLEM, "NVML does not respond for this GPU")
+        for address in driver_gpus(roots.proc)
+        if address not in known | left_out
+    ]
 
 
 def _handles(pynvml: Any, roots: Roots, left_out: frozenset[str]) -> Iterator[tuple[str, Query]]:
@@ -112,15 +116,6 @@ def _responding_gpus(pynvml: Any, roots: Roots, left_out: frozenset[str]) -> Ite
                 yield _driver_listed_gpu(
                     roots, address, HIDDEN, "no permission: let the agent open /dev/nvidia[0-9]*"
                 )
-
-
-def _unresponsive_gpus(roots: Roots, known: Container[str | None]) -> list[HostDevice]:
-    """Return the GPUs that the kernel's driver lists and NVML does not report."""
-    return [
-        _driver_listed_gpu(roots, address, PROBLEM, "NVML does not respond for this GPU")
-        for address in driver_gpus(roots.proc)
-        if address not in known
-    ]
 
 
 def _driver_listed_gpu(roots: Roots, address: str, attribute: str, message: str) -> HostDevice:

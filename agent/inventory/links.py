@@ -224,7 +224,7 @@ def _kinds_by_netlink() -> dict[str, dict[str, str]]:
     return attributes_by_link
 
 
-def _query_netlink(found: dict[str, dict[str, str]]) -> None:
+def _query_netlink(links: dict[str, dict[str, str]]) -> None:
     from pyroute2 import IPRoute
 
     with IPRoute() as route:
@@ -235,4 +235,4 @@ def _query_netlink(found: dict[str, dict[str, str]]) -> None:
             number = data.get_attr("IFLA_VLAN_ID") if data else None
             attributes = {"link": kind or "", "vlan": "" if number is None else str(number)}
             name = message.get_attr("IFLA_IFNAME")
-            found[name] = {key: value for key, value in attributes.items() if value}
+            links[name] = {key: value for key, value in attributes.items() if value}

@@ -98,32 +98,32 @@ class LineRule:
         }
         device = self._device(groups, attributes)
         parsed = ParsedLine(
-            self.name,
-            self._code(groups),
-            device,
-            attributes.get(self.scope, "") if self.scope else "",
-            self.part,
-            f"{self.group} {device}" if self.group else "",
-            number(groups.get("count"), 1),
-            number(groups.get("pid"), 0),
-            printable(groups.get("comm", ""), NAME_CHARACTERS_MAX),
-            {**attributes, **self.attributes},
+            name=self.name,
+            code=self._code(groups),
+            device=device,
+            scope=attributes.get(self.scope, "") if self.scope else "",
+            part=self.part,
+            group=f"{self.group} {device}" if self.group else "",
+            occurrences=number(groups.get("count"), 1),
+            process_id=number(groups.get("pid"), 0),
+            process_name=printable(groups.get("comm", ""), NAME_CHARACTERS_MAX),
+            attributes={**attributes, **self.attributes},
         )
         return self.finish(parsed) if self.finish else parsed
 
-    def _device(self, found: Mapping[str, str], attributes: dict[str, str]) -> str:
-        address = pci_address(found["pci"]) if "pci" in found else ""
-        if "device" not in found:
+    def _device(self, groups: Mapping[str, str], attributes: dict[str, str]) -> str:
+        address = pci_address(groups["pci"]) if "pci" in groups else ""
+        if "device" not in groups:
             return address or "host"
         if address:
             attributes["pci_address"] = address
-        return printable(found["device"], NAME_CHARACTERS_MAX) or "host"
+        return printable(groups["device"], NAME_CHARACTERS_MAX) or "host"
 
-    def _code(self, found: Mapping[str, str]) -> int:
+    def _code(self, groups: Mapping[str, str]) -> int:
         if self.codes is not None:
             group, codes = self.codes
-            return codes.get(found.get(group, "").lower(), self.code)
-        return number(found.get("code"), self.code)
+            return codes.get(groups.get(group, "").lower(), self.code)
+        return number(groups.get("code"), self.code)
 
 
 def rule(name: str, substring: str, pattern: str, **more: object) -> LineRule:

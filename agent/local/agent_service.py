@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
@@ -95,11 +95,8 @@ def _address(name: str, known: Mapping[str, str]) -> str:
     for address, uuid in known.items():
         if uuid.lower() == name.lower():
             return address
-    raise NotAGpu(f"{name}: this host has no such GPU; it has {_format_gpus(known.items())}")
-
-
-def _format_gpus(gpus: Iterable[tuple[str, str]]) -> str:
-    return ", ".join(f"{address} {uuid}".strip() for address, uuid in gpus) or "none"
+    gpus = ", ".join(f"{address} {uuid}".strip() for address, uuid in known.items()) or "none"
+    raise NotAGpu(f"{name}: this host has no such GPU; it has {gpus}")
 
 
 Request = TypeVar("Request", bound=Message)

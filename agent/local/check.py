@@ -145,21 +145,21 @@ def _verdict(fields: dict[str, Any] | None) -> dict[str, Any] | None:
     }
 
 
-def _unread(one: dict[str, Any]) -> dict[str, Any]:
+def _unread(source: dict[str, Any]) -> dict[str, Any]:
     return {
-        "outcome": printable(one["outcome"]),
-        "words": printable(one["words"]),
-        "names": [printable(name) for name in _checked_list(one["names"], NAMES_MAX)],
+        "outcome": printable(source["outcome"]),
+        "words": printable(source["words"]),
+        "names": [printable(name) for name in _checked_list(source["names"], NAMES_MAX)],
     }
 
 
-def _finding(one: dict[str, Any]) -> dict[str, Any]:
-    fields: dict[str, Any] = {key: printable(one[key]) for key in FINDING_TEXTS}
+def _finding(finding: dict[str, Any]) -> dict[str, Any]:
+    fields: dict[str, Any] = {key: printable(finding[key]) for key in FINDING_TEXTS}
     for key in ("since_ns", "confirmed_ns", "count"):
-        fields[key] = _checked_ns(one[key])
-    if type(one["enforceable"]) is not bool:
+        fields[key] = _checked_ns(finding[key])
+    if type(finding["enforceable"]) is not bool:
         raise TypeError
-    fields["enforceable"] = one["enforceable"]
+    fields["enforceable"] = finding["enforceable"]
     return fields
 
 

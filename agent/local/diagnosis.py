@@ -39,9 +39,13 @@ NAMES_SHOWN = 4
 LIBRARY = "libnvidia-ml.so.1"
 #: Library folders of distributions, NVIDIA's runfile and NVIDIA's container runtime.
 LIBRARY_FOLDERS = (
-    "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/nvidia/lib64",
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/nvidia/lib64",
     "/run/nvidia/driver/usr/lib/x86_64-linux-gnu",
-)  # fmt: skip
+)
 _LIBRARY_VERSION = re.compile(r"libnvidia-ml\.so\.(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?)")
 #: Capability of the unit -> its number in include/uapi/linux/capability.h, and the loss without it.
 CAPABILITIES = {
@@ -141,9 +145,11 @@ def check_agent(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
     """Check that the agent runs, and in the installed version."""
     if host.status is None:
         yield DiagnosisResult(
-            PROBLEM, "agent", host.no_agent_reason,
+            PROBLEM,
+            "agent",
+            host.no_agent_reason,
             "systemctl enable --now gangline-agent; why it does not start: journalctl -u gangline-agent",
-        )  # fmt: skip
+        )
         return
     running, installed = host.status["agent_version"], version()
     agent = host.agent
@@ -174,9 +180,11 @@ def check_aggregator(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
         return
     waiting = f"; {agent['waiting_frames']} frames wait here" if agent else ""
     yield DiagnosisResult(
-        PROBLEM, "aggregator", f"{target} cannot be reached{since}: {error}{waiting}",
+        PROBLEM,
+        "aggregator",
+        f"{target} cannot be reached{since}: {error}{waiting}",
         "is `aggregator` in the settings right, and there: systemctl status gangline-aggregator",
-    )  # fmt: skip
+    )
 
 
 def check_certificate(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
@@ -199,9 +207,11 @@ def check_certificate(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
     for file in filter(None, (config.tls_key_file, config.token_file)):
         if not Path(file).exists():
             yield DiagnosisResult(
-                PROBLEM, "certificate", f"{file} does not exist, or is hidden from this user",
+                PROBLEM,
+                "certificate",
+                f"{file} does not exist, or is hidden from this user",
                 f"install -m 0600 -o gangline YOUR_FILE {file}",
-            )  # fmt: skip
+            )
 
 
 def _certificate_result(file: Path, wall_seconds: float) -> DiagnosisResult:
@@ -278,8 +288,11 @@ def check_clock(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
         return
     if not state.synchronised:
         yield DiagnosisResult(
-            PROBLEM, "clock", "not synchronized: no NTP, chrony or PTP runs", "timedatectl set-ntp true, or: systemctl enable --now chronyd",
-        )  # fmt: skip
+            PROBLEM,
+            "clock",
+            "not synchronized: no NTP, chrony or PTP runs",
+            "timedatectl set-ntp true, or: systemctl enable --now chronyd",
+        )
         return
     error_max = state.error_max_seconds
     within = "" if error_max is None else f", off by {error_max * 1e3:.0f} ms at most"
@@ -335,9 +348,12 @@ def check_gpus(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
         yield DiagnosisResult(OK, "gpus", f"{len(gpus)}, driver {loaded}")
     if library and library != loaded:
         yield DiagnosisResult(
-            PROBLEM, "driver", f"the kernel has driver {loaded} loaded, and {LIBRARY} is of {library}: no GPU can be read until they agree",
+            PROBLEM,
+            "driver",
+            f"the kernel has driver {loaded} loaded, and {LIBRARY} is of {library}: no GPU can be "
+            "read until they agree",
             "when no job runs: gangline release; rmmod nvidia_drm nvidia_modeset nvidia_uvm nvidia; modprobe nvidia; gangline resume. Or reboot",
-        )  # fmt: skip
+        )
 
 
 def check_sources(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
@@ -380,13 +396,20 @@ def check_capabilities(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
         yield DiagnosisResult(OK, "capabilities", "all that the unit grants")
     elif host.agent is None:
         yield DiagnosisResult(
-            NOTE, "capabilities", "this command has fewer than the agent: the agent may read what this command cannot", "sudo gangline doctor",
-        )  # fmt: skip
+            NOTE,
+            "capabilities",
+            "this command has fewer than the agent: the agent may read what this command cannot",
+            "sudo gangline doctor",
+        )
     else:
         for name, lost in missing.items():
             yield DiagnosisResult(
-                BLIND, "capabilities", f"without {name}: {lost}", f"AmbientCapabilities={name} and CapabilityBoundingSet={name} (systemctl edit gangline-agent)",
-            )  # fmt: skip
+                BLIND,
+                "capabilities",
+                f"without {name}: {lost}",
+                f"AmbientCapabilities={name} and CapabilityBoundingSet={name} (systemctl edit "
+                "gangline-agent)",
+            )
 
 
 def check_selinux(host: DiagnosedHost) -> Iterator[DiagnosisResult]:

@@ -221,13 +221,13 @@ class HostStatus:
         findings.event_findings.changed = False
         self._state_file.save(
             FindingsState(
-                self._boot_id,
-                findings.event_findings.watched_since_ns,
-                now_ns,
-                tuple(findings.event_findings.events()),
-                dict(findings.reset_detector.last_reset_ns),
-                dict(findings.reset_detector.energy_joules),
-                findings.once_well(),
+                boot_id=self._boot_id,
+                watched_since_ns=findings.event_findings.watched_since_ns,
+                watched_until_ns=now_ns,
+                events=tuple(findings.event_findings.events()),
+                resets_ns=dict(findings.reset_detector.last_reset_ns),
+                energy_joules=dict(findings.reset_detector.energy_joules),
+                once_well=findings.once_well(),
             )
         )
 

@@ -134,7 +134,21 @@ class ProbeTables:
 
         *released*: addresses of released GPUs; None: all GPUs.
         """
-        all_states = [*map(_released_state, released), *states]
+        released_states = [
+            DeviceState(
+                group=GPU,
+                device=device or "",
+                collector="",
+                state=QuarantineState.RELEASED,
+                call="",
+                hung_seconds=0.0,
+                abandoned_count=0,
+                next_try_ns=0,
+                message="",
+            )
+            for device in released
+        ]
+        all_states = [*released_states, *states]
         if not all_states:
             return []
         rows = {
@@ -155,10 +169,6 @@ class ProbeTables:
         for row, state in enumerate(gpus.values()):
             self._gpu.put_float(0, row, state.hung_seconds)
         return [block for block in (self._probe, self._gpu) if block.rows]
-
-
-def _released_state(device: str | None) -> DeviceState:
-    return DeviceState(GPU, device or "", "", QuarantineState.RELEASED, "", 0.0, 0, 0, "")
 
 
 def _with_rows(block: Block, names: Sequence[str]) -> Block:

@@ -246,13 +246,15 @@ class Quarantine:
         for quarantined in [*self.units.values(), *recently_recovered]:
             group, device, collector = quarantined.unit
             yield DeviceState(
-                group,
-                device,
-                quarantined.collector if device else collector,
-                quarantined.state,
-                quarantined.call,
-                quarantined.hung_ns / 1e9,
-                self.abandoned_total(quarantined.unit),
-                quarantined.next_try_ns if quarantined.state is not QuarantineState.WELL else 0,
-                quarantined.message,
+                group=group,
+                device=device,
+                collector=quarantined.collector if device else collector,
+                state=quarantined.state,
+                call=quarantined.call,
+                hung_seconds=quarantined.hung_ns / 1e9,
+                abandoned_count=self.abandoned_total(quarantined.unit),
+                next_try_ns=quarantined.next_try_ns
+                if quarantined.state is not QuarantineState.WELL
+                else 0,
+                message=quarantined.message,
             )

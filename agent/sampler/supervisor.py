@@ -391,15 +391,15 @@ class Supervisor:
         ] == ("", "")
         collector = "" if driver else call_state.collector
         return DeviceState(
-            process.group,
-            call_state.device,
-            collector,
-            hung,
-            call_state.call,
-            seconds,
-            abandoned_total,
-            0,
-            message,
+            group=process.group,
+            device=call_state.device,
+            collector=collector,
+            state=hung,
+            call=call_state.call,
+            hung_seconds=seconds,
+            abandoned_count=abandoned_total,
+            next_try_ns=0,
+            message=message,
         )
 
     def _replace_silent(
@@ -566,5 +566,11 @@ def _report_event(
 ) -> ReportEvent:
     group, device, _ = unit
     return ReportEvent(
-        kind, group, device, call_state.collector, call_state.call, duration_ns / 1e9, message
+        kind=kind,
+        group=group,
+        device=device,
+        collector=call_state.collector,
+        call=call_state.call,
+        seconds=duration_ns / 1e9,
+        message=message,
     )

@@ -145,8 +145,8 @@ class SpoolSegment:
                 self._release(index)
         return before - self.waiting_frames
 
-    def _release(self, at: int) -> None:
-        self._frames[at] = b""
+    def _release(self, index: int) -> None:
+        self._frames[index] = b""
 
     def read(self, sequences: Sequence[int]) -> list[tuple[int, bytes | None]]:
         """Return these frames; None for a damaged frame. Raises OSError."""
@@ -280,7 +280,7 @@ class FileSegment(SpoolSegment):
         with suppress(OSError):
             os.ftruncate(self._descriptor, self.size_bytes)
 
-    def _release(self, at: int) -> None:
+    def _release(self, index: int) -> None:
         pass  # the file is deleted as a whole
 
     def read(self, sequences: Sequence[int]) -> list[tuple[int, bytes | None]]:

@@ -274,7 +274,14 @@ def _list(options: argparse.Namespace, path: Path) -> int:
         return OK
     rows = [("ID", "ROLE", "NAME", "MADE", "UNTIL", "")]
     rows += [
-        (token.id, token.role, token.name, _day(token.made), _day(token.until), _state(token, now))
+        (
+            token.id,
+            token.role,
+            token.name,
+            _day(token.made),
+            _day(token.until),
+            "has run out" if now >= token.until else "",
+        )
         for token in tokens
     ]
     print(table(rows))
@@ -303,10 +310,6 @@ def _revoke(options: argparse.Namespace, path: Path) -> int:
 
 def _day(seconds: int) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(seconds))
-
-
-def _state(token: Token, now: float) -> str:
-    return "has run out" if now >= token.until else ""
 
 
 def _token_parser() -> argparse.ArgumentParser:

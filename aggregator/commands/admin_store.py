@@ -71,9 +71,12 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
 def add_data_option(parser: argparse.ArgumentParser) -> None:
     """Add --data."""
     parser.add_argument(
-        "--data", type=Path, default=DATA_DEFAULT, metavar="DIR",
+        "--data",
+        type=Path,
+        default=DATA_DEFAULT,
+        metavar="DIR",
         help=f"the aggregator's folder (default: {DATA_DEFAULT})",
-    )  # fmt: skip
+    )
 
 
 def caller_name(text: str) -> str:
@@ -165,7 +168,14 @@ def _held_view(
 
     micros = file.stood_still_microseconds
     return ConsistentView(
-        data, True, file.wal_bytes, file.wall_time_ns, journal, answers, micros, check
+        data=data,
+        is_running=True,
+        wal_bytes=file.wal_bytes,
+        as_of_ns=file.wall_time_ns,
+        journal=journal,
+        answers=answers,
+        paused_microseconds=micros,
+        check=check,
     )
 
 
@@ -279,20 +289,19 @@ def restore_main(arguments: list[str]) -> int:
 def _run_restore(options: argparse.Namespace) -> int:
     with ProgressBar(quiet=options.json) as progress:
         done = restore(options.source, options.data, progress, force=options.force)
-    print(
-        json_object(_restore_document(done, options.data))
-        if options.json
-        else _print_restore(done, options.data)
-    )
+    if options.json:
+        document = {
+            "data": str(options.data),
+            "backup": str(done.backup),
+            "as_of": done.manifest.as_of,
+            "as_of_ns": done.manifest.as_of_ns,
+            "rows": done.manifest.rows,
+            "replaced": str(done.replaced) if done.replaced else None,
+        }
+        print(json_object(document))
+    else:
+        print(_print_restore(done, options.data))
     return OK
-
-
-def _restore_document(done: RestoreResult, data: Path) -> dict[str, object]:
-    return {
-        "data": str(data), "backup": str(done.backup), "as_of": done.manifest.as_of,
-        "as_of_ns": done.manifest.as_of_ns, "rows": done.manifest.rows,
-        "replaced": str(done.replaced) if done.replaced else None,
-    }  # fmt: skip
 
 
 def _print_restore(done: RestoreResult, data: Path) -> str:
@@ -314,13 +323,20 @@ def _restore_parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 done, 1 failed and nothing was changed, 2 wrong usage",
     )
     parser.add_argument(
-        "--from", dest="source", type=Path, required=True, metavar="DIR",
+        "--from",
+        dest="source",
+        type=Path,
+        required=True,
+        metavar="DIR",
         help="a backup, or the folder of `backup --to` (the newest is used)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--data", type=Path, default=DATA_DEFAULT, metavar="DIR",
+        "--data",
+        type=Path,
+        default=DATA_DEFAULT,
+        metavar="DIR",
         help=f"the data folder (default: {DATA_DEFAULT})",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--force",
         action="store_true",
@@ -373,8 +389,10 @@ def _running(
                 progress.at(message.rows, message.rows_total)
                 if message.done:
                     return (
-                        message.bytes_before, message.bytes_after, message.stood_still_microseconds
-                    )  # fmt: skip
+                        message.bytes_before,
+                        message.bytes_after,
+                        message.stood_still_microseconds,
+                    )
         except grpc.RpcError as error:
             detail = str(error.details()) if hasattr(error, "details") else ""
             if "compacted" in detail:
@@ -422,7 +440,16 @@ def _run_verify(options: argparse.Namespace) -> int:
         else:
             what, report = str(options.data), _store(options, progress)
     if options.json:
-        print(json_object({"verified": what, **_verify_document(report)}))
+        document = {
+            "verified": what,
+            "schema_version": report.schema_version,
+            "tables": report.tables,
+            "rows": report.rows,
+            "frames": report.frames,
+            "parquet_files": report.parquet_files,
+            "wrong": report.problems,
+        }
+        print(json_object(document))
     else:
         print(_print_verify(what, report))
     return FAILED if report.problems else OK
@@ -485,21 +512,15 @@ def _read(file: Path, folder: Path, spill: Path, progress: ProgressBar) -> Verif
     return verify.verify_store(file, folder, spill, lambda _, done, total: progress.at(done, total))
 
 
-def _verify_document(found: VerifyReport) -> dict[str, object]:
-    return {
-        "schema_version": found.schema_version, "tables": found.tables, "rows": found.rows,
-        "frames": found.frames, "parquet_files": found.parquet_files, "wrong": found.problems,
-    }  # fmt: skip
-
-
-def _print_verify(what: str, found: VerifyReport) -> str:
+def _print_verify(what: str, report: VerifyReport) -> str:
     line = (
-        f"{what}: version {found.schema_version}, {found.tables} tables and {found.parquet_files} Parquet "
-        f"files, {found.rows:,} rows, {found.frames:,} frames on the ledger"
+        f"{what}: version {report.schema_version}, {report.tables} tables and "
+        f"{report.parquet_files} Parquet "
+        f"files, {report.rows:,} rows, {report.frames:,} frames on the ledger"
     )
-    if not found.problems:
+    if not report.problems:
         return f"{line}: all read back, nothing is wrong"
-    return "\n".join([line, *(f"WRONG: {problem}" for problem in found.problems)])
+    return "\n".join([line, *(f"WRONG: {problem}" for problem in report.problems)])
 
 
 def _verify_parser() -> argparse.ArgumentParser:
@@ -514,9 +535,12 @@ def _verify_parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 all is well, 1 something is wrong, 2 wrong usage, 3 no aggregator answers",
     )
     parser.add_argument(
-        "backup", nargs="?", type=Path, metavar="BACKUP",
+        "backup",
+        nargs="?",
+        type=Path,
+        metavar="BACKUP",
         help="a backup, or a folder of backups (the newest is used); default: the store in --data",
-    )  # fmt: skip
+    )
     add_store_options(parser)
     parser.add_argument(
         "--scratch",

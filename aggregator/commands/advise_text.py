@@ -118,9 +118,9 @@ def unavailable_lines(answer: wire.ListAdvisoriesResponse) -> list[str]:
     return lines
 
 
-def _line(one: wire.UnavailableNode) -> str:
-    host, until = one.node.removeprefix("nodes/"), one.expire_time.ToDatetime()
-    return f"{host:<24} until {until:%Y-%m-%d %H:%M} UTC  {one.actor}: {one.reason}"
+def _line(report: wire.UnavailableNode) -> str:
+    host, until = report.node.removeprefix("nodes/"), report.expire_time.ToDatetime()
+    return f"{host:<24} until {until:%Y-%m-%d %H:%M} UTC  {report.actor}: {report.reason}"
 
 
 def hosts_text(count: int) -> str:
@@ -160,19 +160,25 @@ def list_text(answer: wire.ListAdvisoriesResponse) -> str:
     rows = [("name", "subject", "action", "state", "waiting", "acting", "why")]
     rows += [
         (
-            _short(advisory.name), advisory.subject, enum_name(wire.Action, advisory.action),
-            enum_name(wire.AdvisoryState, advisory.state), f"{advisory.cost_of_waiting_gpu_hours:,.1f}",
-            f"{advisory.cost_of_acting_gpu_hours:,.1f}", advisory.reason_text,
+            _short(advisory.name),
+            advisory.subject,
+            enum_name(wire.Action, advisory.action),
+            enum_name(wire.AdvisoryState, advisory.state),
+            f"{advisory.cost_of_waiting_gpu_hours:,.1f}",
+            f"{advisory.cost_of_acting_gpu_hours:,.1f}",
+            advisory.reason_text,
         )
         for advisory in answer.advisories
-    ]  # fmt: skip
+    ]
     lines.append(table(rows, right=RIGHT))
     return "\n".join(
         [
-            *lines, "", "costs are GPU-hours; `gangline advise show NAME` shows the sums",
+            *lines,
+            "",
+            "costs are GPU-hours; `gangline advise show NAME` shows the sums",
             *_other_lines(answer),
         ]
-    )  # fmt: skip
+    )
 
 
 def _other_lines(answer: wire.ListAdvisoriesResponse) -> list[str]:
@@ -313,19 +319,20 @@ def what_if_text(answer: wire.EvaluateRuleResponse) -> str:
     return "\n".join([*lines, table(rows)])
 
 
-def _why(one: wire.Advisory) -> str:
+def _why(advisory: wire.Advisory) -> str:
     """Return the reason for the state; "" if it is printed above."""
-    reason = one.state_text.removesuffix(one.reason_text).removesuffix(": ")
+    reason = advisory.state_text.removesuffix(advisory.reason_text).removesuffix(": ")
     return f": {reason}" if reason else ""
 
 
-def _lease(one: wire.Advisory) -> str:
+def _lease(advisory: wire.Advisory) -> str:
     """Return the owner's remaining steps after acceptance."""
-    if one.state != wire.ACCEPTED:
+    if advisory.state != wire.ACCEPTED:
         return ""
-    name = _short(one.name)
+    name = _short(advisory.name)
     return (
-        f", until {_at(one.lease_expire_time)}: carry it out, then `gangline advise done {name}` or `failed {name}`; "
+        f", until {_at(advisory.lease_expire_time)}: carry it out, then `gangline advise done "
+        f"{name}` or `failed {name}`; "
         f"`accept {name}` again, or `--for 8h` with it, keeps it"
     )
 
@@ -334,8 +341,8 @@ def _short(name: str) -> str:
     return name.removeprefix("advisories/")
 
 
-def _plural(count: int, one: str, more: str = "") -> str:
-    return f"{count} {one if count == 1 else more or one + 's'}"
+def _plural(count: int, singular: str, more: str = "") -> str:
+    return f"{count} {singular if count == 1 else more or singular + 's'}"
 
 
 def _yes(value: bool) -> str:

@@ -88,11 +88,11 @@ def _messages(stored: wire.StoredDecision) -> tuple[Any, Any]:
     return request_type.FromString(stored.request), answer
 
 
-def _part(one: wire.DecisionInput) -> bytes:
+def _part(part: wire.DecisionInput) -> bytes:
     try:
-        return checked_part(one.digest, one.data)
+        return checked_part(part.digest, part.data)
     except InputsError as error:
-        raise CommandError(f"input {one.digest}: {error}", FAILED) from error
+        raise CommandError(f"input {part.digest}: {error}", FAILED) from error
 
 
 def _replay_line(stored: wire.StoredDecision, parts: Sequence[bytes]) -> tuple[bool, str]:
@@ -224,9 +224,12 @@ def request_lines(request: Any, names: Sequence[str]) -> list[str]:
     if gang.survival_min:
         phrases.append(f"survival at least {gang.survival_min:.4g}")
     for name, title in (
-        ("node_index", "nodes"), ("current_node_index", "now on"), ("failed_node_index", "failed"),
-        ("suspect_node_index", "suspected"), ("hot_spare_node_index", "hot spares"),
-    ):  # fmt: skip
+        ("node_index", "nodes"),
+        ("current_node_index", "now on"),
+        ("failed_node_index", "failed"),
+        ("suspect_node_index", "suspected"),
+        ("hot_spare_node_index", "hot spares"),
+    ):
         if nodes := list(getattr(request, name, ())):
             phrases.append(f"{title} {' '.join(fold_names([names[index] for index in nodes]))}")
     candidates = getattr(request, "candidates", None)

@@ -117,42 +117,62 @@ def _parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 done, 1 failed, 2 wrong usage",
     )
     parser.add_argument(
-        "events", type=Path, metavar="EVENTS.json",
+        "events",
+        type=Path,
+        metavar="EVENTS.json",
         help="a list of {node_id, event_time (days), event_type (fault_start, fault_end), fault_type {Level, Class, Desc}}",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--train-until", type=_whole(1, 10_000), required=True, metavar="DAY",
+        "--train-until",
+        type=_whole(1, 10_000),
+        required=True,
+        metavar="DAY",
         help="the last training day; days count from 0, or from --from",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--from", dest="from_day", type=_whole(0, 10_000), default=0, metavar="DAY",
+        "--from",
+        dest="from_day",
+        type=_whole(0, 10_000),
+        default=0,
+        metavar="DAY",
         help=(
             "the day of the file on which its recording begins, if not 0. This day becomes day "
             "0, also for --train-until; faults that ended earlier are ignored"
         ),
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--nodes", type=_whole(1, NODES_MAX), metavar="N",
+        "--nodes",
+        type=_whole(1, NODES_MAX),
+        metavar="N",
         help=(
             "nodes of the fleet, including nodes that never failed and are not in the file "
             "(default: from the file's name, ..._400_nodes_...; else the nodes in the file)"
         ),
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--gang-nodes", type=_whole(1, NODES_MAX), metavar="N",
+        "--gang-nodes",
+        type=_whole(1, NODES_MAX),
+        metavar="N",
         help="nodes of the job that a fault interrupts (default: the whole fleet)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--lost-hours", type=_hours, default=1.0, metavar="H",
+        "--lost-hours",
+        type=_hours,
+        default=1.0,
+        metavar="H",
         help=(
             "hours that each of these nodes loses: detect, decide, restart, half a checkpoint "
             "interval (default: 1, assumed)"
         ),
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--bootstrap", dest="draws", type=_whole(2, DRAWS_MAX), default=200, metavar="N",
+        "--bootstrap",
+        dest="draws",
+        type=_whole(2, DRAWS_MAX),
+        default=200,
+        metavar="N",
         help="bootstrap samples of the fleet for the intervals (default: 200)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--seed", type=_whole(0, 2**32), default=1, help="seed of the bootstrap samples"
     )

@@ -211,9 +211,13 @@ class KubernetesSite(SchedulerSite):
     def _kueue(self) -> KueueController:
         kubernetes, settings = self._kubernetes, self._settings
         return KueueController(
-            ApiServer(self._access), kubernetes.current_nodes, kubernetes.out_of_service, kubernetes.current_pods,
-            gpu_resources=settings.gpu_resources, select_bucket=settings.kueue_select_bucket,
-        )  # fmt: skip
+            ApiServer(self._access),
+            kubernetes.current_nodes,
+            kubernetes.out_of_service,
+            kubernetes.current_pods,
+            gpu_resources=settings.gpu_resources,
+            select_bucket=settings.kueue_select_bucket,
+        )
 
     def undo_companions(self) -> list[str]:
         """Release the workloads that wait for the companions."""
@@ -367,9 +371,12 @@ def _serve(options: argparse.Namespace, site: SchedulerSite, names: NodeNames) -
         launchers.start()
         figures.has_lease = not options.shadow
         log.info(
-            "executor %s %s: aggregator %s, ledger %s", config.cluster,
-            "shadow mode: nothing is changed" if options.shadow else "acts", connection_options.aggregator, ledger.place,
-        )  # fmt: skip
+            "executor %s %s: aggregator %s, ledger %s",
+            config.cluster,
+            "shadow mode: nothing is changed" if options.shadow else "acts",
+            connection_options.aggregator,
+            ledger.place,
+        )
         companions = () if options.shadow else site.companions(channel, names)
         with closing(client), closing(launchers), running(companions):
             executor.run()
@@ -386,7 +393,9 @@ def serving_metrics(address: str, figures: ExecutorFigures) -> Iterator[None]:
     try:
         server = MetricsThread(host, int(port), figures.render)
     except OSError as error:
-        raise CommandError(f"metrics_listen = {address}: {error.strerror or error}; name a free port", FAILED) from error  # fmt: skip
+        raise CommandError(
+            f"metrics_listen = {address}: {error.strerror or error}; name a free port", FAILED
+        ) from error
     try:
         yield
     finally:
@@ -439,7 +448,11 @@ def _extend(config: KubernetesConfig, names: NodeNames) -> int:
     try:
         asyncio.run(run())
     except OSError as error:
-        print(f"gangline executor: extender_listen = {config.extender_listen}: {os.strerror(error.errno or 0)}", file=sys.stderr)  # fmt: skip
+        print(
+            f"gangline executor: extender_listen = {config.extender_listen}: "
+            f"{os.strerror(error.errno or 0)}",
+            file=sys.stderr,
+        )
         return FAILED
     return OK
 
@@ -507,12 +520,16 @@ def _ledger_finding(folder: Path) -> DoctorFinding:
     parent = next(path for path in (folder, *folder.parents) if path.exists())
     if not folder.exists() and (os.geteuid() == 0 or not os.access(parent, os.W_OK)):
         return DoctorFinding(
-            DoctorLevel.NOTE, f"ledger: {folder} does not exist yet; the unit creates it, or create it for the user of the executor",
-        )  # fmt: skip
+            DoctorLevel.NOTE,
+            f"ledger: {folder} does not exist yet; the unit creates it, or create it for the user "
+            "of the executor",
+        )
     if os.geteuid() == 0 and folder.stat().st_uid != 0:
         return DoctorFinding(
-            DoctorLevel.NOTE, f"ledger: {folder} belongs to another user; run doctor as the user of the executor to test it",
-        )  # fmt: skip
+            DoctorLevel.NOTE,
+            f"ledger: {folder} belongs to another user; run doctor as the user of the executor to "
+            "test it",
+        )
     try:
         with locked(folder):
             ExecutorLedger(folder / LEDGER_FILE).save()
@@ -558,7 +575,7 @@ def _parser() -> argparse.ArgumentParser:
             "mirror file, in a separate process. Exit codes: 0 done, 1 failed, 2 wrong usage, "
             "3 no aggregator answers"
         ),
-    )  # fmt: skip
+    )
     parser.add_argument("scheduler", choices=list(SITES), help="which scheduler")
     parser.add_argument("what", nargs="?", choices=SUBCOMMANDS, default="run", help="default: run")
     parser.add_argument(
@@ -570,12 +587,14 @@ def _parser() -> argparse.ArgumentParser:
         "--all", action="store_true", help="undo: remove everything that executors set"
     )
     parser.add_argument(
-        "--try", dest="attempt", action="store_true",
+        "--try",
+        dest="attempt",
+        action="store_true",
         help=(
             "doctor: test whether marks can be set; in Slurm with a reservation that begins "
             "tomorrow and is deleted at once, in Kubernetes with a dry run"
         ),
-    )  # fmt: skip
+    )
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings, TOML")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="one setting"

@@ -287,16 +287,16 @@ def _often(hazard_per_hour: float) -> str:
 
 
 def _evidence(
-    one: score_pb2.Contribution, number: int, now_ns: int, query_prefix: str, cost: str
+    contribution: score_pb2.Contribution, number: int, now_ns: int, query_prefix: str, cost: str
 ) -> str:
-    seconds = (now_ns - one.observe_time.ToNanoseconds()) / 1e9
+    seconds = (now_ns - contribution.observe_time.ToNanoseconds()) / 1e9
     before = f" (last seen {seconds:.0f} s ago)" if seconds >= RECENT_SECONDS else ""
-    lines = [f"{number}. {one.words}{before}"]
-    where = f"   {one.signal} of {one.device}"
-    if one.unit not in WITHOUT_VALUE:
-        where += f": {value(one)}; normal is {one.normal}"
+    lines = [f"{number}. {contribution.words}{before}"]
+    where = f"   {contribution.signal} of {contribution.device}"
+    if contribution.unit not in WITHOUT_VALUE:
+        where += f": {value(contribution)}; normal is {contribution.normal}"
     lines.append(where)
-    lines += [f"   {cost}", f"   {command(one.evidence_sql, query_prefix)}"]
+    lines += [f"   {cost}", f"   {command(contribution.evidence_sql, query_prefix)}"]
     return "\n".join(lines)
 
 
@@ -320,53 +320,60 @@ def value(one: score_pb2.Contribution) -> str:
     return f"{digits} {unit}".rstrip()
 
 
-def _is_shown(one: score_pb2.Contribution) -> bool:
+def _is_shown(contribution: score_pb2.Contribution) -> bool:
     """Return False for model features with a negligible effect; `--json` shows all."""
-    threshold = OUTCOMES_DELTA_MIN if one.signal == OUTCOMES_SIGNAL else DELTA_MIN
-    return not _is_of_model(one) or abs(one.log_hazard_delta) > threshold
+    threshold = OUTCOMES_DELTA_MIN if contribution.signal == OUTCOMES_SIGNAL else DELTA_MIN
+    return not _is_of_model(contribution) or abs(contribution.log_hazard_delta) > threshold
 
 
-def _is_of_model(one: score_pb2.Contribution) -> bool:
-    return one.signal.startswith(MODEL_SIGNAL_PREFIX)
+def _is_of_model(contribution: score_pb2.Contribution) -> bool:
+    return contribution.signal.startswith(MODEL_SIGNAL_PREFIX)
 
 
-def _moves(one: score_pb2.Contribution) -> bool:
+def _moves(contribution: score_pb2.Contribution) -> bool:
     """Return whether the evidence raises the hazard, even next to a 1,000 times larger symptom."""
-    if _is_of_model(one) or not one.hazard_delta:
-        return one.log_hazard_delta > DELTA_MIN
-    return one.hazard_delta > 0.0
+    if _is_of_model(contribution) or not contribution.hazard_delta:
+        return contribution.log_hazard_delta > DELTA_MIN
+    return contribution.hazard_delta > 0.0
 
 
-def _costs(one: score_pb2.Contribution) -> bool:
-    return _moves(one) or one.relative_speed_factor < 1.0
+def _costs(contribution: score_pb2.Contribution) -> bool:
+    return _moves(contribution) or contribution.relative_speed_factor < 1.0
 
 
-def _times_alone(one: score_pb2.Contribution, base_hazard: float) -> float:
+def _times_alone(contribution: score_pb2.Contribution, base_hazard: float) -> float:
     """Return the factor on *base_hazard* (no symptoms) if this were the only evidence."""
-    if one.hazard_delta > 0.0 and not _is_of_model(one):
-        return 1.0 + one.hazard_delta / base_hazard
-    return math.exp(one.log_hazard_delta)
+    if contribution.hazard_delta > 0.0 and not _is_of_model(contribution):
+        return 1.0 + contribution.hazard_delta / base_hazard
+    return math.exp(contribution.log_hazard_delta)
 
 
 def _cost(
-    one: score_pb2.Contribution, base_hazard: float, *, confirms: bool, several: bool, broken: bool
+    contribution: score_pb2.Contribution,
+    base_hazard: float,
+    *,
+    confirms: bool,
+    several: bool,
+    broken: bool,
 ) -> str:
     """Format the cost of the evidence. *several*: other symptoms also raise the hazard."""
     costs = []
     if broken:
         costs.append("the whole score: it is broken now")
-    elif _moves(one):
-        likely = f"a fault is {_times(_times_alone(one, base_hazard))} as likely"
-        likely += " with it alone" if several and not _is_of_model(one) else ""
-        lost = f"{-one.score_delta:.4f}"
+    elif _moves(contribution):
+        likely = f"a fault is {_times(_times_alone(contribution, base_hazard))} as likely"
+        likely += " with it alone" if several and not _is_of_model(contribution) else ""
+        lost = f"{-contribution.score_delta:.4f}"
         costs.append(f"{lost} of the score ({likely})" if float(lost) else f"little now: {likely}")
-    if one.relative_speed_factor < 1.0:
-        costs.append(f"{100 * (1 - one.relative_speed_factor):.0f} % of the speed")
-    if one.log_hazard_delta < -DELTA_MIN:
-        times = math.exp(one.log_hazard_delta)
-        return f"lowers the hazard: {one.score_delta:.4f} of the score (a fault is {_times(times)} as likely)"
+    if contribution.relative_speed_factor < 1.0:
+        costs.append(f"{100 * (1 - contribution.relative_speed_factor):.0f} % of the speed")
+    if contribution.log_hazard_delta < -DELTA_MIN:
+        times = math.exp(contribution.log_hazard_delta)
+        return f"lowers the hazard: {contribution.score_delta:.4f} of the score (a fault is {_times(times)} as likely)"
     shared = (
-        f"one cause of {one.shared_count} devices, counted once" if one.shared_count > 1 else ""
+        f"one cause of {contribution.shared_count} devices, counted once"
+        if contribution.shared_count > 1
+        else ""
     )
     if costs:
         return f"costs {' and '.join(costs)}" + (f"; {shared}" if shared else "")

@@ -127,9 +127,9 @@ def render(
     return table([shown, *rows], width, right=RIGHT, one_line=True, styles=styles)
 
 
-def _slower(one: Row, slowdowns: Mapping[str, float]) -> str:
+def _slower(row: Row, slowdowns: Mapping[str, float]) -> str:
     """Return the relative slowdown of a step; for a shared row, the slowest host's."""
-    scores = one.scores if isinstance(one, FoldedHosts) else (one,)
+    scores = row.scores if isinstance(row, FoldedHosts) else (row,)
     slowdowns_of_hosts = [slowdowns.get(host_of(score), math.nan) for score in scores]
     known = [slowdown for slowdown in slowdowns_of_hosts if not math.isnan(slowdown)]
     return f"{100 * max(known):.0f} %" if known else "-"

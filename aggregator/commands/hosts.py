@@ -280,8 +280,8 @@ def hosts_text(
     return "\n".join([render(shown, table_width(), colour=wants_colour()), *below])
 
 
-def _count(one: Row) -> int:
-    return len(one.scores) if isinstance(one, FoldedHosts) else 1
+def _count(row: Row) -> int:
+    return len(row.scores) if isinstance(row, FoldedHosts) else 1
 
 
 def _alarms(listing: ScoreListing, width: int, rows: int | None) -> list[str]:

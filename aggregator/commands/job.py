@@ -430,11 +430,13 @@ def _parser() -> argparse.ArgumentParser:
         "-o", "--output", type=Path, metavar="FILE", help="write a picture: FILE.svg or FILE.png"
     )
     parser.add_argument(
-        "--tags", type=parse_target, metavar="TARGET",
+        "--tags",
+        type=parse_target,
+        metavar="TARGET",
         help=(
             "write its hosts, verdicts and lost GPU-hours as tags to its run in an experiment "
             f"tracker: {FORMS}"
         ),
-    )  # fmt: skip
+    )
     add_options(parser)
     return parser

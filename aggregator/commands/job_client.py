@@ -100,12 +100,15 @@ def story_row(story: job_pb2.JobStory) -> Row:
         "stragglers": [verdict_row(verdict) for verdict in story.verdicts],
         "advice": [
             {
-                "advisory": advisory.advisory.removeprefix("advisories/"), "subject": advisory.subject, "state": advisory.state,
-                "action": advisory.action, "words": advisory.words,
+                "advisory": advisory.advisory.removeprefix("advisories/"),
+                "subject": advisory.subject,
+                "state": advisory.state,
+                "action": advisory.action,
+                "words": advisory.words,
             }
             for advisory in story.advice
         ],
-    }  # fmt: skip
+    }
 
 
 def _phase_rows(window: job_pb2.JobWindow, hosts: list[str]) -> Iterator[Row]:
@@ -123,18 +126,24 @@ def _phase_rows(window: job_pb2.JobWindow, hosts: list[str]) -> Iterator[Row]:
 def _pace_row(window: job_pb2.JobWindow) -> Row:
     is_change = window.change_ratio != 0.0
     return {
-        "time": _time(window.time), "pace": _number(window.pace), "step_seconds": _number(window.step_seconds),
-        "hosts_reading": len(window.node_index), "is_change": is_change,
+        "time": _time(window.time),
+        "pace": _number(window.pace),
+        "step_seconds": _number(window.step_seconds),
+        "hosts_reading": len(window.node_index),
+        "is_change": is_change,
         "change_ratio": window.change_ratio if is_change else None,
-    }  # fmt: skip
+    }
 
 
-def _rank_row(one: job_pb2.JobRank) -> Row:
+def _rank_row(rank: job_pb2.JobRank) -> Row:
     return {
-        "rank": None if one.rank < 0 else one.rank, "host": one.node.removeprefix("nodes/"),
-        "step_seconds": _number(one.step_seconds), "spread_seconds": _number(one.spread_seconds),
-        "since_seconds": _number(one.since_seconds), "steps_count": one.steps_count,
-    }  # fmt: skip
+        "rank": None if rank.rank < 0 else rank.rank,
+        "host": rank.node.removeprefix("nodes/"),
+        "step_seconds": _number(rank.step_seconds),
+        "spread_seconds": _number(rank.spread_seconds),
+        "since_seconds": _number(rank.since_seconds),
+        "steps_count": rank.steps_count,
+    }
 
 
 def _run_row(run: job_pb2.JobRun) -> Row:
@@ -146,13 +155,17 @@ def _run_row(run: job_pb2.JobRun) -> Row:
     }  # fmt: skip
 
 
-def _forecast_row(one: job_pb2.JobForecast, now: Timestamp) -> Row:
+def _forecast_row(forecast: job_pb2.JobForecast, now: Timestamp) -> Row:
     row: Row = {
-        "horizon_seconds": one.horizon_seconds, "now": _time(now), "reason": one.reason,
-        "checkpoint_reason": one.checkpoint.reason or None, "power_watts": _number(one.power_watts),
-        "power_watts_lower": _number(one.power_watts_lower), "power_watts_upper": _number(one.power_watts_upper),
-    }  # fmt: skip
-    for name, event in (("checkpoint", one.checkpoint), ("host_stall", one.host_stall)):
+        "horizon_seconds": forecast.horizon_seconds,
+        "now": _time(now),
+        "reason": forecast.reason,
+        "checkpoint_reason": forecast.checkpoint.reason or None,
+        "power_watts": _number(forecast.power_watts),
+        "power_watts_lower": _number(forecast.power_watts_lower),
+        "power_watts_upper": _number(forecast.power_watts_upper),
+    }
+    for name, event in (("checkpoint", forecast.checkpoint), ("host_stall", forecast.host_stall)):
         for part in ("at", "from", "until"):
             row[f"next_{name}_{part}"] = _time_or_none(event, part)
         row[f"next_{name}_probability"] = event.probability

@@ -240,10 +240,14 @@ ORDER BY time"""
     def _readings(self) -> str:
         """Return the start of a query, with `phases` by the rules of `ops.job_phases`."""
         shares = {
-            "compute": "compute_ratio", "wait": "wait_ratio", "stall": "host_stall_ratio",
-            "checkpoint": "checkpoint_ratio", "idle": "idle_ratio", "active": "sm_active_ratio",
+            "compute": "compute_ratio",
+            "wait": "wait_ratio",
+            "stall": "host_stall_ratio",
+            "checkpoint": "checkpoint_ratio",
+            "idle": "idle_ratio",
+            "active": "sm_active_ratio",
             "tensor": "tensor_active_ratio",
-        }  # fmt: skip
+        }
         return f"""
 WITH members AS (
     SELECT host, gpu, min(since) AS since, if(bool_or(until IS NULL), NULL, max(until)) AS until

@@ -326,7 +326,7 @@ def forecast_line(forecast: Sequence[Row]) -> str:
     return "Next: " + ", ".join(parts)
 
 
-def _onset_text(row: Row, name: str, words: str) -> str:
+def _onset_text(row: Row, name: str, phrase: str) -> str:
     """Return the time and certainty of the next onset; "" if unknown."""
     times = [row[f"next_{name}_{part}"] for part in ("at", "from", "until")]
     if None in times:
@@ -334,7 +334,7 @@ def _onset_text(row: Row, name: str, words: str) -> str:
     now = seconds_of(row["now"])
     expected, begin, end = (max(0.0, seconds_of(time) - now) for time in times)
     probability = 100 * row[f"next_{name}_probability"]
-    return f"{words} in {expected:.0f} s (90 %: {begin:.0f} to {end:.0f} s, {probability:.0f} % sure of the cadence)"
+    return f"{phrase} in {expected:.0f} s (90 %: {begin:.0f} to {end:.0f} s, {probability:.0f} % sure of the cadence)"
 
 
 def _watts_text(watts: float) -> str:

@@ -40,8 +40,11 @@ MESSAGE_CHARACTERS_MAX = 600
 
 #: Tag -> column of `ops.runs`.
 RUN_COLUMNS = {
-    "run_id": "run_id", "workload_class": "workload_class", "pace_ratio": "pace_ratio", "pace_verdict": "verdict",
-}  # fmt: skip
+    "run_id": "run_id",
+    "workload_class": "workload_class",
+    "pace_ratio": "pace_ratio",
+    "pace_verdict": "verdict",
+}
 
 _RUN = r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}"
 _MLFLOW_RUN = re.compile(_RUN, re.ASCII)
@@ -153,7 +156,9 @@ def _write_mlflow(target: TagTarget, texts: Mapping[str, str]) -> str:
         client.log_batch(target.name, tags=tags)
         place = mlflow.get_tracking_uri()
     except Exception as error:
-        raise CommandError(f"MLflow run {target.name}: {_first_line(error)}; is MLFLOW_TRACKING_URI right?", FAILED) from error  # fmt: skip
+        raise CommandError(
+            f"MLflow run {target.name}: {_first_line(error)}; is MLFLOW_TRACKING_URI right?", FAILED
+        ) from error
     return f"set {len(tags)} tags of MLflow run {target.name} at {place}"
 
 
@@ -175,7 +180,11 @@ def _write_wandb(target: TagTarget, texts: Mapping[str, str]) -> str:
             run.finish()
         offline, folder = bool(run.settings._offline), str(run.settings.sync_dir)
     except Exception as error:
-        raise CommandError(f"W&B run {target.project}/{target.name}: {_first_line(error)}; log in with `wandb login`, or set WANDB_MODE=offline", FAILED) from error  # fmt: skip
+        raise CommandError(
+            f"W&B run {target.project}/{target.name}: {_first_line(error)}; log in with `wandb "
+            "login`, or set WANDB_MODE=offline",
+            FAILED,
+        ) from error
     what = f"set {len(texts)} values in the config of W&B run {target.project}/{target.name}"
     return f"{what}, offline: wandb sync --append {folder}" if offline else what
 

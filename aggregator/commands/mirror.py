@@ -121,15 +121,20 @@ class MirrorSource:
     """Content of the file, from the aggregator and from Slurm."""
 
     def __init__(
-        self, connection_options: ConnectionOptions, with_slurm: bool, feature: str,
-        clock: Callable[[], float] = time.time, slurm_text: Callable[..., str] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        connection_options: ConnectionOptions,
+        with_slurm: bool,
+        feature: str,
+        clock: Callable[[], float] = time.time,
+        slurm_text: Callable[..., str] | None = None,
+    ) -> None:
         self._connection_options = connection_options
         self._with_slurm, self._feature, self._clock = with_slurm, feature, clock
         self._slurm_text = slurm_text or scontrol_text
         channel_options = [
-            ("grpc.max_receive_message_length", REPLY_BYTES_MAX), ("grpc.enable_retries", 0)
-        ]  # fmt: skip
+            ("grpc.max_receive_message_length", REPLY_BYTES_MAX),
+            ("grpc.enable_retries", 0),
+        ]
         self._channel = open_channel(connection_options, channel_options)
         self._score_port = score_port(connection_options, self._channel, channel_options)
         self._names_of, self._names = 0, list[str]()
@@ -223,10 +228,16 @@ def nodes_of(reply: score_pb2.ScoreNodesResponse, names: list[str]) -> list[Mirr
         ready = bool(reply.allowed_bitmap[position >> 3] >> (position & 7) & 1)
         nodes.append(
             MirrorNode(
-                names[index], min(bucket, BUCKETS - 1), ready, score, hazard, speed,
-                STATES.get(state, "UNKNOWN"), REASONS.get(reason, ""),
+                name=names[index],
+                bucket=min(bucket, BUCKETS - 1),
+                ready=ready,
+                score=score,
+                hazard_per_hour=hazard,
+                relative_speed=speed,
+                state=STATES.get(state, "UNKNOWN"),
+                reason=REASONS.get(reason, ""),
             )
-        )  # fmt: skip
+        )
     return nodes
 
 
@@ -235,9 +246,12 @@ def scontrol_text(*arguments: str) -> str:
     command = ["scontrol", *arguments]
     try:
         done = subprocess.run(
-            command, capture_output=True, check=False, timeout=SLURM_DEADLINE_SECONDS,
+            command,
+            capture_output=True,
+            check=False,
+            timeout=SLURM_DEADLINE_SECONDS,
             stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
     except FileNotFoundError as error:
         raise MirrorError(
             "scontrol is not on the PATH. Run this on a machine with Slurm"
@@ -309,31 +323,39 @@ def _parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 ended, or with --check valid; 1 not written, or not valid; 2 wrong usage; 3 no aggregator answers",
     )
     parser.add_argument(
-        "file", type=lambda text: Path(os.path.abspath(text)), metavar="FILE",
+        "file",
+        type=lambda text: Path(os.path.abspath(text)),
+        metavar="FILE",
         help=(
             "file to write, in a folder that only its owner may write to, best on a tmpfs: "
             "/run/gangline-mirror/nodes"
         ),
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--seconds", type=_seconds, default=SECONDS_DEFAULT, metavar="S",
+        "--seconds",
+        type=_seconds,
+        default=SECONDS_DEFAULT,
+        metavar="S",
         help=f"seconds between two writes, {SECONDS_MIN:g} to {SECONDS_MAX:g} (default {SECONDS_DEFAULT:g})",
-    )  # fmt: skip
+    )
     parser.add_argument("--once", action="store_true", help="write the file once and exit")
     parser.add_argument("--check", action="store_true", help="check FILE as a reader would")
     parser.add_argument(
-        "--slurm", action="store_true",
+        "--slurm",
+        action="store_true",
         help=(
             "write only Slurm's nodes (from scontrol), and mark those that a job can exclude "
             "without being rejected"
         ),
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--feature", type=_feature, metavar="NAME",
+        "--feature",
+        type=_feature,
+        metavar="NAME",
         help=(
             "with --slurm: also write the size of the largest job that can prefer nodes with "
             "this feature"
         ),
-    )  # fmt: skip
+    )
     add_connection_options(parser)
     return parser

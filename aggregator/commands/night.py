@@ -236,9 +236,13 @@ def _report_recoveries(channel: grpc.Channel, now_us: int) -> None:
     recovery: Any = RecoveryServiceStub(channel)  # type: ignore[no-untyped-call]
     for number, minutes in enumerate(RECOVERY_MINUTES, 1):
         report = recovery_pb2.ReportRecoveryRequest(
-            incident=f"incident-{number}", kind=recovery_pb2.RECOVERY_FREE_NODE, success=True,
-            lost_gpu_hours=40.0 * number, workload="job-7", note="GPU lost",
-        )  # fmt: skip
+            incident=f"incident-{number}",
+            kind=recovery_pb2.RECOVERY_FREE_NODE,
+            success=True,
+            lost_gpu_hours=40.0 * number,
+            workload="job-7",
+            note="GPU lost",
+        )
         times = [now_us - (7200 - 60 * sum(minutes[:count])) * SECOND_US for count in range(5)]
         names = ("fault_time", "detect_time", "decide_time", "act_time", "resume_time")
         for name, time_us in zip(names, times, strict=True):

@@ -121,10 +121,13 @@ def _reserve(
     stub: Any = ReservationServiceStub(channel)  # type: ignore[no-untyped-call]
     best = reply.options[0]
     request = reservation_pb2.ReserveRequest(
-        owner=options.reserve, node_index=[*best.node_index, *best.spare_node_index],
-        dictionary_version=dictionary.version, workload=options.job or "", decision_id=reply.decision_id,
+        owner=options.reserve,
+        node_index=[*best.node_index, *best.spare_node_index],
+        dictionary_version=dictionary.version,
+        workload=options.job or "",
+        decision_id=reply.decision_id,
         option=1,
-    )  # fmt: skip
+    )
     request.ttl.FromSeconds(options.ttl)
     response: reservation_pb2.ReserveResponse = stub.Reserve(request, timeout=DEADLINE_SECONDS)
     return response

@@ -67,8 +67,8 @@ def plan_picture(
     return PlanPicture(tuple(_rows(domains, nodes)), tuple(kinds), segments)
 
 
-def _is_set(bitmap: bytes, at: int) -> bool:
-    return at // 8 < len(bitmap) and bool(bitmap[at // 8] >> at % 8 & 1)
+def _is_set(bitmap: bytes, index: int) -> bool:
+    return index // 8 < len(bitmap) and bool(bitmap[index // 8] >> index % 8 & 1)
 
 
 def _rows(domains: Mapping[int, wire.ListTopologyDomainsResponse], nodes: int) -> list[TopologyRow]:
@@ -146,11 +146,11 @@ def picture_svg(picture: PlanPicture, title: str, notes: Sequence[str] = ()) -> 
     return svg_document(WIDTH, height, _STYLE, title, parts)
 
 
-def _cell(picture: PlanPicture, at: int, x: int, y: int, rack: str) -> str:
-    kind = picture.kinds[at]
+def _cell(picture: PlanPicture, index: int, x: int, y: int, rack: str) -> str:
+    kind = picture.kinds[index]
     square = f'x="{x}" y="{y}" width="{CELL - 1}" height="{CELL - 1}"'
     if kind == CHOSEN:
-        color = _SEGMENT_COLORS[picture.segments[at] % len(_SEGMENT_COLORS)]
+        color = _SEGMENT_COLORS[picture.segments[index] % len(_SEGMENT_COLORS)]
     elif kind == FREE:
         return f'<rect class="free" x="{x + 0.5}" y="{y + 0.5}" width="{CELL - 2}" height="{CELL - 2}"/>'
     else:

@@ -82,7 +82,21 @@ def _run(options: argparse.Namespace) -> int:
     connection_options = read_connection_options(options)
     data, stored = fetch(connection_options, request)
     if options.list:
-        print(json_object(_document(stored)) if options.json else stored_text(options.host, stored))
+        if options.json:
+            recordings = [
+                {
+                    "name": entry.name,
+                    "wall_time_ns": entry.wall_time_ns,
+                    "seconds": entry.seconds,
+                    "gpus": entry.devices,
+                    "bytes": entry.bytes,
+                    "reason": entry.reason,
+                }
+                for entry in stored
+            ]
+            print(json_object({"recordings": recordings}))
+        else:
+            print(stored_text(options.host, stored))
         return OK
     try:
         recording = decode_recording(data)
@@ -144,22 +158,6 @@ def stored_text(host: str, stored: list[telemetry_pb2.StoredRecording]) -> str:
             )
         )
     return table(rows)
-
-
-def _document(stored: list[telemetry_pb2.StoredRecording]) -> dict[str, Any]:
-    return {
-        "recordings": [
-            {
-                "name": entry.name,
-                "wall_time_ns": entry.wall_time_ns,
-                "seconds": entry.seconds,
-                "gpus": entry.devices,
-                "bytes": entry.bytes,
-                "reason": entry.reason,
-            }
-            for entry in stored
-        ]
-    }
 
 
 def find_marks(connection_options: ConnectionOptions, host: str) -> list[Mark]:

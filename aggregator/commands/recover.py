@@ -269,8 +269,11 @@ def _parser() -> argparse.ArgumentParser:
         help="a job that may give up nodes, and a file of its hosts; may be repeated")  # fmt: skip
     add("--shrink-to", type=count_of, default=0, metavar="N",
         help="the gang can continue with N nodes or more; default: it cannot shrink")  # fmt: skip
-    add("--in-process", action="store_true",
-        help="healthy processes wait for the others and need no restart")  # fmt: skip
+    add(
+        "--in-process",
+        action="store_true",
+        help="healthy processes wait for the others and need no restart",
+    )
     add(
         "--checkpoint-age",
         type=seconds_of,

@@ -51,10 +51,12 @@ def _run(options: argparse.Namespace) -> int:
     return OK
 
 
-def _release(options: argparse.Namespace, found: Sequence[wire.Reservation], stub: Any) -> int:
+def _release(
+    options: argparse.Namespace, reservations: Sequence[wire.Reservation], stub: Any
+) -> int:
     number: str = options.release
     name = number if number.startswith("reservations/") else f"reservations/{number}"
-    reservation = next((entry for entry in found if entry.name == name), None)
+    reservation = next((entry for entry in reservations if entry.name == name), None)
     if reservation is None:
         raise CommandError(f"{name[:100]}: no such reservation; see gangline reservations", FAILED)
     stub.Release(

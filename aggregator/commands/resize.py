@@ -73,10 +73,13 @@ def _request(options: argparse.Namespace, dictionary: Any) -> wire.PlanResizeReq
     if options.members and not members:
         raise CommandError(f"{options.members}: no names, expected the gang's hosts", FAILED)
     request = wire.PlanResizeRequest(
-        gang=gang, current_node_index=node_indexes(dictionary, members),
-        candidates=candidates_of(options, dictionary), explain=options.explain,
-        checkpoint_on_demand=options.checkpoint_on_demand, gain_gpu_hours_min=options.gain_min,
-    )  # fmt: skip
+        gang=gang,
+        current_node_index=node_indexes(dictionary, members),
+        candidates=candidates_of(options, dictionary),
+        explain=options.explain,
+        checkpoint_on_demand=options.checkpoint_on_demand,
+        gain_gpu_hours_min=options.gain_min,
+    )
     if options.reshard is not None:
         request.reshard.FromSeconds(options.reshard)
     if options.checkpoint_age is not None:
@@ -95,13 +98,17 @@ def resize_text(
         stays = option.kind == wire.RESIZE_STAY
         rows.append(
             (
-                KIND_TITLES.get(option.kind, "?"), str(len(option.placement.node_index)),
-                "-" if stays else f"{gain.value:.1f}", "-" if stays else f"{gain.lower:.0f} to {gain.upper:.0f}",
-                str(len(option.joined_node_index)), str(len(option.left_node_index)),
-                "-" if stays else f"{option.wait.seconds / 60:.0f} min", "-" if stays else f"{stop.value * 60:.0f} min",
+                KIND_TITLES.get(option.kind, "?"),
+                str(len(option.placement.node_index)),
+                "-" if stays else f"{gain.value:.1f}",
+                "-" if stays else f"{gain.lower:.0f} to {gain.upper:.0f}",
+                str(len(option.joined_node_index)),
+                str(len(option.left_node_index)),
+                "-" if stays else f"{option.wait.seconds / 60:.0f} min",
+                "-" if stays else f"{stop.value * 60:.0f} min",
                 option.reason,
             )
-        )  # fmt: skip
+        )
     lines += [table(rows), ""]
     first = reply.options[0]
     if first.kind == wire.RESIZE_STAY:

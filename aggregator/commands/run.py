@@ -436,7 +436,7 @@ class _DemonstrationRun:
                     is_terminal=terminal,
                     in_place=terminal,
                     fold=FoldMode.NEVER if self._options.all else FoldMode.ALWAYS,
-                    explain_command=self._explain_command(),
+                    explain_command=self._command("explain"),
                 )
                 show(text)
         print("stopping ...", flush=True)
@@ -510,9 +510,6 @@ class _DemonstrationRun:
             text = f"the jobs cannot be shown: {error}"
         if text:
             print(f"\n{text}")
-
-    def _explain_command(self) -> str:
-        return self._command("explain")
 
     def _command(self, name: str) -> str:
         """Return the start of a client command that addresses this run's aggregator."""

@@ -114,7 +114,15 @@ class RemoteBackend:
         try:
             async for response in call:
                 if response.HasField("summary"):
-                    yield _summary_of(response.summary)
+                    summary = response.summary
+                    yield AnswerSummary(
+                        summary.row_count,
+                        summary.byte_count,
+                        summary.elapsed.ToNanoseconds() / 1e9,
+                        summary.truncated_reason,
+                        summary.snapshot_time.ToMicroseconds(),
+                        summary.history_missing_reason,
+                    )
                 else:
                     yield response.arrow_stream
         except grpc.RpcError as error:
@@ -155,17 +163,6 @@ async def _refresh_snapshot(folder: Path, moment_us: int) -> float:
         while taken_ns() < wanted_ns and time.monotonic() < end:
             await asyncio.sleep(0.05)
     return expected
-
-
-def _summary_of(summary: query_pb2.QuerySummary) -> AnswerSummary:
-    return AnswerSummary(
-        summary.row_count,
-        summary.byte_count,
-        summary.elapsed.ToNanoseconds() / 1e9,
-        summary.truncated_reason,
-        summary.snapshot_time.ToMicroseconds(),
-        summary.history_missing_reason,
-    )
 
 
 def _query_error(error: Any, connection_options: ConnectionOptions) -> Exception:

@@ -218,7 +218,7 @@ def write(answer: ArrowAnswer, form: str, output: Path | None, *, rows_max: int,
 
     *rows_max*: 0 for all. A file appears only when complete. Raises QueryError, CommandError.
     """
-    reader = pa.ipc.open_stream(cast(Any, _buffered(answer)))
+    reader = pa.ipc.open_stream(cast(Any, io.BufferedReader(answer, 1 << 18)))
     if form in _BINARY:
         with _binary(output, form) as file:
             _write_batches(reader, form, file)
@@ -246,10 +246,6 @@ def _check_whole(cut: str, output: Path | None, rows_max: int) -> None:
             "set --rows N",
             FAILED,
         )
-
-
-def _buffered(answer: ArrowAnswer) -> Any:
-    return io.BufferedReader(answer, 1 << 18)
 
 
 def _first_rows(batches: Iterable[Any], count: int) -> Iterator[Any]:

@@ -289,7 +289,7 @@ def _recording_x(recording: GpuRecording, offset_ns: float) -> float:
     ) * offset_ns / 1e9 / (recording.seconds or 1.0)
 
 
-def _curve(recording: GpuRecording, values: array[float], top: int, most: float) -> str:
+def _curve(recording: GpuRecording, values: array[float], top: int, maximum: float) -> str:
     """Return a path through the minimum and maximum of each column, so that no spike is lost."""
     path, drawing, last_x = "", False, -math.inf
     # A gap of more than a second without samples interrupts the line.
@@ -298,7 +298,7 @@ def _curve(recording: GpuRecording, values: array[float], top: int, most: float)
         if x - last_x > gap:
             drawing = False
         for value in dict.fromkeys((low, high)):
-            y = top + CURVE * (1 - min(max(value / most, 0.0), 1.0))
+            y = top + CURVE * (1 - min(max(value / maximum, 0.0), 1.0))
             path += f"{'L' if drawing else 'M'}{x:.1f} {y:.1f}"
             drawing = True
         last_x = x

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import grpc
@@ -70,12 +70,13 @@ def _run(options: argparse.Namespace) -> int:
     steps, left = steps_of(job, nodes, reservations)
     try:
         with connected(connection_options) as channel:
-            unfit, names, version = _unfit(channel, options.score_min)
-            steps, left = steps_of(job, nodes, reservations, unfit)
+            fleet = _scored_fleet(channel, options.score_min)
+            names = fleet.names
+            steps, left = steps_of(job, nodes, reservations, fleet.unfit)
             # The score floor is a condition of the plan itself, where it can be relaxed.
             candidates = steps_of(job, nodes, reservations)[1]
             if job.state == "PENDING":
-                plan = _plan(channel, options, job, candidates, names, version)
+                plan = _plan(channel, options, job, candidates, fleet)
     except CommandError as error:
         trouble = str(error)
     if options.json:
@@ -85,45 +86,62 @@ def _run(options: argparse.Namespace) -> int:
     return NO_ANSWER if trouble else OK
 
 
-def _unfit(channel: grpc.Channel, score_min: float) -> tuple[dict[str, str], list[str], int]:
-    """Return unfit nodes with reasons, all names, and the dictionary's version.
+@dataclass(frozen=True, slots=True)
+class ScoredFleet:
+    """All nodes, and why some are unfit. `version`: of the node dictionary."""
 
-    Raises CommandError.
-    """
+    names: list[str]
+    version: int
+    unfit: dict[str, str]
+
+
+def _scored_fleet(channel: grpc.Channel, score_min: float) -> ScoredFleet:
+    """Return the fleet with the nodes below *score_min* as unfit. Raises CommandError."""
     stub: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
     dictionary = node_dictionary(channel)
-    request = score_pb2.ScoreNodesRequest(dictionary_version=dictionary.version, score_floor=score_min)  # fmt: skip
+    request = score_pb2.ScoreNodesRequest(
+        dictionary_version=dictionary.version, score_floor=score_min
+    )
     reply = stub.ScoreNodes(request, timeout=DEADLINE_SECONDS)
     names = list(dictionary.names)
     if max(reply.node_index, default=-1) >= len(names):
         raise CommandError("the aggregator restarted between two calls; try again", FAILED)
     unfit = {
-        node.name: f"{node.state}: score {node.score:.3f}" for node in nodes_of(reply, names) if not node.ready
-    }  # fmt: skip
-    return unfit, names, dictionary.version
+        node.name: f"{node.state}: score {node.score:.3f}"
+        for node in nodes_of(reply, names)
+        if not node.ready
+    }
+    return ScoredFleet(names, dictionary.version, unfit)
 
 
 def _plan(
-    channel: grpc.Channel, options: argparse.Namespace, job: PendingJob, candidates: Sequence[str], names: Sequence[str],
-    version: int,
-) -> wire.PlanPlacementResponse:  # fmt: skip
+    channel: grpc.Channel,
+    options: argparse.Namespace,
+    job: PendingJob,
+    candidates: Sequence[str],
+    fleet: ScoredFleet,
+) -> wire.PlanPlacementResponse:
     """Return the job's plan on Slurm's remaining nodes, or its blockers. Raises CommandError."""
-    known = {name: index for index, name in enumerate(names)}
+    known = {name: index for index, name in enumerate(fleet.names)}
     chosen = [known[name] for name in candidates if name in known]
     if not chosen:
         raise CommandError("the aggregator knows none of the remaining nodes", FAILED)
-    bitmap = bytearray(-(-len(names) // 8))
+    bitmap = bytearray(-(-len(fleet.names) // 8))
     for index in chosen:
         bitmap[index // 8] |= 1 << index % 8
     tier: Any = TIERS.index(options.within) + 1 if options.within else 0
     gang = wire.GangRequirements(
-        nodes=job.nodes, gpus_per_node=job.gpus_per_node, node_score_min=options.score_min,
+        nodes=job.nodes,
+        gpus_per_node=job.gpus_per_node,
+        node_score_min=options.score_min,
         invariants=wire.PlacementInvariants(within=tier),
-    )  # fmt: skip
+    )
     gang.length.FromSeconds(options.length)
     request = wire.PlanPlacementRequest(
         gang=gang,
-        candidates=wire.PlacementCandidates(dictionary_version=version, node_bitmap=bytes(bitmap)),
+        candidates=wire.PlacementCandidates(
+            dictionary_version=fleet.version, node_bitmap=bytes(bitmap)
+        ),
     )
     stub: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
     reply: wire.PlanPlacementResponse = stub.PlanPlacement(request, timeout=DEADLINE_SECONDS)
@@ -131,8 +149,12 @@ def _plan(
 
 
 def _lines(
-    job: PendingJob, steps: Sequence[NodeFilter], plan: wire.PlanPlacementResponse | None, names: Sequence[str], trouble: str,
-) -> list[str]:  # fmt: skip
+    job: PendingJob,
+    steps: Sequence[NodeFilter],
+    plan: wire.PlanPlacementResponse | None,
+    names: Sequence[str],
+    trouble: str,
+) -> list[str]:
     rows = [("LEFT", "AFTER", "WITHOUT", "WHY")]
     for step in steps:
         without = fold_hosts(step.lost)
@@ -154,15 +176,22 @@ def _lines(
             if plan.proven
             else "no plan was found, which does not prove that none exists"
         )
-        lines += ["", f"{proven}; below each constraint: changes after which it fits, the cheapest first"]  # fmt: skip
+        lines += [
+            "",
+            f"{proven}; below each constraint: changes after which it fits, the cheapest first",
+        ]
         for blocker in plan.blockers:
             lines += blocker_lines(blocker)
     return lines
 
 
 def _fields(
-    job: PendingJob, steps: Sequence[NodeFilter], left: Sequence[str], plan: wire.PlanPlacementResponse | None, trouble: str,
-) -> dict[str, Any]:  # fmt: skip
+    job: PendingJob,
+    steps: Sequence[NodeFilter],
+    left: Sequence[str],
+    plan: wire.PlanPlacementResponse | None,
+    trouble: str,
+) -> dict[str, Any]:
     return {
         "job": job.number,
         "nodes": job.nodes,
@@ -178,7 +207,9 @@ def _fields(
 
 def _job_number(text: str) -> str:
     if not re.fullmatch(r"\d{1,10}(?:_\d{1,7}|\+\d{1,5})?", text):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a job number, such as 4711 or 4711_3")  # fmt: skip
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r}: expected a job number, such as 4711 or 4711_3"
+        )
     return text
 
 
@@ -195,15 +226,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("job", type=_job_number, metavar="JOB", help="number of the job")
     parser.add_argument(
-        "--score-min", type=_share, default=0.0, metavar="P",
+        "--score-min",
+        type=_share,
+        default=0.0,
+        metavar="P",
         help="health floor of each node (default 0: only UNHEALTHY and MAINTENANCE are excluded)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--within", choices=TIERS, default="", help="all nodes in one domain of this tier"
     )
     parser.add_argument(
-        "--length", type=seconds_of, default=LENGTH_DEFAULT, metavar="TIME",
+        "--length",
+        type=seconds_of,
+        default=LENGTH_DEFAULT,
+        metavar="TIME",
         help=f"length of the job, such as 90m, 8h or 7d (default {LENGTH_DEFAULT})",
-    )  # fmt: skip
+    )
     add_options(parser)
     return parser

@@ -306,9 +306,12 @@ def _throughputs(reports: Sequence[ThroughputReport]) -> ReportedThroughputs:
             counts.append(len(sizes[size]))
         starts.append(len(nodes))
     return ReportedThroughputs(
-        tuple(newest), np.array(starts, dtype=np.intp), np.array(nodes, dtype=np.intp),
-        np.array(medians, dtype=np.float64), np.array(counts, dtype=np.intp),
-    )  # fmt: skip
+        tuple(newest),
+        np.array(starts, dtype=np.intp),
+        np.array(nodes, dtype=np.intp),
+        np.array(medians, dtype=np.float64),
+        np.array(counts, dtype=np.intp),
+    )
 
 
 class CalibrationRow(NamedTuple):
@@ -346,16 +349,16 @@ def calibration_rows(reported: ReportedFactors) -> list[CalibrationRow]:
         for (size, value), estimate, count in zip(points, estimates, counts, strict=False):
             rows.append(
                 CalibrationRow(
-                    "throughput",
-                    workload,
-                    size,
-                    "as reported",
-                    value,
-                    min(estimate.lower, value),
-                    max(estimate.upper, value),
-                    "reported",
-                    count,
-                    nan,
+                    factor="throughput",
+                    workload=workload,
+                    nodes=size,
+                    unit="as reported",
+                    value=value,
+                    lower=min(estimate.lower, value),
+                    upper=max(estimate.upper, value),
+                    source="reported",
+                    reports=count,
+                    assumed=nan,
                 )
             )
     return rows
@@ -368,5 +371,14 @@ def _row(
     value, lower, upper = values
     reports = 0 if factor is None else factor.reports
     return CalibrationRow(
-        name, "", 0, unit, value, lower, upper, source.name.lower(), reports, assumed
+        factor=name,
+        workload="",
+        nodes=0,
+        unit=unit,
+        value=value,
+        lower=lower,
+        upper=upper,
+        source=source.name.lower(),
+        reports=reports,
+        assumed=assumed,
     )

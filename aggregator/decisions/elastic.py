@@ -312,9 +312,12 @@ def _plan_grouped(
             replace(effort, options_max=count, grouped_options=sets),
         )
         return [
-            replace(choice, price=sized_price(choice.price, terms.elastic, nodes, terms.gpus, needs.hours))
+            replace(
+                choice,
+                price=sized_price(choice.price, terms.elastic, nodes, terms.gpus, needs.hours),
+            )
             for choice in choices
-        ]  # fmt: skip
+        ]
 
     def cost(nodes: int) -> float:
         return min((choice.price.total.value for choice in choices_by_size[nodes]), default=inf)
@@ -323,7 +326,7 @@ def _plan_grouped(
         best = min(map(cost, choices_by_size), default=inf)
         return isfinite(bounds[place]) and (
             bounds[place] < best or options_max > 1 or effort.every_size
-        )  # fmt: skip
+        )
 
     for place in sorted(range(len(sizes)), key=lambda index: (bounds[index], sizes[index])):
         if worth(place):
@@ -354,10 +357,10 @@ def _plan_grouped(
     )
 
 
-def _undominated(found: Sequence[_Found]) -> list[_Found]:
-    """Return the *found* sets that no other set of equal or lower cost equals in every aspect."""
+def _undominated(candidates: Sequence[_Found]) -> list[_Found]:
+    """Return the *candidates* that no other of equal or lower cost equals in every aspect."""
     kept: list[_Found] = []
-    for candidate in found:
+    for candidate in candidates:
         if not any(
             all(
                 better <= worse
@@ -369,11 +372,13 @@ def _undominated(found: Sequence[_Found]) -> list[_Found]:
     return kept
 
 
-def _choice(search: Search, terms: _SizeTerms, found: _Found, bound: float) -> PlacementChoice:
-    needs = replace(terms.needs, nodes=found.size)
-    sized = replace(search, needs=needs, lost=terms.lost(found.size))
-    choice = planner.priced_choice(sized, found.nodes, 0.0, planner.spans_measured(found.measure))
-    price = sized_price(choice.price, terms.elastic, found.size, terms.gpus, needs.hours)
+def _choice(search: Search, terms: _SizeTerms, node_set: _Found, bound: float) -> PlacementChoice:
+    needs = replace(terms.needs, nodes=node_set.size)
+    sized = replace(search, needs=needs, lost=terms.lost(node_set.size))
+    choice = planner.priced_choice(
+        sized, node_set.nodes, 0.0, planner.spans_measured(node_set.measure)
+    )
+    price = sized_price(choice.price, terms.elastic, node_set.size, terms.gpus, needs.hours)
     return replace(choice, price=price, gap_gpu_hours=max(0.0, price.total.value - bound))
 
 

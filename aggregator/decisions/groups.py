@@ -159,8 +159,10 @@ def group_spans(
     """Return the spans of the groups of *nodes* in rank order."""
     members = _members(layout, nodes.size)
     given = {
-        TENSOR: needs.tensor_traffic, PIPELINE: needs.pipeline_traffic, DATA: needs.data_traffic,
-    }  # fmt: skip
+        TENSOR: needs.tensor_traffic,
+        PIPELINE: needs.pipeline_traffic,
+        DATA: needs.data_traffic,
+    }
     weights = _weights(list(members), given)
     values = list(weights.values())
     total = sum(weight.value for weight in values)
@@ -185,12 +187,15 @@ def group_spans(
         shares.append((value, min(lowest, value), max(highest, value)))
     kinds = tuple(
         GroupTraffic(
-            kind, places.shape[1] if kind != TENSOR else layout.tensor, len(places) * repeats,
+            kind,
+            places.shape[1] if kind != TENSOR else layout.tensor,
+            len(places) * repeats,
             _share(weights[kind], values, total),
-            tuple(crosses for crosses, _ in counts[kind]), tuple(may for _, may in counts[kind]),
+            tuple(crosses for crosses, _ in counts[kind]),
+            tuple(may for _, may in counts[kind]),
         )
         for kind, (places, repeats) in members.items()
-    )  # fmt: skip
+    )
     return GroupSpans(layout, kinds, tuple(shares))
 
 

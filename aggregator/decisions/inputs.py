@@ -121,16 +121,16 @@ def _reported_part(reported: ReportedFactors) -> tuple[str, bytes]:
     return last[0][1]
 
 
-def _reported(found: Mapping[str, Any] | None) -> ReportedFactors:
-    if found is None:
+def _reported(document: Mapping[str, Any] | None) -> ReportedFactors:
+    if document is None:
         return NOTHING_REPORTED
-    factors = {name: ReportedFactor(*values) for name, values in found["factors"].items()}
+    factors = {name: ReportedFactor(*values) for name, values in document["factors"].items()}
     points = ReportedThroughputs(
-        tuple(found["workloads"]),
-        np.array(found["starts"], dtype=np.intp),
-        np.array(found["nodes"], dtype=np.intp),
-        np.array(found["throughputs"], dtype=np.float64),
-        np.array(found["reports"], dtype=np.intp),
+        tuple(document["workloads"]),
+        np.array(document["starts"], dtype=np.intp),
+        np.array(document["nodes"], dtype=np.intp),
+        np.array(document["throughputs"], dtype=np.float64),
+        np.array(document["reports"], dtype=np.intp),
     )
     return ReportedFactors(factors, points)
 
@@ -194,55 +194,55 @@ def node_names(parts: Iterable[bytes]) -> tuple[str, ...]:
     return ()
 
 
-def _restored(found: Mapping[str, Any]) -> DecisionInputs:
-    about, names = found["snapshot"], tuple(found["names"])
+def _restored(document: Mapping[str, Any]) -> DecisionInputs:
+    about, names = document["snapshot"], tuple(document["names"])
     count = len(names)
     zeros = np.zeros(count, dtype=np.uint8)
     columns = Columns(
-        **{name: found[name] for name in _COLUMNS},
+        **{name: document[name] for name in _COLUMNS},
         bucket=zeros,
         reason=zeros,
         simulated=zeros.astype(bool),
     )
     domains = NodeDomains(
         (about["dictionary_version"], count, 0),
-        found["domain_ids"],
-        tuple(tuple(domain_names) for domain_names in found["domain_names"]),
-        found["rails"],
+        document["domain_ids"],
+        tuple(tuple(domain_names) for domain_names in document["domain_names"]),
+        document["rails"],
         about["rails_count"],
     )
     # Older decisions lack these parts.
     price, preemption, pace = (
-        np.asarray(found.get(name, ()), dtype=np.float32).reshape(-1)
+        np.asarray(document.get(name, ()), dtype=np.float32).reshape(-1)
         for name in ("price_per_gpu_hour", "preemptions_per_hour", "pace_before")
     )
     costs = NodeCosts(price=price, preemption=preemption)
     tenants = {
         name: ExchangeRates(*map(float, rates))
-        for name, rates in dict(found.get("tenants", {})).items()
+        for name, rates in dict(document.get("tenants", {})).items()
     }
     facts = NodeFacts(
-        domains, **{name: found[name] for name in _FACTS}, pace_before=pace, costs=costs
+        domains, **{name: document[name] for name in _FACTS}, pace_before=pace, costs=costs
     )
-    excluded = found["excluded"]
+    excluded = document["excluded"]
     sizes = {column.size for column in (*columns, excluded, facts.gpus, domains.rails)}
     sizes |= {column.size or count for column in (costs.price, costs.preemption, pace)}
     if sizes != {count} or domains.ids.shape != (len(DOMAIN_FIELDS), count):
         raise ValueError(f"columns of {sorted(sizes)} nodes for {count} names")
-    ends = np.cumsum([0, *(size for _, size in found["reservations"])])
-    reserved = found["reserved_nodes"].astype(np.intp)
+    ends = np.cumsum([0, *(size for _, size in document["reservations"])])
+    reserved = document["reserved_nodes"].astype(np.intp)
     reservations = tuple(
         (name, reserved[ends[index] : ends[index + 1]])
-        for index, (name, _) in enumerate(found["reservations"])
+        for index, (name, _) in enumerate(document["reservations"])
     )
-    jobs = found["jobs"]
-    numbered = zip(found["job_nodes"].tolist(), found["job_numbers"].tolist(), strict=True)
+    jobs = document["jobs"]
+    numbered = zip(document["job_nodes"].tolist(), document["job_numbers"].tolist(), strict=True)
     snapshot = Judgement(
         version=about["version"], computed_ns=about["computed_ns"], horizon_seconds=about["horizon_seconds"],
         hosts=(), degraded_reason=about["degraded_reason"], dictionary_version=about["dictionary_version"],
         names=names, columns=columns, jobs={node: jobs[number] for node, number in numbered}, model=about["model"],
-        component_speeds=found["component_speeds"], workloads=_workloads(found.get("workload")), facts=facts,
-        reservations=reservations, reported_factors=_reported(found.get("reported_factors")),
+        component_speeds=document["component_speeds"], workloads=_workloads(document.get("workload")), facts=facts,
+        reservations=reservations, reported_factors=_reported(document.get("reported_factors")),
         tenants=tenants,
     )  # fmt: skip
     return DecisionInputs(snapshot, excluded)

@@ -149,9 +149,13 @@ def eligible(table: NodeTable, fit: Flags, needs: GangRequirements) -> Eligible:
     rows = np.flatnonzero(members[order.nodes])
     nodes = order.nodes[rows]
     return Eligible(
-        order, rows, np.ascontiguousarray(arena[nodes], dtype=np.int32), arena_count,
-        np.ascontiguousarray(spread[nodes], dtype=np.int32), spread_count,
-    )  # fmt: skip
+        order,
+        rows,
+        np.ascontiguousarray(arena[nodes], dtype=np.int32),
+        arena_count,
+        np.ascontiguousarray(spread[nodes], dtype=np.int32),
+        spread_count,
+    )
 
 
 class SearchResult(NamedTuple):
@@ -301,8 +305,11 @@ def _by_hazard(pool: Eligible, hazard: Floats) -> Eligible:
     """Return *pool* ordered by *hazard* within each narrowest group, as the search requires."""
     by = np.lexsort((hazard[pool.nodes], pool.order.groups[pool.rows]))
     return replace(
-        pool, rows=pool.rows[by], arenas=np.ascontiguousarray(pool.arenas[by]), spread=np.ascontiguousarray(pool.spread[by])
-    )  # fmt: skip
+        pool,
+        rows=pool.rows[by],
+        arenas=np.ascontiguousarray(pool.arenas[by]),
+        spread=np.ascontiguousarray(pool.spread[by]),
+    )
 
 
 def _in_rank_order(pool: Eligible, members: Codes) -> Indexes:

@@ -190,9 +190,18 @@ def node_table(
         preemption = facts.costs.preemption.astype(np.float64)
         hazard, lowest, highest = hazard + preemption, lowest + preemption, highest + preemption
     return NodeTable(
-        snapshot, hazard, lowest, highest, speed,
-        np.clip(lower, 0.0, speed), np.maximum(upper, speed), measured, out, workload_source, preemption,
-    )  # fmt: skip
+        snapshot=snapshot,
+        hazard=hazard,
+        hazard_lower=lowest,
+        hazard_upper=highest,
+        speed=speed,
+        speed_lower=np.clip(lower, 0.0, speed),
+        speed_upper=np.maximum(upper, speed),
+        measured=measured,
+        excluded=out,
+        workload_source=workload_source,
+        preemption=preemption,
+    )
 
 
 def excluded_now(snapshot: Judgement) -> Flags:

@@ -86,12 +86,22 @@ def members_of(
     hazard, hazard_lower, hazard_upper, speed, speed_lower, speed_upper = columns
     prices = table.gpu_prices
     return Members(
-        hazard, hazard_lower, hazard_upper, speed, speed_lower, speed_upper,
-        domains, unknown, table.preemption[nodes] if table.preemption.size else table.preemption,
-        None if prices is None else prices[:, nodes],
-        groups.shares if groups else None, groups.evidence if groups else "", source, evidence,
-        f"hazards of {nodes.size} nodes, model {table.snapshot.model}",
-    )  # fmt: skip
+        hazard=hazard,
+        hazard_lower=hazard_lower,
+        hazard_upper=hazard_upper,
+        speed=speed,
+        speed_lower=speed_lower,
+        speed_upper=speed_upper,
+        domains=domains,
+        unknown=unknown,
+        preemption=table.preemption[nodes] if table.preemption.size else table.preemption,
+        gpu_prices=None if prices is None else prices[:, nodes],
+        crossing_shares=groups.shares if groups else None,
+        crossing_evidence=groups.evidence if groups else "",
+        speed_source=source,
+        speed_evidence=evidence,
+        hazard_evidence=f"hazards of {nodes.size} nodes, model {table.snapshot.model}",
+    )
 
 
 def poisson_quantile(mean: float, share: float) -> int:
@@ -206,11 +216,17 @@ def priced_choice(
     mean = float(table.hazard[nodes].sum()) * lost.repair_hours.value
     wanted = min(poisson_quantile(mean, 0.95), BACKUPS_MAX)
     return PlacementChoice(
-        nodes, cost, tuple(members.domains), tuple(members.unknown),
-        gpu_masks(table, search.candidates, nodes, needs) if masks is None else masks, backups_for(table, rest, nodes, wanted), wanted,
-        tuple((tier, before, after) for tier, (before, after) in strands.items()),
-        max(0.0, cost.total.value - bound), groups,
-    )  # fmt: skip
+        nodes=nodes,
+        price=cost,
+        domains=tuple(members.domains),
+        unknown=tuple(members.unknown),
+        gpu_masks=gpu_masks(table, search.candidates, nodes, needs) if masks is None else masks,
+        backups=backups_for(table, rest, nodes, wanted),
+        backups_wanted=wanted,
+        strands=tuple((tier, before, after) for tier, (before, after) in strands.items()),
+        gap_gpu_hours=max(0.0, cost.total.value - bound),
+        groups=groups,
+    )
 
 
 def plan(
@@ -274,9 +290,7 @@ def undominated(table: NodeTable, answers: Sequence[PlacementChoice]) -> list[Pl
             known + missing for known, missing in zip(choice.domains, choice.unknown, strict=True)
         )
         aspects = (float(table.hazard[choice.nodes].sum()), -choice.price.speed.value, *spans)
-        if not any(
-            all(a <= b for a, b in zip(other, aspects, strict=True)) for other, _ in kept
-        ):  # fmt: skip
+        if not any(all(a <= b for a, b in zip(other, aspects, strict=True)) for other, _ in kept):
             kept.append((aspects, choice))
     return [choice for _, choice in kept]
 

@@ -204,9 +204,16 @@ def lost_time(
         else declared(needs.repair_hours, "repair of the request")
     )
     return LostTime(
-        gpus * needs.hours, lost, share, shared, communication, repair, crossing_costs(reports),
-        needs.currency_rate, needs.rate_text("currency_rate"),
-    )  # fmt: skip
+        gross_gpu_hours=gpus * needs.hours,
+        per_interruption_hours=lost,
+        checkpoint_share=share,
+        shared_hazard=shared,
+        communication=communication,
+        repair_hours=repair,
+        crossing=crossing_costs(reports),
+        currency_rate=needs.currency_rate,
+        currency_text=needs.rate_text("currency_rate"),
+    )
 
 
 def shared_hazard(nodes: int) -> Quantity:
@@ -352,8 +359,11 @@ def money_part(members: Members, lost: LostTime) -> PricePart | None:
     rate = lost.currency_rate
     source = QuantitySource.ASSUMED if spread.any() else QuantitySource.DECLARED
     return PricePart(
-        "money", Quantity(value * rate, min(lower, value) * rate, max(upper, value) * rate, source, evidence)
-    )  # fmt: skip
+        "money",
+        Quantity(
+            value * rate, min(lower, value) * rate, max(upper, value) * rate, source, evidence
+        ),
+    )
 
 
 def _parts_beside(
@@ -436,9 +446,21 @@ def price(
             ),
         ),
         lost_to("checkpoint writes", shares[0], write.lower, write.upper, write),
-        lost_to("interruptions by members", shares[1], hazard.lower * per.lower, hazard.upper * per.upper, hazard),
-        lost_to("shared interruptions", shares[2], shared.lower * per.lower, shared.upper * per.upper, shared),
-    ]  # fmt: skip
+        lost_to(
+            "interruptions by members",
+            shares[1],
+            hazard.lower * per.lower,
+            hazard.upper * per.upper,
+            hazard,
+        ),
+        lost_to(
+            "shared interruptions",
+            shares[2],
+            shared.lower * per.lower,
+            shared.upper * per.upper,
+            shared,
+        ),
+    ]
     if taken.value:
         parts.append(
             lost_to(
@@ -466,4 +488,12 @@ def price(
         useful.evidence,
     )
     survives = survival(hazard, shared, hours, taken.value)
-    return GangPrice(total, tuple(parts), survives, speed, topology, useful, other_costs)
+    return GangPrice(
+        total=total,
+        parts=tuple(parts),
+        survival=survives,
+        speed=speed,
+        topology=topology,
+        goodput=useful,
+        beside=other_costs,
+    )

@@ -250,8 +250,14 @@ def plan_recovery(
     )
     culprit, probability = answer.culprit()
     return RecoveryPlan(
-        tuple(options), answer.undisturbed(), failed, tuple(domains), answer.futile_reason(), culprit, probability
-    )  # fmt: skip
+        options=tuple(options),
+        undisturbed=answer.undisturbed(),
+        failed=failed,
+        domains=tuple(domains),
+        futile_reason=answer.futile_reason(),
+        culprit=culprit,
+        culprit_probability=probability,
+    )
 
 
 class SampledPart(NamedTuple):
@@ -361,9 +367,13 @@ class _Answer:
         evidence = f"with probability {again:g} (assumed)"
         part = SampledPart("the same failure again", hours, QuantitySource.ASSUMED, evidence)
         return self._option(
-            RecoveryKind.IN_PROCESS, self.incident.current, np.zeros(0, dtype=np.intp), None,
-            [part], [f"restart the processes on {self._names(failed)} in place"],
-        )  # fmt: skip
+            RecoveryKind.IN_PROCESS,
+            self.incident.current,
+            np.zeros(0, dtype=np.intp),
+            None,
+            [part],
+            [f"restart the processes on {self._names(failed)} in place"],
+        )
 
     def _replaced(self, kind: RecoveryKind, pool: Indexes) -> RecoveryOption | None:
         if not self.places.size:
@@ -378,7 +388,7 @@ class _Answer:
             return None  # the option with hot spares is the same
         return self._option(
             kind, self._members(chosen), self.places, chosen, [], [self._replacement_text(chosen)]
-        )  # fmt: skip
+        )
 
     def _borrowed(self, lender: Lender) -> RecoveryOption | None:
         """Return the way with a lower job's nodes, if free nodes do not suffice or are worse."""
@@ -428,7 +438,7 @@ class _Answer:
         ]
         option = self._option(
             RecoveryKind.BORROW, self._members(chosen), self.places, chosen, parts, steps
-        )  # fmt: skip
+        )
         return replace(option, lender=lender.name)
 
     def _shrunk(self) -> RecoveryOption | None:
@@ -477,7 +487,7 @@ class _Answer:
         ]
         option = self._option(
             RecoveryKind.SHRINK, left, np.zeros(0, dtype=np.intp), None, parts, steps
-        )  # fmt: skip
+        )
         return replace(option, stopped=np.union1d(option.stopped, dropped))
 
     def _repaired(self) -> RecoveryOption | None:
@@ -490,9 +500,13 @@ class _Answer:
         source = self.lost.repair_hours.source
         part = SampledPart("waiting for repairs", waits, source, evidence, self.repair)
         return self._option(
-            RecoveryKind.WAIT_FOR_REPAIR, self.incident.current, np.zeros(0, dtype=np.intp), None,
-            [part], [f"wait for repairs of {self._names(self.failed)}", "restart from the checkpoint"],
-        )  # fmt: skip
+            RecoveryKind.WAIT_FOR_REPAIR,
+            self.incident.current,
+            np.zeros(0, dtype=np.intp),
+            None,
+            [part],
+            [f"wait for repairs of {self._names(self.failed)}", "restart from the checkpoint"],
+        )
 
     def _elsewhere(self) -> RecoveryOption | None:
         """Return the way that restarts the whole gang on the best nodes."""
@@ -500,9 +514,12 @@ class _Answer:
         nodes[self.healthy] = True
         nodes &= self.fit
         choices = planner.plan(
-            self.table, Candidates(nodes, self.candidates.gpus, self.candidates.source), self.needs, self.communication,
+            self.table,
+            Candidates(nodes, self.candidates.gpus, self.candidates.source),
+            self.needs,
+            self.communication,
             SearchEffort(steps_max=0),
-        )  # fmt: skip
+        )
         if not choices:
             return None
         members = choices[0].nodes
@@ -534,15 +551,19 @@ class _Answer:
         survives = self._has_replicas() and kind != RecoveryKind.RESTART_ELSEWHERE
         if survives:
             resume = self._hours(
-                "restore from a peer's memory", checkpoint.local_restore_hours,
-                LOCAL_RESTORE_MINUTES, PEER_RESUME_FACTOR,
-            )  # fmt: skip
+                "restore from a peer's memory",
+                checkpoint.local_restore_hours,
+                LOCAL_RESTORE_MINUTES,
+                PEER_RESUME_FACTOR,
+            )
             lost = self._hours("work since the last copy in memory", nan, REPLICA_AGE_MINUTES)
         else:
             resume = self._hours(
-                "restore from the checkpoint", checkpoint.remote_restore_hours,
-                REMOTE_RESTORE_MINUTES, STORAGE_RESUME_FACTOR,
-            )  # fmt: skip
+                "restore from the checkpoint",
+                checkpoint.remote_restore_hours,
+                REMOTE_RESTORE_MINUTES,
+                STORAGE_RESUME_FACTOR,
+            )
             lost = self._lost_work()
         if restarts and not isnan(needs.restart_hours):
             # The request's restart lasts until the gang works again.
@@ -593,8 +614,9 @@ class _Answer:
         steps: Sequence[str],
     ) -> RecoveryOption:
         restarts = not self.incident.goes_on_in_process or kind in (
-            RecoveryKind.WAIT_FOR_REPAIR, RecoveryKind.RESTART_ELSEWHERE,
-        )  # fmt: skip
+            RecoveryKind.WAIT_FOR_REPAIR,
+            RecoveryKind.RESTART_ELSEWHERE,
+        )
         hours = self._durations(kind, restarts=restarts)
         stopped = np.sort(self.healthy) if restarts else np.zeros(0, dtype=np.intp)
         total = SampledSum()
@@ -614,12 +636,23 @@ class _Answer:
         second = self._interruption(running)
         is_replaced = chosen is not None
         return RecoveryOption(
-            kind, nodes, places,
-            self.incident.current[places] if is_replaced else np.zeros(0, dtype=np.intp),
-            tuple(chosen.keeps_segment.tolist()) if chosen else (),
-            tuple(chosen.keeps_rails.tolist()) if chosen else (),
-            stopped, "", hours, parts, lost, p50, p90, second, running, tuple(steps),
-        )  # fmt: skip
+            kind=kind,
+            nodes=nodes,
+            places=places,
+            replaced=self.incident.current[places] if is_replaced else np.zeros(0, dtype=np.intp),
+            keeps_segment=tuple(chosen.keeps_segment.tolist()) if chosen else (),
+            keeps_rails=tuple(chosen.keeps_rails.tolist()) if chosen else (),
+            stopped=stopped,
+            lender="",
+            hours=hours,
+            parts=parts,
+            total=lost,
+            p50_gpu_hours=p50,
+            p90_gpu_hours=p90,
+            second_failure=second,
+            running=running,
+            steps=tuple(steps),
+        )
 
     def _add_delay(
         self, total: SampledSum, hours: Mapping[int, Quantity], extra: Sequence[SampledPart]
@@ -645,8 +678,12 @@ class _Answer:
         survival = running.survival
         evidence = f"over the remaining {self.needs.hours:g} h"
         return Quantity(
-            1.0 - survival.value, 1.0 - survival.upper, 1.0 - survival.lower, survival.source, evidence
-        )  # fmt: skip
+            1.0 - survival.value,
+            1.0 - survival.upper,
+            1.0 - survival.lower,
+            survival.source,
+            evidence,
+        )
 
     @cached_property
     def _repaired_gang(self) -> _RunningGang:

@@ -295,9 +295,12 @@ def _mildest(
     if constraint == NODES:
         step = needs.segment_nodes
         count = _largest(
-            1, (needs.nodes - 1) // step,
-            lambda size: request.fits(replace(base, needs=replace(needs, nodes=size * step, elastic=None))),
-        )  # fmt: skip
+            1,
+            (needs.nodes - 1) // step,
+            lambda size: request.fits(
+                replace(base, needs=replace(needs, nodes=size * step, elastic=None))
+            ),
+        )
         values = (
             [
                 (
@@ -558,16 +561,19 @@ def _priced(request: BlockedRequest, changed: ChangedRequest) -> PlanRelaxation 
             wait = expected_repair_wait(out, needed, median)
             rate = request.needs.delay_rate
             delay = Quantity(
-                wait.value * rate, wait.lower * rate, wait.upper * rate,
+                wait.value * rate,
+                wait.lower * rate,
+                wait.upper * rate,
                 QuantitySource.ASSUMED if isnan(source) else QuantitySource.DECLARED,
                 f"{wait.evidence}; {request.needs.rate_text('delay_rate')}",
-            )  # fmt: skip
+            )
             extra.append(PricePart("delay", delay))
         changes = [
             f"wait {start[0]:.1f} h (p90 {start[1]:.1f} h) for repairs of {needed} of {out} nodes"
-            if change == "wait for repairs" else change
+            if change == "wait for repairs"
+            else change
             for change in changes
-        ]  # fmt: skip
+        ]
     price = with_parts(option.price, extra)
     added = np.unique(np.concatenate((changed.added, changed.repaired)))
     return PlanRelaxation("; ".join(changes), changed.needs, added, price, start)
@@ -625,9 +631,12 @@ def expected_repair_wait(out: int, needed: int, median_hours: float) -> Quantity
     lower, upper = hours[np.searchsorted(np.cumsum(weights), (0.05, 0.95))]
     value = float(weights @ hours)
     return Quantity(
-        value, min(float(lower), value), max(float(upper), value), QuantitySource.ASSUMED,
+        value,
+        min(float(lower), value),
+        max(float(upper), value),
+        QuantitySource.ASSUMED,
         f"{value:.1f} h expected until {needed} of {out} nodes are repaired",
-    )  # fmt: skip
+    )
 
 
 @cache

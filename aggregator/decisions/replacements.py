@@ -76,11 +76,15 @@ def suspect_domains(table: NodeTable, members: Indexes, failed: Indexes) -> list
     return suspects
 
 
-def _explains(table: NodeTable, one: SuspectDomain, wider: SuspectDomain, failed: Indexes) -> bool:
-    """Return whether all failures in *wider* are in *one*, which has fewer members."""
+def _explains(
+    table: NodeTable, narrower: SuspectDomain, wider: SuspectDomain, failed: Indexes
+) -> bool:
+    """Return whether all failures in *wider* are in *narrower*, which has fewer members."""
     ids = table.facts.domains.ids
     inside = failed[ids[wider.tier.row][failed] == wider.domain]
-    return one.members < wider.members and bool((ids[one.tier.row][inside] == one.domain).all())
+    return narrower.members < wider.members and bool(
+        (ids[narrower.tier.row][inside] == narrower.domain).all()
+    )
 
 
 def in_suspect_domain(table: NodeTable, domains: Sequence[SuspectDomain]) -> Flags:
@@ -221,7 +225,7 @@ class _Task:
         return filled if self._holds(filled) else None
 
     def _fill_whole_segments(
-        self, order: Indexes, segments: Indexes, found: Indexes, is_left: Flags
+        self, order: Indexes, segments: Indexes, replacements: Indexes, is_left: Flags
     ) -> None:
         """Fill the places of segments that failed as a whole from one domain, if one has room."""
         size = self._needs.segment_nodes
@@ -238,15 +242,15 @@ class _Task:
             )
             if roomy.size:
                 inside = np.flatnonzero(is_left & (segments == segments[roomy[0]]))[:size]
-                found[places], is_left[inside] = order[inside], False
+                replacements[places], is_left[inside] = order[inside], False
 
-    def _within_spread(self, found: Indexes, order: Indexes) -> Flags:
-        """Return which of *order*, in turn after *found* (-1: none), keep within the spread."""
+    def _within_spread(self, replacements: Indexes, order: Indexes) -> Flags:
+        """Return which of *order*, after *replacements* (-1: none), keep within the spread."""
         needs = self._needs
         if needs.spread_over is None or not order.size:
             return np.ones(order.size, dtype=bool)
         ids = self._table.facts.domains.ids[needs.spread_over.row]
-        taken = ids[np.concatenate((self._stays, found[found >= 0]))]
+        taken = ids[np.concatenate((self._stays, replacements[replacements >= 0]))]
         domains = ids[order]
         counts = np.bincount(taken[taken >= 0], minlength=int(max(domains.max(), 0)) + 1)
         # number of earlier nodes in the order with the same domain

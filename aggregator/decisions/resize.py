@@ -161,7 +161,7 @@ def _placements(
                 chosen[nodes] = True
                 choices += planner.plan(
                     table, replace(candidates, nodes=chosen), needs, communication, EVEN_TRAFFIC
-                )  # fmt: skip
+                )
             else:
                 choices.append(planner.evaluate_nodes(table, both, needs, nodes, communication))
     return choices
@@ -227,9 +227,9 @@ def _fewest_moves(choices: Sequence[ResizeChoice], margin: float) -> list[Resize
     return result
 
 
-def _reason(one: ResizeChoice, margin: float) -> str:
+def _reason(choice: ResizeChoice, margin: float) -> str:
     """Return why the change is not worth its cost; "" if it is."""
-    gain = one.gain
+    gain = choice.gain
     if gain.value <= margin:
         return f"gains {gain.value:.1f} GPU-hours, not more than the margin of {margin:.1f}"
     if gain.lower <= 0.0:
@@ -248,9 +248,12 @@ def _stop(needs: GangRequirements, times: ResizeTimes) -> Quantity:
         write = needs.checkpoint_write_hours
         parts.append(duration_hours("checkpoint write", write, CHECKPOINT_WRITE_MINUTES, reports))
     return Quantity(
-        sum(part.value for part in parts), sum(part.lower for part in parts), sum(part.upper for part in parts),
-        weakest(part.source for part in parts), "; ".join(part.evidence for part in parts),
-    )  # fmt: skip
+        sum(part.value for part in parts),
+        sum(part.lower for part in parts),
+        sum(part.upper for part in parts),
+        weakest(part.source for part in parts),
+        "; ".join(part.evidence for part in parts),
+    )
 
 
 def _wait_hours(needs: GangRequirements, times: ResizeTimes) -> float:

@@ -79,12 +79,12 @@ def drawn_between(one: Quantity, dimension: int) -> Floats:
     return _between(one, _normals()[:, dimension])
 
 
-def _between(one: Quantity, normals: Floats) -> Floats:
+def _between(quantity: Quantity, normals: Floats) -> Floats:
     scale = normals / Z90
-    below = one.value + (one.value - one.lower) * np.maximum(scale, -1.0)
-    above = one.value + (one.upper - one.value) * scale
-    if one.value > 0.0 and one.upper > one.value:
-        above = one.value * np.exp(log(one.upper / one.value) * scale)
+    below = quantity.value + (quantity.value - quantity.lower) * np.maximum(scale, -1.0)
+    above = quantity.value + (quantity.upper - quantity.value) * scale
+    if quantity.value > 0.0 and quantity.upper > quantity.value:
+        above = quantity.value * np.exp(log(quantity.upper / quantity.value) * scale)
     return np.asarray(np.where(scale < 0.0, below, above), dtype=np.float64)
 
 

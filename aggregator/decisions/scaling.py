@@ -144,22 +144,22 @@ class ScalingCurve:
             evidence += "; beyond twice the largest known size the value is the lower end"
         return assumed(value, lower, upper, evidence)
 
-    def _fitted(self, at: Floats) -> tuple[Floats, Floats, Floats]:
+    def _fitted(self, sizes: Floats) -> tuple[Floats, Floats, Floats]:
         """Return value, lower and upper end at each size."""
-        inside = np.clip(at, self.nodes[0], self.nodes[-1])
+        inside = np.clip(sizes, self.nodes[0], self.nodes[-1])
         line = np.exp(np.interp(np.log(inside), np.log(self.nodes), np.log(self.throughput)))
         # Beyond the known sizes the forms start between the line and the fit at the last size.
         weight = self.line_weight
         middle = line**weight * _throughput(self.fits[0], inside) ** (1.0 - weight)
         forms = np.stack(
-            [middle * _throughput(fit, at) / _throughput(fit, inside) for fit in self.fits]
+            [middle * _throughput(fit, sizes) / _throughput(fit, inside) for fit in self.fits]
         )
-        linear = middle * at / inside
+        linear = middle * sizes / inside
         half = self.half_width + np.abs(np.log(line / middle))
-        away = REACH_PER_DOUBLING * np.abs(np.log2(at / inside))
+        away = REACH_PER_DOUBLING * np.abs(np.log2(sizes / inside))
         lower = np.minimum(forms.min(axis=0), linear) * np.exp(-half - away)
         upper = np.maximum(forms.max(axis=0), linear) * np.exp(
-            half + np.where(at < inside, away, 0.0)
+            half + np.where(sizes < inside, away, 0.0)
         )
         return forms[0], lower, upper
 
@@ -200,14 +200,19 @@ def scaling_curve(
         irregularity = float(np.square(jumps).mean() ** 0.5)
         half_width = max(half_width, _t_quantile(max(jumps.size, 2)) * irregularity)
     return ScalingCurve(
-        nodes, throughput, source, fits, half_width,
-        max(0.5, missed / (missed + NOISE_ASSUMED**2)), irregularity,
-    )  # fmt: skip
+        nodes=nodes,
+        throughput=throughput,
+        source=source,
+        fits=fits,
+        half_width=half_width,
+        line_weight=max(0.5, missed / (missed + NOISE_ASSUMED**2)),
+        irregularity=irregularity,
+    )
 
 
-def _between_neighbors(at: Floats, values: Floats) -> Floats:
+def _between_neighbors(sizes: Floats, values: Floats) -> Floats:
     """Return for each inner point the value of the line between its two neighbors."""
-    share = (at[1:-1] - at[:-2]) / (at[2:] - at[:-2])
+    share = (sizes[1:-1] - sizes[:-2]) / (sizes[2:] - sizes[:-2])
     return np.asarray(values[:-2] + share * (values[2:] - values[:-2]))
 
 

@@ -106,8 +106,11 @@ def health_view(
         view = JobView(name, allocated, addresses=_addresses(state, parts))
         if info is not None and is_current(info, parts) and members(info, allocated)[0]:
             view = replace(
-                view, active=members(info, allocated)[0], cycle_started=info.started, log_file=info.log_file,
-            )  # fmt: skip
+                view,
+                active=members(info, allocated)[0],
+                cycle_started=info.started,
+                log_file=info.log_file,
+            )
         jobs[name] = view
         used = _used(view)
         gone = {node: until for node, until in before.lost.get(name, {}).items() if until > now}
@@ -183,7 +186,10 @@ def _of_bad_hosts(
 
 
 def _named(view: HealthView, nodes: list[str]) -> str:
-    some = [f"{node}: {view.faults[node].reason} ({view.faults[node].name})" for node in nodes[:REASONS_MAX]]  # fmt: skip
+    some = [
+        f"{node}: {view.faults[node].reason} ({view.faults[node].name})"
+        for node in nodes[:REASONS_MAX]
+    ]
     more = f"; and {len(nodes) - REASONS_MAX} more" if len(nodes) > REASONS_MAX else ""
     return "; ".join(some) + more
 

@@ -131,9 +131,12 @@ class _Service:
         found = self._board.answer(path, client, self._wall(), wait=wait)
         recommendation = {"action": found.action, "reason": found.reason, "source": "gangline"}
         return {
-            "status": "completed" if found.is_final else "in_progress", "mode": "single", "log_file": path,
-            "result": {"recommendation": recommendation}, "recommendation": recommendation,
-        }  # fmt: skip
+            "status": "completed" if found.is_final else "in_progress",
+            "mode": "single",
+            "log_file": path,
+            "result": {"recommendation": recommendation},
+            "recommendation": recommendation,
+        }
 
 
 def _checked_path(path: object) -> str:

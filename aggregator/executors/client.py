@@ -165,15 +165,26 @@ class AggregatorClient:
         if not NODE_NAME.fullmatch(node):
             return None
         return Advice(
-            name, message.etag, _name(wire.Action, message.action),
-            _name(wire.AdvisoryState, message.state), node, message.scope,
-            _name(score_pb2.ReasonCode, message.reason), message.reason_text[:200], message.owner, message.fencing_token,
-            self._local(message.expire_time), self._local(message.lease_expire_time), message.workload,
-            message.checkpoint_interval.seconds + message.checkpoint_interval.nanos / 1e9,
-            self._local(message.propose_time),
-            tuple(sorted({one.partition("/")[0][:80] for one in message.devices})),
-            _name(wire.Basis, message.basis), message.store[:STORE_CHARACTERS_MAX],
-        )  # fmt: skip
+            name=name,
+            etag=message.etag,
+            action=_name(wire.Action, message.action),
+            state=_name(wire.AdvisoryState, message.state),
+            node=node,
+            scope=message.scope,
+            cause=_name(score_pb2.ReasonCode, message.reason),
+            reason=message.reason_text[:200],
+            owner=message.owner,
+            token=message.fencing_token,
+            expires=self._local(message.expire_time),
+            lease_until=self._local(message.lease_expire_time),
+            workload=message.workload,
+            checkpoint_seconds=message.checkpoint_interval.seconds
+            + message.checkpoint_interval.nanos / 1e9,
+            proposed=self._local(message.propose_time),
+            devices=tuple(sorted({one.partition("/")[0][:80] for one in message.devices})),
+            basis=_name(wire.Basis, message.basis),
+            store=message.store[:STORE_CHARACTERS_MAX],
+        )
 
     def _local(self, when: Any) -> float:
         """Return a time of the aggregator by this machine's clock; 0 if the time is not set."""
@@ -256,10 +267,12 @@ class AggregatorClient:
     ) -> Advice:
         """Answer an advisory, and return the changed advisory. Raises ClientError."""
         request = wire.AckAdvisoryRequest(
-            name=f"advisories/{advice.name}", new_state=state, actor=self.actor,
+            name=f"advisories/{advice.name}",
+            new_state=state,
+            actor=self.actor,
             etag=advice.etag if state == "ACCEPTED" and advice.state != "ACCEPTED" else "",
             note="".join(c if c.isprintable() else " " for c in note)[:500],
-        )  # fmt: skip
+        )
         if lease_seconds:
             request.lease.FromMilliseconds(int(1000 * lease_seconds))
         message: wire.Advisory = self._ask(self._stub.AckAdvisory, request)

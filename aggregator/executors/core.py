@@ -102,7 +102,11 @@ def decide(situation: Situation, ledger: ExecutorLedger) -> list[Step]:
     if store and ledger.store and store != ledger.store:
         return _change_store(situation, ledger, store)
     marks = sum(entry.is_marked for entry in ledger)
-    returning = _returning(situation, ledger)
+    returning = {  # nodes that this executor is returning to service
+        advice.node
+        for advice in situation.advice.values()
+        if advice.action == RETURN and advice.state == "ACCEPTED" and ledger.get(advice.name)
+    }
     for name in sorted(situation.advice, key=_number):
         advice = situation.advice[name]
         entry = ledger.get(name)
@@ -156,15 +160,6 @@ def _change_store(situation: Situation, ledger: ExecutorLedger, store: str) -> l
     why = "the aggregator has another store"
     steps = [step for entry in ledger for step in _take_back(situation, ledger, entry, why)]
     return steps if ledger.entries else [AdoptStore("", why, store)]
-
-
-def _returning(situation: Situation, ledger: ExecutorLedger) -> set[str]:
-    """Return the nodes that this executor is returning to service."""
-    return {
-        advice.node
-        for advice in situation.advice.values()
-        if advice.action == RETURN and advice.state == "ACCEPTED" and ledger.get(advice.name)
-    }
 
 
 def _stray_holds(scheduler: SchedulerState, ledger: ExecutorLedger) -> list[Step]:
@@ -277,9 +272,15 @@ def plan(situation: Situation, advice: Advice) -> list[Step]:
     """Return the steps that would carry *advice* out now; `--shadow` prints them."""
     node = situation.scheduler.nodes[advice.node]
     entry = Entry(
-        advice.name, advice.node, advice.action, "", advice.token, situation.now,
-        situation.now + 7200, mark=mark_of(situation, advice),
-    )  # fmt: skip
+        advisory=advice.name,
+        node=advice.node,
+        action=advice.action,
+        owner="",
+        token=advice.token,
+        accepted=situation.now,
+        expires=situation.now + 7200,
+        mark=mark_of(situation, advice),
+    )
     steps = [_place(situation, advice, entry, node)]
     if advice.action == "EVICT_NOW":
         if situation.policy.kill_replicas:
@@ -299,7 +300,15 @@ def _place(situation: Situation, advice: Advice, entry: Entry, node: Node) -> St
             for hold in situation.scheduler.holds.values()
         )
         devices = advice.devices if advice.scope == "gpu" else ()
-        return PlaceHold(advice.name, why, name, node.name, seconds, others, devices)
+        return PlaceHold(
+            advisory=advice.name,
+            why=why,
+            hold=name,
+            node=node.name,
+            seconds=seconds,
+            overlaps=others,
+            devices=devices,
+        )
     reason = drain_reason(advice, seconds)
     return Drain(advice.name, why, node.name, reason, seconds, down=entry.mark == DOWN)
 
@@ -497,17 +506,17 @@ def _take_back(situation: Situation, ledger: ExecutorLedger, entry: Entry, why: 
     if entry.is_marked and _is_in_place(situation.scheduler, entry):
         if entry.mark == HOLD:
             return [*starts, RemoveHold(entry.advisory, why, entry.hold)]
-        if not any(_wants_drain(one) for one in ledger.on_node(entry.node) if one is not entry):
+        if not any(
+            other.is_marked and other.mark in (DRAIN, DOWN)
+            for other in ledger.on_node(entry.node)
+            if other is not entry
+        ):
             return [*starts, Resume(entry.advisory, why, entry.node)]
     if starts:
         return starts
     if evictions.is_any_in_motion(entry) and situation.now - entry.accepted < GIVE_UP_SECONDS:
         return []  # the job is still completing; the delay of its requeue is lifted afterwards
     return [Forget(entry.advisory, why)]
-
-
-def _wants_drain(entry: Entry) -> bool:
-    return entry.is_marked and entry.mark in (DRAIN, DOWN)
 
 
 def record_intent(step: Step, ledger: ExecutorLedger, situation: Situation) -> None:
@@ -580,9 +589,17 @@ def record_accept(ledger: ExecutorLedger, situation: Situation, advice: Advice) 
         entry.accepted, entry.expires = situation.now, advice.expires
     else:
         entry = Entry(
-            advice.name, advice.node, advice.action, advice.owner, advice.token, situation.now,
-            advice.expires, mark, hold, replicas=entry.replicas if entry is not None else "",
-        )  # fmt: skip
+            advisory=advice.name,
+            node=advice.node,
+            action=advice.action,
+            owner=advice.owner,
+            token=advice.token,
+            accepted=situation.now,
+            expires=advice.expires,
+            mark=mark,
+            hold=hold,
+            replicas=entry.replicas if entry is not None else "",
+        )
     ledger.add(entry)
 
 

@@ -69,11 +69,16 @@ def parse_cycle_info(text: str) -> CycleInfo:
         return value
 
     return CycleInfo(
-        words("job_id")[:128], count("attempt_index"), count("cycle_number"),
-        _seconds(words("cycle_start_time"), "cycle_start_time"), _seconds(words("cycle_end_time"), "cycle_end_time"),
-        words("cycle_log_file")[:4096], _hosts(words("active_nodes"), "active_nodes"),
-        _hosts(words("standby_nodes"), "standby_nodes"), words("active_ranks")[:4096],
-    )  # fmt: skip
+        job=words("job_id")[:128],
+        attempt=count("attempt_index"),
+        cycle=count("cycle_number"),
+        started=_seconds(words("cycle_start_time"), "cycle_start_time"),
+        ended=_seconds(words("cycle_end_time"), "cycle_end_time"),
+        log_file=words("cycle_log_file")[:4096],
+        active=_hosts(words("active_nodes"), "active_nodes"),
+        standby=_hosts(words("standby_nodes"), "standby_nodes"),
+        ranks=words("active_ranks")[:4096],
+    )
 
 
 def _seconds(text: str, key: str) -> float:

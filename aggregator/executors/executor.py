@@ -169,9 +169,13 @@ class Executor:
 
     def _situation(self) -> Situation:
         return Situation(
-            self._client.advice(), self._state, self._wall(), self._client.is_live(),
-            self._capabilities or Capabilities(), self._policy,
-        )  # fmt: skip
+            self._client.advice(),
+            self._state,
+            self._wall(),
+            self._client.is_live(),
+            self._capabilities or Capabilities(),
+            self._policy,
+        )
 
     def _read(self) -> None:
         """Read jobs, holds and the nodes of interest; every `nodes_poll_seconds` read all nodes."""
@@ -336,13 +340,19 @@ class Executor:
         if self._exporter is None or kind in UPKEEP:
             return
         attributes = {
-            "gangline.advisory": step.advisory, "gangline.step": kind, "gangline.outcome": FAILED if error else OK,
-            "gangline.cluster": self._config.cluster, "host.name": self._names.host_of(str(getattr(step, "node", ""))),
-            "gangline.workload": str(getattr(step, "job", "")), "gangline.error": error,
-        }  # fmt: skip
+            "gangline.advisory": step.advisory,
+            "gangline.step": kind,
+            "gangline.outcome": FAILED if error else OK,
+            "gangline.cluster": self._config.cluster,
+            "host.name": self._names.host_of(str(getattr(step, "node", ""))),
+            "gangline.workload": str(getattr(step, "job", "")),
+            "gangline.error": error,
+        }
         text = f"{describe(step)}: {step.why}{f': failed: {error}' if error else ''}"
         severity = ERROR if error else INFO
-        self._exporter.export(OtlpRecord("gangline.act", text, int(self._wall() * 1e9), severity, attributes))  # fmt: skip
+        self._exporter.export(
+            OtlpRecord("gangline.act", text, int(self._wall() * 1e9), severity, attributes)
+        )
         self.figures.dropped_log_records = self._exporter.dropped_count
 
     def _tell(self, situation: Situation, steps: list[Step]) -> None:
@@ -391,8 +401,10 @@ class Executor:
         """Begin the ledger for *store*, and report everything again."""
         log.warning(
             "the aggregator has another store (%s, before %s): it was reset or restored. What was set for the store before was "
-            "removed, and the ledger begins again", store, self._ledger.store,
-        )  # fmt: skip
+            "removed, and the ledger begins again",
+            store,
+            self._ledger.store,
+        )
         self._ledger.tokens, self._ledger.store = {}, store
         earlier = reports.earlier_reports(self._ledger.reported)
         self._reported = reports.Reported(unavailable=earlier)

@@ -78,7 +78,13 @@ def table_of(mirror: Mirror, node_of_host: Callable[[str], str] = lambda host: h
     in_service = [score for name, score in scores.items() if name not in failed]
     unknown = median_high(in_service) if in_service else UNKNOWN_SCORE
     return HealthTable(
-        mirror.valid_until_seconds, failed, names, priorities, scores, reason, unknown
+        valid_until=mirror.valid_until_seconds,
+        failed=failed,
+        failed_names=names,
+        priorities=priorities,
+        scores=scores,
+        reason=reason,
+        unknown_score=unknown,
     )
 
 
@@ -145,7 +151,9 @@ def prioritize_answer(body: bytes, table: HealthTable) -> bytes:
         try:
             return b"[%s]" % b",".join(map(known.__getitem__, found))
         except KeyError:
-            return b"[%s]" % b",".join([known.get(name) or _priority(name, table.unknown_score) for name in found])  # fmt: skip
+            return b"[%s]" % b",".join(
+                [known.get(name) or _priority(name, table.unknown_score) for name in found]
+            )
     arguments = _parse(body)
     names = arguments.get("NodeNames")
     if names is None:
@@ -164,7 +172,9 @@ def _node_items(arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
         items = (nodes or {}).get("items") or []
         names = [one["metadata"]["name"] for one in items]
     except (AttributeError, KeyError, TypeError) as error:
-        raise RequestBodyError("Nodes: expected a NodeList, as {items: [{metadata: {name: ..}}]}") from error  # fmt: skip
+        raise RequestBodyError(
+            "Nodes: expected a NodeList, as {items: [{metadata: {name: ..}}]}"
+        ) from error
     if nodes is None:
         raise RequestBodyError("expected ExtenderArgs with NodeNames, or with Nodes")
     _check_names(names)

@@ -147,7 +147,11 @@ class Extender:
     def health(self) -> bytes:
         """Return a line with the number of filtered nodes, or with the reason why all nodes pass."""
         table = self.table()
-        words = f"all nodes pass: {table.reason}" if table.reason else f"{len(table.failed)} of {len(table.scores)} nodes are filtered"  # fmt: skip
+        words = (
+            f"all nodes pass: {table.reason}"
+            if table.reason
+            else f"{len(table.failed)} of {len(table.scores)} nodes are filtered"
+        )
         return f"{words}\n".encode()
 
 
@@ -282,14 +286,18 @@ def _parse_head(head: bytes) -> tuple[str, str, str, bool, int]:
         raise RequestError(400, f"Content-Length: {text[:20]}: expected a number")
     if int(text) > BODY_BYTES_MAX:
         raise RequestError(
-            413, f"a body has at most {BODY_BYTES_MAX} bytes: set nodeCacheCapable: true, so that names are sent in place of nodes",
-        )  # fmt: skip
+            413,
+            f"a body has at most {BODY_BYTES_MAX} bytes: set nodeCacheCapable: true, so that "
+            "names are sent in place of nodes",
+        )
     is_old = head.partition(b"\r\n")[0].endswith(b"HTTP/1.0")
     wish = headers.get("connection", "close" if is_old else "").lower()
     return request.method, request.path, headers.get("accept", ""), wish != "close", int(text)
 
 
-async def serve(extender: Extender, host: str, port: int, ended: asyncio.Event, ready: Callable[[int], None]) -> None:  # fmt: skip
+async def serve(
+    extender: Extender, host: str, port: int, ended: asyncio.Event, ready: Callable[[int], None]
+) -> None:
     """Answer on *host*:*port* until *ended* is set; call *ready* with the port.
 
     Raises OSError if the port cannot be bound.

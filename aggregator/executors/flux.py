@@ -100,7 +100,10 @@ class Flux(Scheduler):
             case Drain(node=node, reason=reason):
                 # The reason is read just before the change, so that a person's drain is neither renamed nor ended.
                 before = self._node(node)
-                if before.is_managed and before.reason.partition(";ttl=")[0] == reason.partition(";ttl=")[0]:  # fmt: skip
+                if (
+                    before.is_managed
+                    and before.reason.partition(";ttl=")[0] == reason.partition(";ttl=")[0]
+                ):
                     return
                 force = ["--force"] if before.is_managed else []
                 self._run(["flux", "resource", "drain", *force, node, reason])
@@ -124,11 +127,21 @@ def node_of(name: str, state: str, status: str, reason: str) -> Node:
     is_online = status != "offline"
     if state in DRAINED:
         is_managed = reason.startswith(REASON_PREFIX)
-        return Node(name, state, reason[:500], is_online, f"{state}: {reason}"[:500], "", is_managed)  # fmt: skip
+        return Node(
+            name=name,
+            state=state,
+            reason=reason[:500],
+            is_responding=is_online,
+            out=f"{state}: {reason}"[:500],
+            down="",
+            is_managed=is_managed,
+        )
     if state == "exclude":
         return Node(name, state, "", is_online, "excluded by configuration")
     is_down = state == "torpid" or not is_online
-    return Node(name, state, "", not is_down, down=(state if is_online else status) if is_down else "")  # fmt: skip
+    return Node(
+        name, state, "", not is_down, down=(state if is_online else status) if is_down else ""
+    )
 
 
 def _seconds(text: str) -> float:
@@ -142,5 +155,10 @@ def doctor_findings(flux: Flux) -> Iterable[DoctorFinding]:
     yield DoctorFinding(DoctorLevel.OK, f"Flux {version} answers: {len(nodes)} nodes")
     flux.read_jobs()
     yield DoctorFinding(DoctorLevel.NOTE, "only the owner of the instance may drain nodes")
-    yield DoctorFinding(DoctorLevel.NOTE, "a drain does not expire: it lasts until the executor or `undo --all` ends it")  # fmt: skip
-    yield DoctorFinding(DoctorLevel.NOTE, "Flux requeues no job: EVICT_NOW drains the node, and its jobs continue")  # fmt: skip
+    yield DoctorFinding(
+        DoctorLevel.NOTE,
+        "a drain does not expire: it lasts until the executor or `undo --all` ends it",
+    )
+    yield DoctorFinding(
+        DoctorLevel.NOTE, "Flux requeues no job: EVICT_NOW drains the node, and its jobs continue"
+    )

@@ -87,7 +87,9 @@ class HTCondor(Scheduler):
 
     def read_jobs(self) -> dict[str, ScheduledJob]:
         """Return jobs that run or wait; an ended job leaves HTCondor's queue."""
-        return parse_jobs(self._list(["condor_q", "-allusers", "-json", "-attributes", JOB_ATTRIBUTES]))  # fmt: skip
+        return parse_jobs(
+            self._list(["condor_q", "-allusers", "-json", "-attributes", JOB_ATTRIBUTES])
+        )
 
     def read_holds(self) -> dict[str, NodeHold]:
         """Return no holds: a drain is the only mark."""
@@ -97,7 +99,9 @@ class HTCondor(Scheduler):
         """Return the latest start of a startd that lost an executor's drain; 0: none did."""
         slots = self.slots(self._drained) if self._drained else {}
         lost = [several for name, several in slots.items() if not node_of(name, several).is_managed]
-        return max((_number(slot, "DaemonStartTime") for several in lost for slot in several), default=0.0)  # fmt: skip
+        return max(
+            (_number(slot, "DaemonStartTime") for several in lost for slot in several), default=0.0
+        )
 
     def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
         """Carry out *steps*, up to TOGETHER_MAX in parallel."""
@@ -208,9 +212,10 @@ def doctor_findings(condor: HTCondor) -> Iterable[DoctorFinding]:
     slots = condor.slots()
     yield DoctorFinding(DoctorLevel.OK, f"HTCondor {version} answers: {len(slots)} machines")
     short = sorted(
-        name for name, several in slots.items()
+        name
+        for name, several in slots.items()
         if any(_number(slot, "MaxJobRetirementTime") < RETIREMENT_SECONDS_MIN for slot in several)
-    )  # fmt: skip
+    )
     if short:
         named = ", ".join(short[:5]) + (" ..." if len(short) > 5 else "")
         yield DoctorFinding(
@@ -220,8 +225,9 @@ def doctor_findings(condor: HTCondor) -> Iterable[DoctorFinding]:
         )
     condor.read_jobs()
     yield DoctorFinding(
-        DoctorLevel.NOTE, "a drain does not expire: it lasts until the executor or `undo --all` cancels it"
-    )  # fmt: skip
+        DoctorLevel.NOTE,
+        "a drain does not expire: it lasts until the executor or `undo --all` cancels it",
+    )
 
 
 def _is_managed(slot: Mapping[str, Any]) -> bool:
@@ -238,7 +244,15 @@ def node_of(name: str, slots: Iterable[Mapping[str, Any]]) -> Node:
         return Node(name, state, is_responding=bool(several))
     reason = str(drained.get("DrainReason", ""))[:500]
     is_managed = _is_managed(drained)
-    return Node(name, state, reason, True, f"drained: {reason}", "", is_managed)
+    return Node(
+        name=name,
+        state=state,
+        reason=reason,
+        is_responding=True,
+        out=f"drained: {reason}",
+        down="",
+        is_managed=is_managed,
+    )
 
 
 def parse_jobs(ads: Iterable[Mapping[str, Any]]) -> dict[str, ScheduledJob]:
@@ -255,13 +269,17 @@ def parse_jobs(ads: Iterable[Mapping[str, Any]]) -> dict[str, ScheduledJob]:
         hosts = [slot.rpartition("@")[2] for slot in listed.split(",")] if is_running else []
         starts = int(_number(ad, "NumShadowStarts"))
         jobs[name] = ScheduledJob(
-            name, JOB_STATES[status], frozenset(filter(NODE_NAME.fullmatch, hosts)),
+            name=name,
+            state=JOB_STATES[status],
+            nodes=frozenset(filter(NODE_NAME.fullmatch, hosts)),
             # A job that waits after a start was requeued.
-            max(0, starts - 1 if is_running else starts), False,
-            int(_number(ad, "RequestGpus") * max(1.0, _number(ad, "CurrentHosts"))), _number(ad, "QDate"),
-            _number(ad, "JobCurrentStartDate") if is_running else 0.0,
-            _number(ad, "EnteredCurrentStatus") if status in (3, 4) else 0.0,
-        )  # fmt: skip
+            restarts=max(0, starts - 1 if is_running else starts),
+            may_requeue=False,
+            gpus=int(_number(ad, "RequestGpus") * max(1.0, _number(ad, "CurrentHosts"))),
+            submitted=_number(ad, "QDate"),
+            started=_number(ad, "JobCurrentStartDate") if is_running else 0.0,
+            ended=_number(ad, "EnteredCurrentStatus") if status in (3, 4) else 0.0,
+        )
     return jobs
 
 

@@ -99,9 +99,11 @@ class Kubernetes(Scheduler):
         )
         labels = tuple(gang_labels)
         self._pods: WatchedObjects[GangPod] = WatchedObjects(
-            api, "/api/v1/pods", lambda thing: parse_pod(thing, gpu_resources, labels),
+            api,
+            "/api/v1/pods",
+            lambda thing: parse_pod(thing, gpu_resources, labels),
             lambda thing: f"{thing['metadata']['namespace']}/{thing['metadata']['name']}",
-        )  # fmt: skip
+        )
         self._history = GangHistory()
         self._leaving: dict[str, float] = {}
         self._eviction_version, self._budget_version = "policy/v1", "v1"
@@ -171,7 +173,9 @@ class Kubernetes(Scheduler):
                 self._post_event(node, step.hold, step.why)
             case ExtendHold(hold=hold, seconds=seconds):
                 nodes = self._nodes_of(hold)
-                extends_rules = self._devices is not None and self._devices.extend(hold, self._wall() + seconds)  # fmt: skip
+                extends_rules = self._devices is not None and self._devices.extend(
+                    hold, self._wall() + seconds
+                )
                 if not nodes and not extends_rules:
                     raise SchedulerError(f"no node has the hold {hold}")
                 for name in nodes:
@@ -327,16 +331,17 @@ class Kubernetes(Scheduler):
         nodes = {
             node
             for hold in self.read_holds().values()
-            if _is_of(hold.name, advisory)
+            if re.fullmatch(rf"gangline_{re.escape(advisory)}(_evict)?", hold.name)
             for node in hold.nodes
         }
         self._evict([pod for pod in self._live_pods(job) if pod.node in nodes])
 
     def _live_pods(self, job: str) -> list[GangPod]:
         pods = [
-            pod for pod in self._pods.current().values()
+            pod
+            for pod in self._pods.current().values()
             if pod.gang == job and pod.is_live and pod.uid not in self._leaving
-        ]  # fmt: skip
+        ]
         if not pods:
             raise SchedulerError(f"{job} has no running pods")
         return sorted(pods, key=lambda pod: pod.name)
@@ -351,7 +356,9 @@ class Kubernetes(Scheduler):
                 # The pod no longer exists, or a new pod has its name.
                 if error.status in (404, 409):
                     continue
-                raise SchedulerError(f"{count} of {len(pods)} pods were evicted, then: {error}") from error  # fmt: skip
+                raise SchedulerError(
+                    f"{count} of {len(pods)} pods were evicted, then: {error}"
+                ) from error
             self._leaving[pod.uid] = self._wall() + LEAVING_SECONDS
 
     def _refusal(self, pods: list[GangPod]) -> str:
@@ -382,9 +389,11 @@ class Kubernetes(Scheduler):
         if dry_run:
             options["dryRun"] = ["All"]
         body = {
-            "apiVersion": self._eviction_version, "kind": "Eviction",
-            "metadata": {"name": pod.name, "namespace": pod.namespace}, "deleteOptions": options,
-        }  # fmt: skip
+            "apiVersion": self._eviction_version,
+            "kind": "Eviction",
+            "metadata": {"name": pod.name, "namespace": pod.namespace},
+            "deleteOptions": options,
+        }
         name = urllib.parse.quote(pod.name)
         self._api.call("POST", f"/api/v1/namespaces/{pod.namespace}/pods/{name}/eviction", body)
 
@@ -397,7 +406,3 @@ def _with(holds: Mapping[str, float], hold: str, ends: float) -> dict[str, float
 
 def _without(holds: Mapping[str, float], hold: str) -> dict[str, float]:
     return {name: ends for name, ends in holds.items() if name != hold}
-
-
-def _is_of(hold: str, advisory: str) -> bool:
-    return re.fullmatch(rf"gangline_{re.escape(advisory)}(_evict)?", hold) is not None

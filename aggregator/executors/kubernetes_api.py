@@ -39,7 +39,7 @@ JSON, JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH = (
     "application/json-patch+json",
     "application/merge-patch+json",
     "application/strategic-merge-patch+json",
-)  # fmt: skip
+)
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
@@ -284,10 +284,12 @@ class ApiServer:
     def connect(self, seconds_max: float) -> http.client.HTTPConnection:
         access = self.access
         connection = (
-            http.client.HTTPSConnection(access.host, access.port, timeout=self._seconds_max, context=access.tls)
+            http.client.HTTPSConnection(
+                access.host, access.port, timeout=self._seconds_max, context=access.tls
+            )
             if access.tls
             else http.client.HTTPConnection(access.host, access.port, timeout=self._seconds_max)
-        )  # fmt: skip
+        )
         try:
             connection.connect()
         except OSError as error:
@@ -347,7 +349,9 @@ class ApiWatch:
                 _document(response.status, response.read(EVENT_BYTES_MAX), self._shown)
             while line := response.readline(EVENT_BYTES_MAX + 1):
                 if len(line) > EVENT_BYTES_MAX:
-                    raise ApiError(0, f"{self._shown}: an event of more than {EVENT_BYTES_MAX} bytes")  # fmt: skip
+                    raise ApiError(
+                        0, f"{self._shown}: an event of more than {EVENT_BYTES_MAX} bytes"
+                    )
                 yield self._event(line)
         except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
             raise _silence(self._access, error) from error

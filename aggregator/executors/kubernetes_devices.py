@@ -60,7 +60,9 @@ def parse_rule(document: Any) -> DeviceRule | None:
     if not NODE_NAME.fullmatch(node):
         return None
     holds = parse_holds(str(annotations.get(HOLDS_ANNOTATION, "")))
-    return DeviceRule(str(metadata["name"]), node, str(annotations.get(DEVICE_ANNOTATION, ""))[:120], holds)  # fmt: skip
+    return DeviceRule(
+        str(metadata["name"]), node, str(annotations.get(DEVICE_ANNOTATION, ""))[:120], holds
+    )
 
 
 def find_devices(slices: Iterable[Any], node: str, uuids: Sequence[str]) -> list[SlicedDevice]:
@@ -80,12 +82,18 @@ def find_devices(slices: Iterable[Any], node: str, uuids: Sequence[str]) -> list
                 for key in UUID_ATTRIBUTES:
                     uuid = str((attributes.get(key) or {}).get("string", "")).lower()
                     if uuid in wanted:
-                        found.setdefault(uuid, set()).add(SlicedDevice(str(spec["driver"]), str(spec["pool"]["name"]), str(device["name"])))  # fmt: skip
+                        found.setdefault(uuid, set()).add(
+                            SlicedDevice(
+                                str(spec["driver"]), str(spec["pool"]["name"]), str(device["name"])
+                            )
+                        )
         except (KeyError, TypeError, AttributeError):
             continue
     if found.keys() != wanted or any(len(devices) != 1 for devices in found.values()):
         return []
-    return sorted((device for devices in found.values() for device in devices), key=lambda one: one.name)  # fmt: skip
+    return sorted(
+        (device for devices in found.values() for device in devices), key=lambda one: one.name
+    )
 
 
 def rule_of(
@@ -122,7 +130,9 @@ class DeviceRules:
         if self._paths is None:
             self._paths = self._find(RULES), self._find(SLICES)
             if not all(self._paths):
-                log.warning("this API server has no %s: an advisory of one GPU takes out its node", RULES)  # fmt: skip
+                log.warning(
+                    "this API server has no %s: an advisory of one GPU takes out its node", RULES
+                )
         return self._paths
 
     def _find(self, resource: str) -> str:
@@ -157,7 +167,9 @@ class DeviceRules:
         slices, _ = self._api.list_all(self._offered()[1])
         return find_devices(slices, node, uuids)
 
-    def place(self, hold: str, node: str, devices: Iterable[SlicedDevice], ends: float, evicts: bool) -> None:  # fmt: skip
+    def place(
+        self, hold: str, node: str, devices: Iterable[SlicedDevice], ends: float, evicts: bool
+    ) -> None:
         """Taint *devices* until *ends*; for an existing rule change only the end."""
         path, _ = self._offered()
         for device in devices:
@@ -179,7 +191,9 @@ class DeviceRules:
 
     def _write_end(self, name: str, hold: str, ends: float) -> None:
         patch = {"metadata": {"annotations": {HOLDS_ANNOTATION: format_holds({hold: ends})}}}
-        self._api.call("PATCH", f"{self._offered()[0]}/{urllib.parse.quote(name)}", patch, MERGE_PATCH)  # fmt: skip
+        self._api.call(
+            "PATCH", f"{self._offered()[0]}/{urllib.parse.quote(name)}", patch, MERGE_PATCH
+        )
 
     def remove(self, hold: str) -> None:
         """Remove the rules of *hold*."""

@@ -26,7 +26,7 @@ RIGHTS = (
     ("watch", "", "pods", "", "know what runs where"),
     ("create", "", "pods", "eviction", "carry out EVICT_NOW"),
     ("list", "policy", "poddisruptionbudgets", "", "evict a gang as a whole or not at all"),
-)  # fmt: skip
+)
 #: Rights in the namespace of the Lease and the ledger.
 STATE_RIGHTS = (
     ("create", "", "configmaps", "", "keep the ledger"),
@@ -35,7 +35,7 @@ STATE_RIGHTS = (
     ("create", "coordination.k8s.io", "leases", "", "be one of several replicas"),
     ("get", "coordination.k8s.io", "leases", "", "be one of several replicas"),
     ("update", "coordination.k8s.io", "leases", "", "be one of several replicas"),
-)  # fmt: skip
+)
 HEALTH_RIGHT = ("patch", "", "nodes", "status", "write the condition GanglineHealthy")
 #: Rights for the setting kueue = true (KUEUE_RIGHTS) and for device_taints = true (DEVICE_RIGHTS).
 KUEUE_RIGHTS = (
@@ -44,9 +44,12 @@ KUEUE_RIGHTS = (
     *(("patch", KUEUE, kind, "status", "answer admission checks of Kueue") for kind in ("workloads", "admissionchecks")),
 )  # fmt: skip
 DEVICE_RIGHTS = (
-    *((verb, DRA, "devicetaintrules", "", "taint one GPU in place of its node") for verb in ("list", "create", "patch", "delete")),
+    *(
+        (verb, DRA, "devicetaintrules", "", "taint one GPU in place of its node")
+        for verb in ("list", "create", "patch", "delete")
+    ),
     ("list", DRA, "resourceslices", "", "find a GPU by its UUID"),
-)  # fmt: skip
+)
 MANIFESTS = {KUEUE: "kueue-rights.yaml", DRA: "devices-rights.yaml"}
 EVENT_RIGHTS = tuple(
     (verb, "", "events", "", "say in `kubectl describe node` why it was set")
@@ -66,7 +69,10 @@ def findings(
 ) -> Iterator[DoctorFinding]:
     """Yield findings about the cluster; with *attempt*, also set an executor's taint in a dry run."""
     try:
-        yield DoctorFinding(DoctorLevel.OK, f"Kubernetes {scheduler.capabilities().version} answers at {api.access.shown}")  # fmt: skip
+        yield DoctorFinding(
+            DoctorLevel.OK,
+            f"Kubernetes {scheduler.capabilities().version} answers at {api.access.shown}",
+        )
         yield from _rights(api, config)
         nodes, jobs = scheduler.read_nodes(), scheduler.read_jobs()
         yield from cluster_findings(nodes, jobs)
@@ -88,7 +94,11 @@ def _service_account(config: KubernetesConfig) -> dict[str, Any]:
         return {}
     namespace = config.namespace
     user = f"system:serviceaccount:{namespace}:{SERVICE_ACCOUNT}"
-    groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]  # fmt: skip
+    groups = [
+        "system:serviceaccounts",
+        f"system:serviceaccounts:{namespace}",
+        "system:authenticated",
+    ]
     return {"user": user, "groups": groups}
 
 
@@ -113,23 +123,33 @@ def _rights(api: ApiServer, config: KubernetesConfig) -> Iterator[DoctorFinding]
         name = config.state_name if is_named else ""
         kind = "SubjectAccessReview" if account else "SelfSubjectAccessReview"
         body = {
-            "apiVersion": "authorization.k8s.io/v1", "kind": kind,
-            "spec": {"resourceAttributes": {**attributes, "namespace": namespace, "name": name}, **account},
-        }  # fmt: skip
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": kind,
+            "spec": {
+                "resourceAttributes": {**attributes, "namespace": namespace, "name": name},
+                **account,
+            },
+        }
         try:
             answer = api.call("POST", f"/apis/authorization.k8s.io/v1/{kind.lower()}s", body)
         except ApiError as error:
             if error.status != 403 or not account:
                 raise
-            yield DoctorFinding(DoctorLevel.NOTE, f"rights of {user} are unknown, because the login of `kubectl proxy` may not ask for them; run doctor in the executor's pod")  # fmt: skip
+            yield DoctorFinding(
+                DoctorLevel.NOTE,
+                f"rights of {user} are unknown, because the login of `kubectl proxy` may not ask "
+                "for them; run doctor in the executor's pod",
+            )
             return
         status = answer.get("status") if isinstance(answer, dict) else None
         if not (status or {}).get("allowed"):
             missing += 1
             what = f"{verb} {resource}{f'/{subresource}' if subresource else ''}"
             yield DoctorFinding(
-                DoctorLevel.MISSING, f"{user and user + ' '}may not {what}: it cannot {purpose}; kubectl apply -f packaging/kubernetes/{MANIFESTS.get(group, 'executor-rights.yaml')}",
-            )  # fmt: skip
+                DoctorLevel.MISSING,
+                f"{user and user + ' '}may not {what}: it cannot {purpose}; kubectl apply -f "
+                f"packaging/kubernetes/{MANIFESTS.get(group, 'executor-rights.yaml')}",
+            )
     if not missing:
         yield DoctorFinding(DoctorLevel.OK, f"{user and user + ' '}has all rights that it needs")
 
@@ -140,13 +160,17 @@ def resource_findings(
     """Yield a finding about resources that look like GPUs and match no pattern of *gpu_resources*. Pure."""
     offered = {name for node in nodes for name, count in node.gpus.items() if count}
     unknown = sorted(
-        name for name in offered if LIKE_A_GPU.search(name) and not is_gpu_resource(name, gpu_resources)
-    )  # fmt: skip
+        name
+        for name in offered
+        if LIKE_A_GPU.search(name) and not is_gpu_resource(name, gpu_resources)
+    )
     if unknown:
         yield DoctorFinding(
-            DoctorLevel.NOTE, f"nodes offer {', '.join(unknown[:SHOWN_MAX])}, which gpu_resources does not match: pods with it are ignored, "
+            DoctorLevel.NOTE,
+            f"nodes offer {', '.join(unknown[:SHOWN_MAX])}, which gpu_resources does not match: "
+            "pods with it are ignored, "
             "so a drain does not wait for them; add it to gpu_resources if it is a GPU",
-        )  # fmt: skip
+        )
 
 
 def cluster_findings(
@@ -156,14 +180,19 @@ def cluster_findings(
     yield DoctorFinding(DoctorLevel.OK, f"{len(nodes)} nodes, {len(jobs)} gangs with GPUs")
     if not nodes:
         yield DoctorFinding(DoctorLevel.MISSING, "the cluster has no nodes")
-    reasons = Counter(node.out.partition(",")[0].partition(":")[0] for node in nodes.values() if node.out)  # fmt: skip
+    reasons = Counter(
+        node.out.partition(",")[0].partition(":")[0] for node in nodes.values() if node.out
+    )
     for reason, count in reasons.most_common(SHOWN_MAX):
         yield DoctorFinding(
-            DoctorLevel.NOTE, f"{count} nodes count as taken out by others: {reason}; add taints that only describe a node to usual_taints",
-        )  # fmt: skip
+            DoctorLevel.NOTE,
+            f"{count} nodes count as taken out by others: {reason}; add taints that only describe "
+            "a node to usual_taints",
+        )
     left = sorted(job.name for job in jobs.values() if job.is_running and not job.may_requeue)
     if left:
         yield DoctorFinding(
-            DoctorLevel.SLOW, f"{len(left)} gangs are not evicted, because no controller recreates their pods, or their owner forbids it: "
-            + ", ".join(left[:SHOWN_MAX]),
-        )  # fmt: skip
+            DoctorLevel.SLOW,
+            f"{len(left)} gangs are not evicted, because no controller recreates their pods, or "
+            "their owner forbids it: " + ", ".join(left[:SHOWN_MAX]),
+        )

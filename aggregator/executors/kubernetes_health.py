@@ -127,8 +127,12 @@ def condition_patch(
         return None
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
     condition = {
-        "type": HEALTH_CONDITION, "status": status, "reason": reason, "message": message, "lastHeartbeatTime": stamp,
-    }  # fmt: skip
+        "type": HEALTH_CONDITION,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastHeartbeatTime": stamp,
+    }
     if before is None or before.status != status:
         condition["lastTransitionTime"] = stamp
     return _status(condition)

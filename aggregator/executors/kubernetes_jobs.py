@@ -24,7 +24,7 @@ GANG_LABELS = (
     ("volcano.sh/job-name", "vcjob"),
     ("batch.kubernetes.io/job-name", "job"),
     ("job-name", "job"),
-)  # fmt: skip
+)
 GANG_ANNOTATIONS = (("scheduling.k8s.io/group-name", "podgroup"),)
 
 #: Annotations of pods, by which the owner of a job sets options.
@@ -44,7 +44,9 @@ NODE_FAIL_REASONS = frozenset({"NodeLost", "NodeShutdown", "Shutdown", "Terminat
 #: An evicted gang counts as ended if it has no new pods after this time.
 RECREATED_SECONDS_MAX = 60.0
 #: A time in Kubernetes; fractions of a second are ignored.
-TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.[0-9]+)?Z", re.ASCII)  # fmt: skip
+TIME = re.compile(
+    r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.[0-9]+)?Z", re.ASCII
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,22 +99,31 @@ def parse_pod(
     scheduled = conditions.get("PodScheduled", {})
     is_bound = scheduled.get("status") == "True"
     is_forbidden = "false" in (
-        str(annotations.get(REQUEUE_ANNOTATION)), str(annotations.get(SAFE_TO_EVICT_ANNOTATION))
-    )  # fmt: skip
+        str(annotations.get(REQUEUE_ANNOTATION)),
+        str(annotations.get(SAFE_TO_EVICT_ANNOTATION)),
+    )
     namespace, name = str(metadata["namespace"]), str(metadata["name"])
     created = parse_time(metadata.get("creationTimestamp"))
     return GangPod(
-        namespace, name, str(metadata["uid"]),
-        _gang(namespace, name, labels, annotations, owner, gang_labels)[:GANG_CHARACTERS_MAX],
-        str(status.get("phase", "Pending")), str(spec.get("nodeName") or ""), bool(metadata.get("deletionTimestamp")),
-        conditions.get("Ready", {}).get("status") == "True", str(status.get("reason") or ""), gpus,
-        bool(owner) and not is_forbidden, annotations.get(ELASTIC_ANNOTATION) == "true",
-        _checkpoint_seconds(annotations.get(CHECKPOINT_ANNOTATION)), created,
-        (parse_time(scheduled.get("lastTransitionTime")) if is_bound else 0.0) or created,
-        max((_finished(one) for one in status.get("containerStatuses") or []), default=0.0),
-        {str(key): str(value) for key, value in labels.items()},
-        frozenset(str(status[key]) for key in ("podIP", "hostIP") if status.get(key)),
-    )  # fmt: skip
+        namespace=namespace,
+        name=name,
+        uid=str(metadata["uid"]),
+        gang=_gang(namespace, name, labels, annotations, owner, gang_labels)[:GANG_CHARACTERS_MAX],
+        phase=str(status.get("phase", "Pending")),
+        node=str(spec.get("nodeName") or ""),
+        is_deleted=bool(metadata.get("deletionTimestamp")),
+        is_ready=conditions.get("Ready", {}).get("status") == "True",
+        reason=str(status.get("reason") or ""),
+        gpus=gpus,
+        may_requeue=bool(owner) and not is_forbidden,
+        is_elastic=annotations.get(ELASTIC_ANNOTATION) == "true",
+        checkpoint_seconds=_checkpoint_seconds(annotations.get(CHECKPOINT_ANNOTATION)),
+        created=created,
+        scheduled=(parse_time(scheduled.get("lastTransitionTime")) if is_bound else 0.0) or created,
+        ended=max((_finished(one) for one in status.get("containerStatuses") or []), default=0.0),
+        labels={str(key): str(value) for key, value in labels.items()},
+        addresses=frozenset(str(status[key]) for key in ("podIP", "hostIP") if status.get(key)),
+    )
 
 
 def _controller(metadata: Any) -> Mapping[str, Any]:
@@ -282,12 +293,19 @@ def _job(name: str, group: list[GangPod], live: list[GangPod], restarts: int) ->
         state = "NODE_FAIL" if lost else "FAILED" if failed else "COMPLETED"
         ended = max(pod.ended or pod.scheduled for pod in group)
     return ScheduledJob(
-        name, state, frozenset(pod.node for pod in bound), restarts,
-        all(pod.may_requeue for pod in known), sum(pod.gpus for pod in live),
-        min(pod.created for pod in known), max((pod.scheduled for pod in bound), default=0.0), ended,
-        max(pod.checkpoint_seconds for pod in known), all(pod.is_elastic for pod in known),
+        name=name,
+        state=state,
+        nodes=frozenset(pod.node for pod in bound),
+        restarts=restarts,
+        may_requeue=all(pod.may_requeue for pod in known),
+        gpus=sum(pod.gpus for pod in live),
+        submitted=min(pod.created for pod in known),
+        started=max((pod.scheduled for pod in bound), default=0.0),
+        ended=ended,
+        checkpoint_seconds=max(pod.checkpoint_seconds for pod in known),
+        restarts_itself=all(pod.is_elastic for pod in known),
         addresses=frozenset().union(*(pod.addresses for pod in bound)),
-    )  # fmt: skip
+    )
 
 
 def budget_refusal(pods: Sequence[GangPod], budgets: Iterable[Any]) -> str:
@@ -298,9 +316,12 @@ def budget_refusal(pods: Sequence[GangPod], budgets: Iterable[Any]) -> str:
     for budget in budgets:
         metadata, selector = budget["metadata"], (budget.get("spec") or {}).get("selector")
         covered = [
-            pod for pod in pods
-            if pod.namespace == metadata["namespace"] and selector is not None and selects(selector, pod.labels)
-        ]  # fmt: skip
+            pod
+            for pod in pods
+            if pod.namespace == metadata["namespace"]
+            and selector is not None
+            and selects(selector, pod.labels)
+        ]
         healthy = sum(pod.is_ready for pod in covered)
         allowed = int((budget.get("status") or {}).get("disruptionsAllowed", 0))
         if healthy > allowed:

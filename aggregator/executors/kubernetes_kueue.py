@@ -86,8 +86,12 @@ def parse_workload(document: Any, gpu_resources: Collection[str]) -> KueueWorklo
     for one in (document["spec"].get("podSets") or [])[:POD_SETS_MAX]:
         template = one["template"]["spec"]
         gpus = gpus_of_pod(template, gpu_resources)
-        selector = {str(key): str(value) for key, value in (template.get("nodeSelector") or {}).items()}  # fmt: skip
-        pod_sets.append(PodSet(str(one.get("name", "main")), min(int(one["count"]), PODS_MAX), gpus, selector))  # fmt: skip
+        selector = {
+            str(key): str(value) for key, value in (template.get("nodeSelector") or {}).items()
+        }
+        pod_sets.append(
+            PodSet(str(one.get("name", "main")), min(int(one["count"]), PODS_MAX), gpus, selector)
+        )
     checks = tuple(
         (str(one["name"]), str(one["state"]), int(one.get("retryCount") or 0))
         for one in status.get("admissionChecks") or []
@@ -110,7 +114,10 @@ def refusals(
     for node in nodes:
         shown = node_of(node, patterns, common)
         if node.holds:
-            found[node.name] = f"held for {', '.join(sorted(name.removeprefix('gangline_') for name in node.holds))}"  # fmt: skip
+            found[node.name] = (
+                "held for "
+                f"{', '.join(sorted(name.removeprefix('gangline_') for name in node.holds))}"
+            )
         elif shown.out or shown.down:
             found[node.name] = shown.out or shown.down
         elif (node.bucket or 0) > BUCKET_MAX:
@@ -132,7 +139,9 @@ def check_workload(
     *out*: the result of `refusals`. With *select_bucket*, a workload that fits on the nodes of bucket 0 gets a node selector
     for these nodes.
     """
-    wanted = sorted((one for one in workload.pod_sets if one.gpus and one.count), key=lambda one: -one.gpus)  # fmt: skip
+    wanted = sorted(
+        (one for one in workload.pod_sets if one.gpus and one.count), key=lambda one: -one.gpus
+    )
     if not wanted:
         return CheckAnswer(READY, "it asks for no GPU")
     free = _free_gpus(nodes, pods, gpu_resources)
@@ -147,12 +156,14 @@ def check_workload(
     if _missing(wanted, nodes, free):
         return CheckAnswer(READY, "no node that is out would make it fit: the decision is Kueue's")
     pod_set, count = missing
-    blocking = [name for name in sorted(out) if free.get(name, 0) >= pod_set.gpus and _matches(nodes[name], pod_set)]  # fmt: skip
+    blocking = [
+        name
+        for name in sorted(out)
+        if free.get(name, 0) >= pod_set.gpus and _matches(nodes[name], pod_set)
+    ]
     shown = "; ".join(f"{name} ({out[name]})" for name in blocking[:NODES_SHOWN_MAX])
     more = f" and {len(blocking) - NODES_SHOWN_MAX} more" if len(blocking) > NODES_SHOWN_MAX else ""
-    message = (
-        f"{count} of {pod_set.count} pods with {pod_set.gpus} GPUs ({pod_set.name}) fit on no healthy node; out: {shown}{more}"
-    )  # fmt: skip
+    message = f"{count} of {pod_set.count} pods with {pod_set.gpus} GPUs ({pod_set.name}) fit on no healthy node; out: {shown}{more}"
     seconds = min(REQUEUE_SECONDS << min(retries, 10), REQUEUE_SECONDS_MAX)
     return CheckAnswer(RETRY, message[:MESSAGE_CHARACTERS_MAX], seconds)
 
@@ -196,8 +207,11 @@ def check_patch(
     name = workload.checks[index][0]
     path = f"/status/admissionChecks/{index}"
     value: dict[str, Any] = {
-        "name": name, "state": answer.state, "message": answer.message, "lastTransitionTime": _stamp(now),
-    }  # fmt: skip
+        "name": name,
+        "state": answer.state,
+        "message": answer.message,
+        "lastTransitionTime": _stamp(now),
+    }
     if answer.state == RETRY:
         value["requeueAfterSeconds"] = answer.requeue_seconds
         # Kueue itself increases retryCount, in versions that have this field.
@@ -217,9 +231,13 @@ def check_patch(
 def active_patch(is_active: bool, message: str, generation: int, now: float) -> dict[str, Any]:
     """Return the merge patch that sets the condition Active of an AdmissionCheck."""
     condition = {
-        "type": "Active", "status": "True" if is_active else "False", "reason": "Active" if is_active else "Stopped",
-        "message": message, "lastTransitionTime": _stamp(now), "observedGeneration": generation,
-    }  # fmt: skip
+        "type": "Active",
+        "status": "True" if is_active else "False",
+        "reason": "Active" if is_active else "Stopped",
+        "message": message,
+        "lastTransitionTime": _stamp(now),
+        "observedGeneration": generation,
+    }
     return {"status": {"conditions": [condition]}}
 
 
@@ -242,7 +260,9 @@ def parse_check(document: Any) -> OwnCheck | None:
         return None
     conditions = (document.get("status") or {}).get("conditions") or []
     active = any(one.get("type") == "Active" and one.get("status") == "True" for one in conditions)
-    return OwnCheck(str(document["metadata"]["name"]), int(document["metadata"].get("generation") or 1), active)  # fmt: skip
+    return OwnCheck(
+        str(document["metadata"]["name"]), int(document["metadata"].get("generation") or 1), active
+    )
 
 
 class KueueController:
@@ -329,16 +349,22 @@ class KueueController:
             return False
         resources = self._gpu_resources
         self._workloads = WatchedObjects(
-            self._api, f"{self._base}/workloads", lambda thing: parse_workload(thing, resources),
+            self._api,
+            f"{self._base}/workloads",
+            lambda thing: parse_workload(thing, resources),
             lambda thing: f"{thing['metadata']['namespace']}/{thing['metadata']['name']}",
-        )  # fmt: skip
+        )
         self._checks = WatchedObjects(
             self._api, f"{self._base}/admissionchecks", parse_check, _name_of
         )
         self._flavors = WatchedObjects(
-            self._api, f"{self._base}/resourceflavors",
-            lambda thing: {str(k): str(v) for k, v in (thing["spec"].get("nodeLabels") or {}).items()}, _name_of,
-        )  # fmt: skip
+            self._api,
+            f"{self._base}/resourceflavors",
+            lambda thing: {
+                str(k): str(v) for k, v in (thing["spec"].get("nodeLabels") or {}).items()
+            },
+            _name_of,
+        )
         self._workloads.wake = self._checks.wake = self._wake.set
         return True
 
@@ -354,7 +380,9 @@ class KueueController:
         offered = {str(one.get("version")) for one in group.get("versions") or []}
         version = next((one for one in VERSIONS if one in offered), None)
         if version is None:
-            self._note(f"Kueue offers {', '.join(sorted(offered))}, and {' or '.join(VERSIONS)} is needed")  # fmt: skip
+            self._note(
+                f"Kueue offers {', '.join(sorted(offered))}, and {' or '.join(VERSIONS)} is needed"
+            )
             return ""
         return f"/apis/{GROUP}/{version}"
 
@@ -368,9 +396,11 @@ class KueueController:
         self._has_created = True
         group_version = self._base.removeprefix("/apis/")
         body = {
-            "apiVersion": group_version, "kind": "AdmissionCheck", "metadata": {"name": CHECK_NAME},
+            "apiVersion": group_version,
+            "kind": "AdmissionCheck",
+            "metadata": {"name": CHECK_NAME},
             "spec": {"controllerName": CONTROLLER_NAME},
-        }  # fmt: skip
+        }
         try:
             created = self._api.call("POST", f"{self._base}/admissionchecks", body)
         except ApiError as error:
@@ -379,8 +409,12 @@ class KueueController:
                 raise
             log.warning(
                 "cannot create the AdmissionCheck %s: %s; apply the present kueue-rights.yaml, or create it with apiVersion %s "
-                "and controllerName %s", CHECK_NAME, error, group_version, CONTROLLER_NAME,
-            )  # fmt: skip
+                "and controllerName %s",
+                CHECK_NAME,
+                error,
+                group_version,
+                CONTROLLER_NAME,
+            )
             return
         log.info("created the AdmissionCheck %s (%s)", CHECK_NAME, group_version)
         assert self._checks is not None
@@ -458,9 +492,15 @@ class KueueController:
         for workload in self._current(self._workloads).values():
             for index, (name, state, _) in enumerate(workload.checks):
                 if name in own and state == PENDING:
-                    self._write(workload, index, CheckAnswer(READY, "the controller was undone: nothing was checked"))  # fmt: skip
+                    self._write(
+                        workload,
+                        index,
+                        CheckAnswer(READY, "the controller was undone: nothing was checked"),
+                    )
                     done.append(f"admission check of {workload.namespace}/{workload.name}")
-        stopped = self._activate(False, "the controller was undone; take the check out of the ClusterQueue")  # fmt: skip
+        stopped = self._activate(
+            False, "the controller was undone; take the check out of the ClusterQueue"
+        )
         return [*done, *(f"admission check {name} is inactive" for name in stopped)]
 
 

@@ -103,9 +103,10 @@ class KubernetesNode:
     def foreign_taints(self) -> list[Mapping[str, Any]]:
         """Return the taints that keep work off the node and that no executor set."""
         return [
-            taint for taint in self.taints
+            taint
+            for taint in self.taints
             if not _is_managed(taint) and taint.get("effect") in HOLDING_EFFECTS
-        ]  # fmt: skip
+        ]
 
 
 def _is_managed(taint: Mapping[str, Any]) -> bool:
@@ -125,20 +126,30 @@ def parse_node(document: Any) -> KubernetesNode:
     health = next((one for one in conditions if one.get("type") == HEALTH_CONDITION), None)
     reason = " ".join(str(own.get(REASON_ANNOTATION, "")).split())
     return KubernetesNode(
-        name, str(metadata["resourceVersion"]), tuple(dict(taint) for taint in spec.get("taints") or []),
-        annotations is not None, own.get(HOLDS_ANNOTATION), reason[:REASON_CHARACTERS_MAX], spec.get("unschedulable") is True,
-        str(ready.get("status", "Unknown")), str(ready.get("reason", "no status was reported")),
-        (metadata.get("labels") or {}).get(BUCKET_LABEL), own.get(BUCKET_UNTIL_ANNOTATION), _condition(health),
-        _counts((document.get("status") or {}).get("allocatable") or {}),
-        {str(key): str(value) for key, value in (metadata.get("labels") or {}).items()},
-    )  # fmt: skip
+        name=name,
+        version=str(metadata["resourceVersion"]),
+        taints=tuple(dict(taint) for taint in spec.get("taints") or []),
+        has_annotations=annotations is not None,
+        holds_annotation=own.get(HOLDS_ANNOTATION),
+        reason=reason[:REASON_CHARACTERS_MAX],
+        is_cordoned=spec.get("unschedulable") is True,
+        ready=str(ready.get("status", "Unknown")),
+        ready_reason=str(ready.get("reason", "no status was reported")),
+        bucket_label=(metadata.get("labels") or {}).get(BUCKET_LABEL),
+        bucket_until=own.get(BUCKET_UNTIL_ANNOTATION),
+        health=_condition(health),
+        gpus=_counts((document.get("status") or {}).get("allocatable") or {}),
+        labels={str(key): str(value) for key, value in (metadata.get("labels") or {}).items()},
+    )
 
 
-def _condition(found: Any) -> NodeCondition | None:
-    if found is None:
+def _condition(condition: Any) -> NodeCondition | None:
+    if condition is None:
         return None
-    heartbeat = parse_time(found.get("lastHeartbeatTime"))
-    status, reason, message = (str(found.get(key, "")) for key in ("status", "reason", "message"))
+    heartbeat = parse_time(condition.get("lastHeartbeatTime"))
+    status, reason, message = (
+        str(condition.get(key, "")) for key in ("status", "reason", "message")
+    )
     return NodeCondition(status, reason, message, heartbeat)
 
 

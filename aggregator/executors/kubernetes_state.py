@@ -101,9 +101,11 @@ class ConfigMapLedger(ExecutorLedger):
     def _write(self, text: str) -> None:
         metadata = {"name": self._name, "namespace": self._namespace}
         document: dict[str, Any] = {
-            "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata,
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": metadata,
             "data": {LEDGER_KEY: text, WRITER_KEY: self._writer},
-        }  # fmt: skip
+        }
         if self._version:
             metadata["resourceVersion"] = self._version
             answer = self._api.call("PUT", f"{self._collection}/{self._name}", document)
@@ -163,10 +165,17 @@ class ExecutorLease:
         except ApiError as error:
             if error.status != 404:
                 raise
-            document = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._name}}  # fmt: skip
+            document = {
+                "apiVersion": "coordination.k8s.io/v1",
+                "kind": "Lease",
+                "metadata": {"name": self._name},
+            }
         try:
             spec = document.get("spec") or {}
-            holder, version = str(spec.get("holderIdentity") or ""), str(document["metadata"].get("resourceVersion", ""))  # fmt: skip
+            holder, version = (
+                str(spec.get("holderIdentity") or ""),
+                str(document["metadata"].get("resourceVersion", "")),
+            )
         except (KeyError, TypeError, AttributeError) as error:
             raise SchedulerError(f"{self.place}: not a valid Lease: {error!r}") from error
         if holder not in ("", self._holder):
@@ -192,10 +201,14 @@ class ExecutorLease:
         is_new = holder != self._holder
         changes = spec.get("leaseTransitions")
         return {
-            "holderIdentity": self._holder, "leaseDurationSeconds": LEASE_SECONDS, "renewTime": now,
-            "acquireTime": now if is_new or not parse_time(spec.get("acquireTime")) else spec["acquireTime"],
+            "holderIdentity": self._holder,
+            "leaseDurationSeconds": LEASE_SECONDS,
+            "renewTime": now,
+            "acquireTime": now
+            if is_new or not parse_time(spec.get("acquireTime"))
+            else spec["acquireTime"],
             "leaseTransitions": (changes if isinstance(changes, int) else 0) + is_new,
-        }  # fmt: skip
+        }
 
     def keep(self, lost: Callable[[], None]) -> None:
         """Start a thread that renews the Lease; it calls *lost* once, before another process can acquire the Lease."""

@@ -28,8 +28,12 @@ class WatchedObjects(Generic[T]):
     """The objects of a kind: call `start`, then `current` at any time."""
 
     def __init__(
-        self, api: ApiServer, path: str, parse: Callable[[Any], T | None], name_of: Callable[[Any], str]
-    ) -> None:  # fmt: skip
+        self,
+        api: ApiServer,
+        path: str,
+        parse: Callable[[Any], T | None],
+        name_of: Callable[[Any], str],
+    ) -> None:
         """*path*: the path of the list; *parse*: returns the stored form of an object, None to ignore the object.
 
         *name_of*: returns the key of an object. Both callables may raise KeyError, TypeError, ValueError.

@@ -95,11 +95,17 @@ class ExecutorFigures:
         return is_open
 
     def observe(
-        self, advice: Mapping[str, Advice], state: SchedulerState, ledger: ExecutorLedger, actions: frozenset[str],
-    ) -> None:  # fmt: skip
+        self,
+        advice: Mapping[str, Advice],
+        state: SchedulerState,
+        ledger: ExecutorLedger,
+        actions: frozenset[str],
+    ) -> None:
         """Update the figures after a turn."""
         self.open_advice = len(self.note_advice(advice, ledger, actions))
-        self.foreign_nodes = sum(bool(node.out) and not node.is_managed for node in state.nodes.values())  # fmt: skip
+        self.foreign_nodes = sum(
+            bool(node.out) and not node.is_managed for node in state.nodes.values()
+        )
         set_marks = [entry for entry in ledger if entry.is_marked]
         self.marks = MarkFigures(
             len(set_marks),

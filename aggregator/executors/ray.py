@@ -79,7 +79,15 @@ class Ray(Scheduler):
             self._drained.pop(str(record.get("id")), None)
             return Node(name, "ALIVE")
         reason = self._drained.get(str(record.get("id")), "")
-        return Node(name, "DRAINING", reason, True, f"draining: {reason}", "", bool(reason))
+        return Node(
+            name=name,
+            state="DRAINING",
+            reason=reason,
+            is_responding=True,
+            out=f"draining: {reason}",
+            down="",
+            is_managed=bool(reason),
+        )
 
     def read_jobs(self) -> dict[str, ScheduledJob]:
         """Return placement groups by id."""
@@ -138,7 +146,9 @@ def _nodes_by_name(state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     found: dict[str, Mapping[str, Any]] = {}
     for record in _records(state, "nodes"):
         name = _name_of(record)
-        if NODE_NAME.fullmatch(name) and (record.get("alive") is True or not found.get(name, {}).get("alive")):  # fmt: skip
+        if NODE_NAME.fullmatch(name) and (
+            record.get("alive") is True or not found.get(name, {}).get("alive")
+        ):
             found[name] = record
     return found
 
@@ -152,13 +162,19 @@ def parse_groups(state: Mapping[str, Any]) -> dict[str, ScheduledJob]:
         status = GROUP_STATES.get(str(group.get("state")))
         if not isinstance(number, str) or not number.isalnum() or len(number) > 64 or not status:
             continue
-        nodes = frozenset(names.get(str(one), "") for one in placed) if isinstance(placed, list) else frozenset()  # fmt: skip
+        nodes = (
+            frozenset(names.get(str(one), "") for one in placed)
+            if isinstance(placed, list)
+            else frozenset()
+        )
         gpus = group.get("gpus")
         is_running = status == "RUNNING"
         jobs[number] = ScheduledJob(
-            number, status, frozenset(filter(NODE_NAME.fullmatch, nodes)) if is_running else frozenset(),
+            number,
+            status,
+            frozenset(filter(NODE_NAME.fullmatch, nodes)) if is_running else frozenset(),
             gpus=int(gpus) if isinstance(gpus, int | float) and 0 <= gpus < 1e6 else 0,
-        )  # fmt: skip
+        )
     return jobs
 
 

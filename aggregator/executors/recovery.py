@@ -185,8 +185,8 @@ def report_of(
     return request
 
 
-def _kind(one: FollowedRecovery, job: ScheduledJob) -> recovery_pb2.RecoveryKind:
+def _kind(followed: FollowedRecovery, job: ScheduledJob) -> recovery_pb2.RecoveryKind:
     """Return FREE_NODE if the job kept all its healthy nodes, else RESTART_ELSEWHERE."""
-    if job.nodes >= one.job.nodes - {one.node}:
+    if job.nodes >= followed.job.nodes - {followed.node}:
         return recovery_pb2.RECOVERY_FREE_NODE
     return recovery_pb2.RECOVERY_RESTART_ELSEWHERE

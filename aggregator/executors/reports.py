@@ -150,15 +150,14 @@ def collect_outcomes(
         for name, progress in entry.jobs.items():
             if progress.state != "left":
                 reported.evicted[name, progress.restarts] = entry.node
+    marked = frozenset(entry.node for entry in ledger if entry.is_marked)
+    view = _ClusterView(cluster, state, marked, now, host_of)
     for name, before in list(reported.running.items()):
         after = state.jobs.get(name)
         if after is not None and after.is_running and _is_same_run(before, after):
             continue
         blamed = reported.evicted.pop((name, before.restarts), "")
-        marked = frozenset(entry.node for entry in ledger if entry.is_marked)
-        reported.outcomes.append(
-            _outcome(before, after, blamed, state, marked, cluster, now, host_of)
-        )
+        reported.outcomes.append(_outcome(before, after, blamed, view))
     if (extra := len(reported.outcomes) - OUTCOMES_WAITING_MAX) > 0:
         del reported.outcomes[:extra]
         reported.dropped_count += extra
@@ -178,27 +177,35 @@ def _is_same_run(before: ScheduledJob, after: ScheduledJob) -> bool:
     return after.restarts == before.restarts and (not is_cycle_known or after.cycle == before.cycle)
 
 
+@dataclass(frozen=True, slots=True)
+class _ClusterView:
+    """A cluster as of `now`. `marked`: nodes that have an executor's mark."""
+
+    name: str
+    state: SchedulerState
+    marked: AbstractSet[str]
+    now: float
+    host_of: HostOf
+
+
 def _outcome(
-    before: ScheduledJob,
-    after: ScheduledJob | None,
-    evicted_from: str,
-    state: SchedulerState,
-    marked: AbstractSet[str],
-    cluster: str,
-    now: float,
-    host_of: HostOf,
+    before: ScheduledJob, after: ScheduledJob | None, evicted_from: str, cluster: _ClusterView
 ) -> outcome_pb2.Outcome:
     """Return the outcome of the run *before*. *after*: the job now; None if the scheduler has forgotten the job.
 
-    If a launcher restarted the job within its allocation, the *marked* nodes that the job has left count as lost.
+    If a launcher restarted the job within its allocation, marked nodes that it left count as lost.
     """
     restarted = after is not None and 0 < before.cycle < after.cycle
     left = before.nodes - after.nodes if after is not None and restarted else frozenset()
     lost = [
-        name for name in sorted(before.nodes)
-        if (name in left and name in marked)
-        or ((node := state.nodes.get(name)) is not None and (node.down or not node.is_responding))
-    ]  # fmt: skip
+        name
+        for name in sorted(before.nodes)
+        if (name in left and name in cluster.marked)
+        or (
+            (node := cluster.state.nodes.get(name)) is not None
+            and (node.down or not node.is_responding)
+        )
+    ]
     requeued = after is not None and not after.ended and after.restarts >= before.restarts
     state_name = after.state if after is not None else "unknown"
     # A requeue without a lost node comes from a person or a preemption.
@@ -215,16 +222,18 @@ def _outcome(
         reason = state_name
     blamed = evicted_from or (lost[0] if interrupted and len(lost) == 1 else "")
     outcome = outcome_pb2.Outcome(
-        outcome_id=f"{cluster}-{before.name}-{before.submitted:.0f}-{before.restarts}"[:116]
+        outcome_id=f"{cluster.name}-{before.name}-{before.submitted:.0f}-{before.restarts}"[:116]
         + (f"-c{before.cycle}" if before.cycle else ""),
         workload=before.name[:256],
-        nodes=[f"nodes/{host_of(node)}" for node in sorted(before.nodes)[:OUTCOME_NODES_MAX]],
-        blamed_node=f"nodes/{host_of(blamed)}" if blamed in before.nodes else "",
+        nodes=[
+            f"nodes/{cluster.host_of(node)}" for node in sorted(before.nodes)[:OUTCOME_NODES_MAX]
+        ],
+        blamed_node=f"nodes/{cluster.host_of(blamed)}" if blamed in before.nodes else "",
         interrupted=interrupted,
         end_reason=reason[:200],
-        advice_followed=bool(evicted_from) or bool(left & marked),
+        advice_followed=bool(evicted_from) or bool(left & cluster.marked),
     )
-    ended = after.ended if after is not None and after.ended else now
+    ended = after.ended if after is not None and after.ended else cluster.now
     outcome.start_time.FromMilliseconds(int(1000 * before.started))
-    outcome.end_time.FromMilliseconds(int(1000 * max(min(now, ended), before.started)) + 1)
+    outcome.end_time.FromMilliseconds(int(1000 * max(min(cluster.now, ended), before.started)) + 1)
     return outcome

@@ -86,9 +86,11 @@ def health_of(
         node = node_of_host(names[index])
         if node:
             found[node] = NodeHealth(
-                min(reply.bucket[at], BUCKETS - 1), bool(reply.allowed_bitmap[at >> 3] >> (at & 7) & 1),
-                _STATES.get(reply.state[at], "UNKNOWN"), _REASONS.get(reply.reason[at], ""),
-            )  # fmt: skip
+                min(reply.bucket[at], BUCKETS - 1),
+                bool(reply.allowed_bitmap[at >> 3] >> (at & 7) & 1),
+                _STATES.get(reply.state[at], "UNKNOWN"),
+                _REASONS.get(reply.reason[at], ""),
+            )
     return found
 
 

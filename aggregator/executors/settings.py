@@ -154,34 +154,40 @@ class ExecutorConfig:
         description="advisories to carry out; REBOOT and RESET_GPU are off unless listed here",
     )
     mark: str = setting(
-        "auto", check=_check_mark,
+        "auto",
+        check=_check_mark,
         description=(
             "how new work is kept off a node: `hold` (a reservation, which expires), `drain`, "
             "or `auto`: a hold, but for EVICT_NOW a drain if this version of the scheduler "
             "lets drains expire"
         ),
-    )  # fmt: skip
+    )
     marks_max: int = setting(
-        100, low=1, high=10_000,
+        100,
+        low=1,
+        high=10_000,
         description=(
             "maximum number of nodes that this executor marks at one time, even if the "
             "aggregator grants more"
         ),
-    )  # fmt: skip
+    )
     lease_seconds: float = setting(
-        600.0, low=30.0, high=86_400.0,
+        600.0,
+        low=30.0,
+        high=86_400.0,
         description=(
-            "lease of an accepted advisory; it ends unless the executor renews it within this "
-            "time"
+            "lease of an accepted advisory; it ends unless the executor renews it within this time"
         ),
-    )  # fmt: skip
+    )
     poll_seconds: float = setting(
         1.5, low=0.2, high=60.0, description="time between two reads of jobs and reservations"
     )
     nodes_poll_seconds: float = setting(
-        10.0, low=1.0, high=600.0,
+        10.0,
+        low=1.0,
+        high=600.0,
         description="time between two reads of all nodes; nodes with advice are read with the jobs",
-    )  # fmt: skip
+    )
     report_gangs: bool = setting(True, description="tell the aggregator which jobs run where")
     report_unavailable: bool = setting(
         True, description="tell the aggregator which nodes others took out"
@@ -193,7 +199,7 @@ class ExecutorConfig:
             "add the bucket of each node's score, 0 to 3, to its weight, so that the scheduler "
             "prefers healthier nodes"
         ),
-    )  # fmt: skip
+    )
     weights_poll_seconds: float = setting(
         60.0, low=1.0, high=3600.0, description="time between two reads of the scores for `weights`"
     )
@@ -203,7 +209,7 @@ class ExecutorConfig:
             "lower the weight of the nodes that the aggregator plans for a requeued job, until "
             "the job runs again"
         ),
-    )  # fmt: skip
+    )
     torchft_lighthouses: tuple[str, ...] = setting(
         (),
         check=_check_lighthouses,
@@ -245,31 +251,35 @@ class ExecutorConfig:
     )
 
     segment_health_dir: str = setting(
-        "", check=_check_absolute,
+        "",
+        check=_check_absolute,
         description=(
             "absolute path of ft_launcher's --ft-segment-health-check-dir; receives a file for "
             "each task of a Slurm array that has a node which an advisory takes out"
         ),
-    )  # fmt: skip
+    )
     cycle_info_dirs: tuple[str, ...] = setting(
         (),
         check=_check_folders,
         description="folders of ft_launcher's --ft-cycle-info-dir, absolute, where only trusted users can write",
     )
     attribution_listen: str = setting(
-        "", check=_check_optional_listen,
+        "",
+        check=_check_optional_listen,
         description=(
             "ADDRESS:PORT that serves ft_launcher's --ft-attribution-endpoint, over HTTP and "
             "without a login"
         ),
-    )  # fmt: skip
+    )
     attribution_wait_seconds: float = setting(
-        120.0, low=0.0, high=3600.0,
+        120.0,
+        low=0.0,
+        high=3600.0,
         description=(
             "how long the attribution waits for the launcher's next cycle before the answer is "
             "UNKNOWN"
         ),
-    )  # fmt: skip
+    )
 
     @property
     def actor(self) -> str:
@@ -279,9 +289,13 @@ class ExecutorConfig:
     def policy(self) -> ExecutorPolicy:
         """Return the actions and limits for decisions."""
         return ExecutorPolicy(
-            frozenset(self.actions), self.mark, self.marks_max, self.lease_seconds, self.actor,
+            frozenset(self.actions),
+            self.mark,
+            self.marks_max,
+            self.lease_seconds,
+            self.actor,
             bool(self.torchft_lighthouses),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -470,9 +484,11 @@ class RayConfig(UnweightedConfig):
         description="Ray's Python, of the cluster's version, and the path of gangline_ray.py",
     )
     ray_drain_seconds: float = setting(
-        60.0, low=0.0, high=86_400.0,
+        60.0,
+        low=0.0,
+        high=86_400.0,
         description="deadline that a drain sets for the work that runs on the node",
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)

@@ -59,9 +59,10 @@ def parse_nodes(text: str) -> dict[str, Node]:
         # A reason is free text, and may contain `Weight=`.
         weight, address = WEIGHT.search(before), ADDRESS.search(before)
         nodes[name] = replace(
-            node_of(name, state, reason, author), weight=int(weight[1]) if weight else None,
+            node_of(name, state, reason, author),
+            weight=int(weight[1]) if weight else None,
             address=address[1] if address else "",
-        )  # fmt: skip
+        )
     return nodes
 
 
@@ -84,9 +85,16 @@ def node_of(name: str, state: str, reason: str, author: str) -> Node:
     is_out = is_persons or bool(names & (OUT - DRAINED))
     is_down = bool(names & DOWN) or (is_drained and by_controller)
     return Node(
-        name, state, reason, "NOT_RESPONDING" not in names, message if is_out else "", message if is_down and not is_out else "",
-        is_managed, is_managed or not (is_drained or is_persons), is_busy=bool(names & BUSY),
-    )  # fmt: skip
+        name=name,
+        state=state,
+        reason=reason,
+        is_responding="NOT_RESPONDING" not in names,
+        out=message if is_out else "",
+        down=message if is_down and not is_out else "",
+        is_managed=is_managed,
+        may_drain=is_managed or not (is_drained or is_persons),
+        is_busy=bool(names & BUSY),
+    )
 
 
 def parse_jobs(identity: str, counts: str, now: float) -> dict[str, ScheduledJob]:
@@ -115,13 +123,23 @@ def parse_jobs(identity: str, counts: str, now: float) -> dict[str, ScheduledJob
             expanded[listed] = host_names_or_problem(listed)
         nodes, problem = expanded[listed]
         part = ScheduledJob(
-            name, state, frozenset(nodes), restarts, may_requeue,
-            _gpus(gpus) * int(count), _seconds(submitted), _seconds(started), _seconds(ended) if state in ENDED_STATES else 0.0,
+            name=name,
+            state=state,
+            nodes=frozenset(nodes),
+            restarts=restarts,
+            may_requeue=may_requeue,
+            gpus=_gpus(gpus) * int(count),
+            submitted=_seconds(submitted),
+            started=_seconds(started),
+            ended=_seconds(ended) if state in ENDED_STATES else 0.0,
             # The time decides, because Slurm sets the reason BeginTime a moment later.
-            waits_for_begin_time=state == "PENDING" and restarts > 0 and eligible > now, parts=(number,), begins=eligible,
+            waits_for_begin_time=state == "PENDING" and restarts > 0 and eligible > now,
+            parts=(number,),
+            begins=eligible,
             array=shown if suffix and suffix.startswith("_") else "",
-            array_task=suffix[1:] if suffix and suffix.startswith("_") else "", problem=problem,
-        )  # fmt: skip
+            array_task=suffix[1:] if suffix and suffix.startswith("_") else "",
+            problem=problem,
+        )
         jobs[name] = _joined(jobs[name], part) if name in jobs else part
     return jobs
 
@@ -179,9 +197,11 @@ def parse_reservations(text: str) -> dict[str, NodeHold]:
         flags = re.search(r" Flags=(\S+)", line)
         overrides = flags is not None and not OVERRIDING_FLAGS.isdisjoint(flags[1].split(","))
         holds[name] = NodeHold(
-            name, names, _seconds(end.group(1)) if end else 0.0,
+            name,
+            names,
+            _seconds(end.group(1)) if end else 0.0,
             overrides_holds=overrides and not name.startswith(HOLD_PREFIX),
-        )  # fmt: skip
+        )
     return holds
 
 

@@ -79,8 +79,11 @@ def forget_restored(nodes: Mapping[str, Node], ledger: ExecutorLedger) -> bool:
         for name, change in ledger.weights.items()
         if (node := nodes.get(name)) is not None
         and node.weight is not None
-        and (node.weight == change.given == change.before or node.weight not in (change.given, change.earlier))
-    ]  # fmt: skip
+        and (
+            node.weight == change.given == change.before
+            or node.weight not in (change.given, change.earlier)
+        )
+    ]
     for name in done:
         del ledger.weights[name]
     return bool(done)

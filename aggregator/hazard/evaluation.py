@@ -156,15 +156,15 @@ def _evaluate(
     except EventsError as error:  # a recording may lack this level
         left_out.append((HARDWARE, str(error)))
     return Evaluation(
-        terms,
-        len(faults.nodes),
-        len(set(faults.node.tolist())),
-        faults.end_days,
-        first,
-        int(judged.day.max()),
-        faults.notes,
-        tuple(tables),
-        tuple(left_out),
+        terms=terms,
+        nodes=len(faults.nodes),
+        nodes_named=len(set(faults.node.tolist())),
+        end_days=faults.end_days,
+        first_day=first,
+        last_day=int(judged.day.max()),
+        notes=faults.notes,
+        tables=tuple(tables),
+        left_out=tuple(left_out),
     )
 
 
@@ -200,10 +200,16 @@ def _table(
         raw = CalibrationBins(np.clip(rank, 0.0, 1.0), positive).error(np.ones(len(positive)))
         rows.append(judge.row(name, rank, raw, calibrated))
     return OutcomeTable(
-        outcome, len(positive), int(positive.sum()), len(np.unique(judged.node[positive > 0])),
-        float(before.mean()), float(chance.mean()), float(positive.mean()), model,
-        (*rows, judge.oracle()),
-    )  # fmt: skip
+        outcome=outcome,
+        units=len(positive),
+        positives=int(positive.sum()),
+        nodes_positive=len(np.unique(judged.node[positive > 0])),
+        rate_learned=float(before.mean()),
+        told=float(chance.mean()),
+        observed=float(positive.mean()),
+        model=model,
+        rows=(*rows, judge.oracle()),
+    )
 
 
 class _Judge:
@@ -239,23 +245,30 @@ class _Judge:
         is_model = name == MODEL
         auc, recall = self._model if is_model else self._ranking_figures(rank)
         return RankingRow(
-            name,
-            auc.estimate(),
-            recall.estimate(),
-            _NOTHING if is_model else auc.minus(self._model[0]).estimate(),
-            _NOTHING if is_model else recall.minus(self._model[1]).estimate(),
-            raw_ece,
-            self._bootstrap(CalibrationBins(chance, self._positive).error).at_most(),
-            self._saved(chance, chance),
-            self._saved(rank, None),
+            name=name,
+            auc=auc.estimate(),
+            recall=recall.estimate(),
+            auc_beyond_model=_NOTHING if is_model else auc.minus(self._model[0]).estimate(),
+            recall_beyond_model=_NOTHING if is_model else recall.minus(self._model[1]).estimate(),
+            raw_ece=raw_ece,
+            ece=self._bootstrap(CalibrationBins(chance, self._positive).error).at_most(),
+            saved=self._saved(chance, chance),
+            held=self._saved(rank, None),
         )
 
     def oracle(self) -> RankingRow:
         """Return the optimum, for known failures and the same maximum of held nodes."""
         return RankingRow(
-            ORACLE, _NOTHING, _NOTHING, _NOTHING, _NOTHING, nan, _NOTHING,
-            self._saved(self._starts, self._starts), self._saved(self._starts, None),
-        )  # fmt: skip
+            name=ORACLE,
+            auc=_NOTHING,
+            recall=_NOTHING,
+            auc_beyond_model=_NOTHING,
+            recall_beyond_model=_NOTHING,
+            raw_ece=nan,
+            ece=_NOTHING,
+            saved=self._saved(self._starts, self._starts),
+            held=self._saved(self._starts, None),
+        )
 
     def _saved(self, rank: Floats, expected: Floats | None) -> Estimate:
         """Return node-hours saved per week by holding the worst nodes back for 7 days.

@@ -22,17 +22,19 @@ def markdown(found: Evaluation) -> str:
     return "\n".join(lines)
 
 
-def _head(found: Evaluation) -> list[str]:
-    terms, silent = found.terms, found.nodes - found.nodes_named
+def _head(evaluation: Evaluation) -> list[str]:
+    terms, silent = evaluation.terms, evaluation.nodes - evaluation.nodes_named
     lines = [
         (
-            f"The model learns from days 0 to {terms.train_until} and is judged on days {found.first_day} to {found.last_day}. The "
-            f"recording ends at day {found.end_days:.2f}. A day is judged only if its {WINDOW_DAYS} days end before that."
+            f"The model learns from days 0 to {terms.train_until} and is judged on days "
+            f"{evaluation.first_day} to {evaluation.last_day}. The "
+            f"recording ends at day {evaluation.end_days:.2f}. A day is judged only if its "
+            f"{WINDOW_DAYS} days end before that."
         ),
         (
-            f"{found.nodes} nodes. The file does not name {silent} of them: they never failed."
+            f"{evaluation.nodes} nodes. The file does not name {silent} of them: they never failed."
             if silent
-            else f"{found.nodes} nodes, all that the file names. Nodes that never failed are not in the file, so each named "
+            else f"{evaluation.nodes} nodes, all that the file names. Nodes that never failed are not in the file, so each named "
             "node has a fault at some time. Give the number of nodes with --nodes."
         ),
         (
@@ -49,7 +51,7 @@ def _head(found: Evaluation) -> list[str]:
     ]
     if terms.from_day:
         lines.insert(0, f"Day 0 is day {terms.from_day} of the file; nothing before it counts.")
-    lines += [f"Notes on the file: {'; '.join(found.notes)}."] if found.notes else []
+    lines += [f"Notes on the file: {'; '.join(evaluation.notes)}."] if evaluation.notes else []
     return [line for pair in ((line, "") for line in lines) for line in pair]
 
 
@@ -119,11 +121,11 @@ def _cells(row: RankingRow) -> tuple[str, ...]:
     )
 
 
-def _estimate_text(one: Estimate, form: str) -> str:
-    if isnan(one.value):
+def _estimate_text(estimate: Estimate, form: str) -> str:
+    if isnan(estimate.value):
         return "-"
-    if isnan(one.upper):
-        return f"{one.value:{form}}"
-    if isnan(one.lower):
-        return f"{one.value:{form}}, at most {one.upper:{form}}"
-    return f"{one.value:{form}} [{one.lower:{form}}, {one.upper:{form}}]"
+    if isnan(estimate.upper):
+        return f"{estimate.value:{form}}"
+    if isnan(estimate.lower):
+        return f"{estimate.value:{form}}, at most {estimate.upper:{form}}"
+    return f"{estimate.value:{form}} [{estimate.lower:{form}}, {estimate.upper:{form}}]"

@@ -72,9 +72,15 @@ class FaultTable:
         known = self.start < days
         end = np.where(self.end[known] < days, self.end[known], np.inf)
         return FaultTable(
-            self.nodes, self.node[known], self.start[known], end, self.hardware[known],
-            min(self.end_days, days), self.notes, None if self.classes is None else self.classes[known],
-        )  # fmt: skip
+            nodes=self.nodes,
+            node=self.node[known],
+            start=self.start[known],
+            end=end,
+            hardware=self.hardware[known],
+            end_days=min(self.end_days, days),
+            notes=self.notes,
+            classes=None if self.classes is None else self.classes[known],
+        )
 
     def since(self, days: float) -> FaultTable:
         """Return the same recording, begun at *days*, which becomes day 0.
@@ -89,9 +95,15 @@ class FaultTable:
         later = self.end > days
         start = np.where(self.start[later] < days, -np.inf, self.start[later] - days)
         return FaultTable(
-            self.nodes, self.node[later], start, self.end[later] - days, self.hardware[later],
-            self.end_days - days, self.notes, None if self.classes is None else self.classes[later],
-        )  # fmt: skip
+            nodes=self.nodes,
+            node=self.node[later],
+            start=start,
+            end=self.end[later] - days,
+            hardware=self.hardware[later],
+            end_days=self.end_days - days,
+            notes=self.notes,
+            classes=None if self.classes is None else self.classes[later],
+        )
 
     @property
     def first_days(self) -> float:
@@ -176,48 +188,50 @@ def _rows(text: str) -> Iterator[Any]:
         raise ValueError(f"unexpected text after the list, at character {position + 1}")
 
 
-def _after_space(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return match.end() if match else at
+def _after_space(text: str, offset: int) -> int:
+    match = _SPACE.match(text, offset)
+    return match.end() if match else offset
 
 
-def _event(row: Any, at: int) -> FaultEvent:
+def _event(row: Any, index: int) -> FaultEvent:
     if not isinstance(row, dict):
-        raise EventsError(f"event {at}: expected an object, found {_kind_of(row)}")
+        raise EventsError(f"event {index}: expected an object, found {_kind_of(row)}")
     kind = row.get("fault_type")
     if not isinstance(kind, dict):
-        raise EventsError(f"event {at}: fault_type: expected an object, found {_kind_of(kind)}")
+        raise EventsError(f"event {index}: fault_type: expected an object, found {_kind_of(kind)}")
     what = row.get("event_type")
     if what not in (START, END):
-        raise EventsError(f"event {at}: event_type {str(what)[:40]!r}: expected {START} or {END}")
+        raise EventsError(
+            f"event {index}: event_type {str(what)[:40]!r}: expected {START} or {END}"
+        )
     return FaultEvent(
-        _name(row, "node_id", at),
-        _days(row.get("event_time"), at),
+        _name(row, "node_id", index),
+        _days(row.get("event_time"), index),
         what == START,
-        (_name(kind, "Level", at), _name(kind, "Class", at), _name(kind, "Desc", at, "")),
+        (_name(kind, "Level", index), _name(kind, "Class", index), _name(kind, "Desc", index, "")),
     )
 
 
-def _name(row: dict[str, Any], key: str, at: int, default: str | None = None) -> str:
+def _name(row: dict[str, Any], key: str, index: int, default: str | None = None) -> str:
     value = row.get(key, default)
     if not isinstance(value, str) or not (value or default == ""):
-        raise EventsError(f"event {at}: {key}: expected words, found {_kind_of(value)}")
+        raise EventsError(f"event {index}: {key}: expected words, found {_kind_of(value)}")
     if len(value) > NAME_CHARACTERS_MAX:
         raise EventsError(
-            f"event {at}: {key}: {len(value)} characters; at most {NAME_CHARACTERS_MAX}"
+            f"event {index}: {key}: {len(value)} characters; at most {NAME_CHARACTERS_MAX}"
         )
     return value
 
 
-def _days(value: Any, at: int) -> float:
+def _days(value: Any, index: int) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise EventsError(
-            f"event {at}: event_time: expected days as a number, found {_kind_of(value)}"
+            f"event {index}: event_time: expected days as a number, found {_kind_of(value)}"
         )
     # A large integer may not fit into a float.
     if not 0 <= value <= DAYS_MAX or not math.isfinite(value):
         raise EventsError(
-            f"event {at}: event_time {str(value)[:40]}: expected days from 0 to {DAYS_MAX:g}"
+            f"event {index}: event_time {str(value)[:40]}: expected days from 0 to {DAYS_MAX:g}"
         )
     return float(value)
 
@@ -268,12 +282,12 @@ def _fault_table(
 ) -> FaultTable:
     columns = list(zip(*rows, strict=True)) or [(), (), (), ()]
     return FaultTable(
-        nodes,
-        np.array(columns[0], dtype=np.intp),
-        np.array(columns[1], dtype=np.float64),
-        np.array(columns[2], dtype=np.float64),
-        np.array(columns[3], dtype=bool),
-        end,
-        tuple(f"{count} {what}" for what, count in notes.items() if count),
-        class_flags([("hardware" if hardware else OTHER,) for hardware in columns[3]]),
+        nodes=nodes,
+        node=np.array(columns[0], dtype=np.intp),
+        start=np.array(columns[1], dtype=np.float64),
+        end=np.array(columns[2], dtype=np.float64),
+        hardware=np.array(columns[3], dtype=bool),
+        end_days=end,
+        notes=tuple(f"{count} {what}" for what, count in notes.items() if count),
+        classes=class_flags([("hardware" if hardware else OTHER,) for hardware in columns[3]]),
     )

@@ -32,10 +32,14 @@ CLASS_FEATURES: tuple[Feature, ...] = tuple(
 )  # fmt: skip
 #: Rank by fault history among the nodes that are up.
 RANK_FEATURE = Feature(
-    "fault_rank", "log ratio", "0",
+    "fault_rank",
+    "log ratio",
+    "0",
     "rank among the fleet's hosts, the average of those by time since return, by faults fading over 30 days and by faults on record",
-    "its faults rank it {shown:.0%} of the way from a host that never failed to the worst of the fleet", lambda value: -expm1(-value),
-)  # fmt: skip
+    "its faults rank it {shown:.0%} of the way from a host that never failed to the worst of the "
+    "fleet",
+    lambda value: -expm1(-value),
+)
 #: Measured values in their own units (see `measured.py`), and the number of GPUs.
 OBSERVED_NAMES = (*(feature.name for feature in MEASURED), "gpus")
 

@@ -59,13 +59,13 @@ class UnitState:
     def take(self, rows: Indexes | Flags) -> UnitState:
         """Return the units of *rows*."""
         return UnitState(
-            self.since_return_days[rows],
-            self.count[rows],
-            {days: counts[rows] for days, counts in self.decayed.items()},
-            self.last_week[rows],
-            None if self.measured is None else self.measured[rows],
-            None if self.by_class is None else self.by_class[rows],
-            None if self.fault_rank is None else self.fault_rank[rows],
+            since_return_days=self.since_return_days[rows],
+            count=self.count[rows],
+            decayed={days: counts[rows] for days, counts in self.decayed.items()},
+            last_week=self.last_week[rows],
+            measured=None if self.measured is None else self.measured[rows],
+            by_class=None if self.by_class is None else self.by_class[rows],
+            fault_rank=None if self.fault_rank is None else self.fault_rank[rows],
         )
 
 
@@ -82,9 +82,12 @@ class Units:
     def take(self, rows: Indexes | Flags) -> Units:
         """Return the units of *rows*."""
         return Units(
-            self.node[rows], self.day[rows], self.state.take(rows),
-            self.starts[rows], self.hardware_starts[rows],
-        )  # fmt: skip
+            self.node[rows],
+            self.day[rows],
+            self.state.take(rows),
+            self.starts[rows],
+            self.hardware_starts[rows],
+        )
 
     def positives(self, outcome: str) -> Floats:
         """Return 1 for units with a fault start of *outcome* within the window, else 0."""
@@ -197,8 +200,8 @@ def _up_at_midnight(faults: FaultTable, days: int) -> Flags:
     return up
 
 
-def _clip(at: Floats, days: int) -> Indexes:
-    return np.clip(at, 0, days).astype(np.intp)
+def _clip(day: Floats, days: int) -> Indexes:
+    return np.clip(day, 0, days).astype(np.intp)
 
 
 def _state(faults: FaultTable, days: int) -> UnitState:

@@ -160,9 +160,9 @@ def _parse_model(document: dict[str, Any]) -> HazardModel:
     )
 
 
-def _number(value: Any, name: str, most: float = LOG_MAX) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= most:
-        raise ModelError(f"{name}: expected a number within {-most:g} to {most:g}")
+def _number(value: Any, name: str, maximum: float = LOG_MAX) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= maximum:
+        raise ModelError(f"{name}: expected a number within {-maximum:g} to {maximum:g}")
     return float(value)
 
 
@@ -196,7 +196,10 @@ def _count(document: dict[str, Any], name: str) -> int:
 def _metrics(value: Any) -> dict[str, float]:
     if not isinstance(value, dict) or len(value) > FIGURES_MAX:
         raise ModelError(f"metrics: expected an object of at most {FIGURES_MAX} numbers")
-    return {str(name): _number(number, f"metrics.{str(name)[:40]}", 1e12) for name, number in value.items()}  # fmt: skip
+    return {
+        str(name): _number(number, f"metrics.{str(name)[:40]}", 1e12)
+        for name, number in value.items()
+    }
 
 
 def _calibration(value: Any) -> tuple[tuple[float, float], ...]:

@@ -71,17 +71,22 @@ def _grouped(features: Floats, outcome: Floats) -> tuple[Floats, Floats, Floats]
 
 
 def _step(
-    design: Floats, weight: Floats, positive: Floats, penalty: Floats, at: Floats, inside: Flags
+    design: Floats,
+    weight: Floats,
+    positive: Floats,
+    penalty: Floats,
+    coefficients: Floats,
+    inside: Flags,
 ) -> Floats:
     """Return a Fisher scoring step for the free weights: *inside* their bounds, or about to be."""
-    mean = np.exp(np.clip(design @ at, LOG_MEAN_MIN, LOG_MEAN_MAX))
+    mean = np.exp(np.clip(design @ coefficients, LOG_MEAN_MIN, LOG_MEAN_MAX))
     chance = -np.expm1(-mean)
-    slope = design.T @ ((positive - weight * chance) * mean / chance) - penalty * at
+    slope = design.T @ ((positive - weight * chance) * mean / chance) - penalty * coefficients
     curve = (design * (weight * mean**2 * (1.0 - chance) / chance)[:, None]).T @ design
     curve += np.diag(penalty)
     free = inside | (slope > 0.0)
     free[0] = True
-    step = np.zeros(len(at))
+    step = np.zeros(len(coefficients))
     curve = curve[np.ix_(free, free)] + 1e-9 * np.eye(int(free.sum()))
     step[free] = np.linalg.solve(curve, slope[free])
     return step

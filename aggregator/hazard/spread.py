@@ -12,7 +12,7 @@ from math import erf, exp, expm1, log, sqrt
 
 import numpy as np
 
-from .events import Floats, Indexes
+from .events import Floats
 from .history import Units
 from .model import SPREAD_ASSUMED, SPREAD_MAX
 
@@ -37,7 +37,10 @@ def spread_of(daily: Units, outcome: str) -> float:
     block = daily.day // BLOCK_DAYS
     shape = (int(daily.node.max()) + 1, int(block.max()) + 1)
     cells = daily.node * shape[1] + block
-    up, faults = (_sum_by_block(cells, values, shape) for values in (np.ones(len(cells)), positive))
+    up, faults = (
+        np.bincount(cells, values, shape[0] * shape[1]).astype(np.float64).reshape(shape)
+        for values in (np.ones(len(cells)), positive)
+    )
     logs = _host_variance(up, faults) + _level_variance(up.sum(axis=0), faults.sum(axis=0))
     logs += 1.0 / max(float(positive.sum()), 1.0)
     return factor_of(sqrt(logs))
@@ -58,9 +61,9 @@ def _share_within(log_factor: float, sigma: float) -> float:
     return (erf(high) - erf(low)) / 2.0
 
 
-def _root(falling: Callable[[float], float], most: float) -> float:
-    """Return the zero of a decreasing function within 0 and *most*."""
-    low, high = 0.0, most
+def _root(falling: Callable[[float], float], maximum: float) -> float:
+    """Return the zero of a decreasing function within 0 and *maximum*."""
+    low, high = 0.0, maximum
     for _ in range(50):
         middle = (low + high) / 2.0
         low, high = (middle, high) if falling(middle) > 0.0 else (low, middle)
@@ -74,11 +77,6 @@ def _variance_of(factor: float) -> float:
 
 
 VARIANCE_ASSUMED = _variance_of(SPREAD_ASSUMED)
-
-
-def _sum_by_block(at: Indexes, values: Floats, shape: tuple[int, int]) -> Floats:
-    """Return sums as hosts x blocks."""
-    return np.bincount(at, values, shape[0] * shape[1]).astype(np.float64).reshape(shape)
 
 
 def _host_variance(up: Floats, faults: Floats) -> float:

@@ -411,23 +411,37 @@ class RunAccumulator:
             before = np.pad(before, (0, now.size - before.size))
         return np.asarray(now != before[: now.size])
 
-    def _add(self, at: int, rows: Indexes, values: Floats) -> None:
+    def _add(self, number: int, rows: Indexes, values: Floats) -> None:
         known = np.isfinite(values) & (values >= 0)
         rows = rows[known]
-        self._sums[at, rows] += values[known]
-        self._counts[at, rows] += 1.0
+        self._sums[number, rows] += values[known]
+        self._counts[number, rows] += 1.0
 
     def _summary(self, run: ActiveRun, now_ns: int, ended_ns: int = 0) -> RunSummary:
         sums = run.sums + self._sums[:, run.rows].sum(axis=1)
         counts = run.counts + self._counts[:, run.rows].sum(axis=1)
         means = np.where(counts > 0, sums / np.maximum(counts, 1.0), nan)
         fingerprint = Fingerprint(
-            tuple(means[: len(NUMBERS)].tolist()), float(means[_CONFIDENCE]), run.gpus_max, len(run.hosts), run.gpu_model,
-        )  # fmt: skip
+            tuple(means[: len(NUMBERS)].tolist()),
+            float(means[_CONFIDENCE]),
+            run.gpus_max,
+            len(run.hosts),
+            run.gpu_model,
+        )
         return RunSummary(
-            run.run_id, run.key, run.job, run.source, run.user_id, run.begun_ns, max(now_ns, run.begun_ns), ended_ns,
-            float(counts[_SEEN]), fingerprint, run.hosts, run.simulated,
-        )  # fmt: skip
+            run_id=run.run_id,
+            key=run.key,
+            job=run.job,
+            source=run.source,
+            user_id=run.user_id,
+            begun_ns=run.begun_ns,
+            time_ns=max(now_ns, run.begun_ns),
+            ended_ns=ended_ns,
+            observed_gpu_seconds=float(counts[_SEEN]),
+            fingerprint=fingerprint,
+            hosts=run.hosts,
+            simulated=run.simulated,
+        )
 
 
 def host_pressures(fleet: Fleet) -> tuple[Floats, Floats]:
@@ -446,10 +460,12 @@ def nic_bytes_per_gpu(fleet: Fleet) -> Floats:
     """Return the bytes per second of each host's ports, per GPU; NaN without ports."""
     ports = fleet.tables["rdma_1s"]
     traffic = sum(
-        (ports.recent(name, np.zeros(ports.devices.count))
-        for name in ("received_bytes", "transmitted_bytes")),
+        (
+            ports.recent(name, np.zeros(ports.devices.count))
+            for name in ("received_bytes", "transmitted_bytes")
+        ),
         start=np.zeros(ports.devices.count),
-    )  # fmt: skip
+    )
     host_of_port = ports.devices.host
     bytes_per_second = np.bincount(host_of_port, traffic / FAST_SECONDS, minlength=len(fleet))
     has_ports = np.bincount(host_of_port, minlength=len(fleet)) > 0
@@ -462,7 +478,15 @@ def resumed(summary: RunSummary) -> ActiveRun:
     means = np.array([*summary.fingerprint.values, summary.fingerprint.step_confidence, 1.0])
     counts = np.where(np.isfinite(means), summary.observed_gpu_seconds, 0.0)
     return ActiveRun(
-        summary.key, summary.job, summary.source, summary.begun_ns, summary.user_id,
-        np.where(np.isfinite(means), means, 0.0) * counts, counts, hosts=summary.hosts,
-        gpus_max=summary.fingerprint.gpus, gpu_model=summary.fingerprint.gpu_model, simulated=summary.simulated,
-    )  # fmt: skip
+        key=summary.key,
+        job=summary.job,
+        source=summary.source,
+        begun_ns=summary.begun_ns,
+        user_id=summary.user_id,
+        sums=np.where(np.isfinite(means), means, 0.0) * counts,
+        counts=counts,
+        hosts=summary.hosts,
+        gpus_max=summary.fingerprint.gpus,
+        gpu_model=summary.fingerprint.gpu_model,
+        simulated=summary.simulated,
+    )

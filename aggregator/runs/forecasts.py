@@ -146,9 +146,11 @@ class RunForecasts:
         columns = np.vstack([shares, demands, learned])[:, numbers].T.tolist()
         ends = len(STATES), len(STATES) + len(DEMANDS)
         return [
-            JobSecond(row[: ends[0]], row[ends[0] : ends[1]], *row[ends[1] :]) if read[number] else None
+            JobSecond(row[: ends[0]], row[ends[0] : ends[1]], *row[ends[1] :])
+            if read[number]
+            else None
             for number, row in zip(numbers, columns, strict=True)
-        ]  # fmt: skip
+        ]
 
     def _fresh(self, table: DeviceTable) -> Flags:
         """Return which rows have new readings since the last call, followed by False for row -1."""
@@ -174,13 +176,16 @@ class _RunMeans:
         return np.asarray(np.where(count > 0, total / np.maximum(count, 1), np.nan))
 
 
-def _row(one: JobForecast) -> Mapping[str, Any]:
-    row: dict[str, Any] = {"horizon_seconds": float(one.horizon_seconds), "reason": one.reason}
-    for name, probability in zip(STATES, one.probabilities, strict=True):
+def _row(forecast: JobForecast) -> Mapping[str, Any]:
+    row: dict[str, Any] = {
+        "horizon_seconds": float(forecast.horizon_seconds),
+        "reason": forecast.reason,
+    }
+    for name, probability in zip(STATES, forecast.probabilities, strict=True):
         row[f"{name}_probability"] = probability
-    for name, event in zip(_EVENTS, (one.checkpoint, one.host_stall), strict=True):
+    for name, event in zip(_EVENTS, (forecast.checkpoint, forecast.host_stall), strict=True):
         row |= _event_columns(name, event)
-    for name, demand in zip(DEMANDS, one.demands, strict=True):
+    for name, demand in zip(DEMANDS, forecast.demands, strict=True):
         row[name] = demand.median
         row[f"{name}_lower"], row[f"{name}_upper"] = demand.lower, demand.upper
     return row
@@ -190,12 +195,14 @@ def _event_columns(name: str, event: EventForecast) -> dict[str, Any]:
     onset = event.onset
     return {
         f"next_{name}_seconds": onset.seconds,
-        f"next_{name}_lower_50": onset.window_50[0], f"next_{name}_upper_50": onset.window_50[1],
-        f"next_{name}_lower_90": onset.window_90[0], f"next_{name}_upper_90": onset.window_90[1],
+        f"next_{name}_lower_50": onset.window_50[0],
+        f"next_{name}_upper_50": onset.window_50[1],
+        f"next_{name}_lower_90": onset.window_90[0],
+        f"next_{name}_upper_90": onset.window_90[1],
         f"next_{name}_probability": onset.probability if isfinite(onset.seconds) else nan,
         f"{name}_within_probability": event.within,
         f"{name}_reason": event.reason,
-    }  # fmt: skip
+    }
 
 
 def row_columns() -> str:

@@ -144,10 +144,10 @@ class PaceTracker:
         return median(known) if len(known) >= SUSTAINED_KNOWN_MIN else nan
 
 
-def _change(works: Sequence[float], at: int) -> tuple[float, float]:
-    """Return the change of the work at window *at*, absolute and as a ratio; zeros without a change."""
-    before, after = works[at - CHANGE_WINDOWS : at], works[at : at + CHANGE_WINDOWS]
-    is_whole = at >= CHANGE_WINDOWS and len(after) == CHANGE_WINDOWS
+def _change(works: Sequence[float], window: int) -> tuple[float, float]:
+    """Return the change of the work at *window*, absolute and as a ratio; zeros without one."""
+    before, after = works[window - CHANGE_WINDOWS : window], works[window : window + CHANGE_WINDOWS]
+    is_whole = window >= CHANGE_WINDOWS and len(after) == CHANGE_WINDOWS
     if not is_whole or not all(map(isfinite, (*before, *after))):
         return 0.0, 0.0
     middles = median(before), median(after)

@@ -35,9 +35,12 @@ def put_verdicts(
         "DELETE FROM job_verdicts WHERE verdict_id IN (SELECT unnest(?))", [list(changes.absorbed)]
     )
     _replace(
-        connection, "job_verdicts", _VERDICT_COLUMNS, [row(verdict, now_ns) for verdict in changes.changed],
+        connection,
+        "job_verdicts",
+        _VERDICT_COLUMNS,
+        [row(verdict, now_ns) for verdict in changes.changed],
         "USING new_rows AS n WHERE job_verdicts.verdict_id = n.verdict_id",
-    )  # fmt: skip
+    )
 
 
 def put_paces(

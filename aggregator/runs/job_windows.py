@@ -163,10 +163,10 @@ class JobWindows:
         for index, column in enumerate(_SLOW, len(_FAST)):
             self._add(index, rows, slow.gauge_at(column, rows))
 
-    def _add(self, at: int, rows: Indexes, values: Floats) -> None:
+    def _add(self, column: int, rows: Indexes, values: Floats) -> None:
         known = np.isfinite(values)
-        self._sums[at, rows[known]] += values[known]
-        self._counts[at, rows[known]] += 1.0
+        self._sums[column, rows[known]] += values[known]
+        self._counts[column, rows[known]] += 1.0
 
     def _fresh(self, name: str, read_ns: Times) -> Flags:
         before = self._read_ns.get(name, np.zeros(0, dtype=np.int64))

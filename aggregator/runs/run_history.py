@@ -158,10 +158,16 @@ class RunHistory:
         )
         slow_hosts = tuple(host for host in summary.hosts if host in self.drifting)
         return RunAssessment(
-            summary, workload_id, earlier[0][0].similarity if earlier else nan, len(same),
-            classify(summary.fingerprint), pace, verdict, slow_hosts if verdict is RunVerdict.SLOW_HOST else (),
-            median(intervals) if intervals else nan,
-        )  # fmt: skip
+            summary=summary,
+            workload_id=workload_id,
+            similarity=earlier[0][0].similarity if earlier else nan,
+            earlier_runs=len(same),
+            workload_class=classify(summary.fingerprint),
+            pace=pace,
+            verdict=verdict,
+            slow_hosts=slow_hosts if verdict is RunVerdict.SLOW_HOST else (),
+            earlier_checkpoint_interval_seconds=median(intervals) if intervals else nan,
+        )
 
     def workloads(self, names_max: int = WORKLOADS_MAX) -> KnownWorkloads:
         """Return the needs of the newest run of each job, by name and by run id, for *names_max*

@@ -7,6 +7,7 @@ import logging
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from math import nan
 from typing import Any
 
@@ -162,10 +163,19 @@ class RunLog:
     def _restore_open(self, row: Mapping[str, Any]) -> None:
         run_id = str(row["run_id"])
         summary = RunSummary(
-            run_id, run_id.rpartition("@")[0], str(row["job"]), str(row["source"]), str(row["user_id"] or ""),
-            int(row["begun"]), int(row["time"]), 0, float(row["observed_gpu_seconds"] or 0.0), decode(row),
-            tuple(row["host_names"] or ()), bool(row["simulated"]),
-        )  # fmt: skip
+            run_id=run_id,
+            key=run_id.rpartition("@")[0],
+            job=str(row["job"]),
+            source=str(row["source"]),
+            user_id=str(row["user_id"] or ""),
+            begun_ns=int(row["begun"]),
+            time_ns=int(row["time"]),
+            ended_ns=0,
+            observed_gpu_seconds=float(row["observed_gpu_seconds"] or 0.0),
+            fingerprint=decode(row),
+            hosts=tuple(row["host_names"] or ()),
+            simulated=bool(row["simulated"]),
+        )
         self.accumulator.resume(resumed(summary))
         self._resumable[summary.key] = summary
 
@@ -222,11 +232,15 @@ class RunLog:
                 by_run[record.run.run_id].append(fault)
         states = (
             JobState(
-                record.run.run_id, record.run.job, record.run.gpus_max, record.pace.current,
-                record.pace.reference.name if record.pace.reference else "", record.is_standing,
+                record.run.run_id,
+                record.run.job,
+                record.run.gpus_max,
+                record.pace.current,
+                record.pace.reference.name if record.pace.reference else "",
+                record.is_standing,
             )
             for record in records.values()
-        )  # fmt: skip
+        )
         self.verdicts.step(states, by_run, now_ns)
         for record in ended:
             self.verdicts.end_run(record.run.run_id, now_ns)
@@ -264,7 +278,7 @@ class RunLog:
             return
         for key in self.accumulator.drop_resumable():
             if (summary := self._resumable.get(key)) is not None:
-                self._ended.append(_ended_at(summary, summary.time_ns))
+                self._ended.append(replace(summary, ended_ns=summary.time_ns))
         self._resumable.clear()
 
     def _keep(self, assessment: RunAssessment) -> None:
@@ -334,10 +348,3 @@ class RunLog:
         if self._unwritten or self._forecasts_version != self.forecasts.version:
             self._write_ns = now_ns
             await self._write(with_forecasts=True)
-
-
-def _ended_at(summary: RunSummary, ended_ns: int) -> RunSummary:
-    return RunSummary(
-        summary.run_id, summary.key, summary.job, summary.source, summary.user_id, summary.begun_ns, summary.time_ns,
-        ended_ns, summary.observed_gpu_seconds, summary.fingerprint, summary.hosts, summary.simulated,
-    )  # fmt: skip

@@ -291,6 +291,13 @@ def from_row(stored: Mapping[str, Any]) -> JobVerdict:
         shared_cause=str(stored["shared_cause"] or ""), advisory=str(stored["advisory"] or ""),
     )  # fmt: skip
     return JobVerdict(
-        str(stored["run_id"]), str(stored["job"]), fault, int(stored["since"]), int(stored["time"]),
-        int(stored["until"] or 0), number("slowdown_ratio"), bool(stored["is_stopped"]), number("lost_gpu_hours"),
-    )  # fmt: skip
+        run_id=str(stored["run_id"]),
+        job=str(stored["job"]),
+        fault=fault,
+        since_ns=int(stored["since"]),
+        seen_ns=int(stored["time"]),
+        until_ns=int(stored["until"] or 0),
+        slowdown=number("slowdown_ratio"),
+        is_stopped=bool(stored["is_stopped"]),
+        lost_gpu_hours=number("lost_gpu_hours"),
+    )

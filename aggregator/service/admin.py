@@ -116,7 +116,15 @@ class AdminService(AdminServiceServicer):
             stop.set()
             await asyncio.wait([running])
             raise
-        await context.write(_done(so_far, done))
+        result = admin_pb2.CompactedStore(
+            rows=so_far.rows,
+            rows_total=so_far.rows,
+            done=True,
+            bytes_before=done.bytes_before,
+            bytes_after=done.bytes_after,
+            stood_still_microseconds=done.paused_microseconds,
+        )
+        await context.write(result)
 
 
 async def _end(
@@ -145,17 +153,6 @@ async def _send_hold(held: CheckpointHold, context: Any) -> None:
     await context.write(admin_pb2.HeldStore(file=file))
 
 
-def _done(so_far: admin_pb2.CompactedStore, done: CompactionResult) -> admin_pb2.CompactedStore:
-    return admin_pb2.CompactedStore(
-        rows=so_far.rows,
-        rows_total=so_far.rows,
-        done=True,
-        bytes_before=done.bytes_before,
-        bytes_after=done.bytes_after,
-        stood_still_microseconds=done.paused_microseconds,
-    )
-
-
 class PermitService(PermitServiceServicer):
     """Coroutines of grpc.aio. A `ServiceError` becomes its status in the interceptor."""
 
@@ -178,9 +175,13 @@ class PermitService(PermitServiceServicer):
             reason_with_login(current_principal(context), request.reason),
         )
         return await self._idempotency_cache.once(
-            request, context, lambda: self._grant(seconds, reason), _already_durable,
-            preview=lambda: self._preview(seconds, reason), current=self._permit_message,
-        )  # fmt: skip
+            request,
+            context,
+            lambda: self._grant(seconds, reason),
+            _already_durable,
+            preview=lambda: self._preview(seconds, reason),
+            current=self._permit_message,
+        )
 
     def _grant(self, seconds: int, reason: str) -> permit_pb2.FleetPermit:
         try:

@@ -75,10 +75,14 @@ def advisory_message(one: Advisory, expires_ns: int, store: str = "") -> wire.Ad
 def held_back_message(case: Case, reason: str) -> wire.HeldBack:
     """Return a case that is needed but not proposed as a message."""
     return wire.HeldBack(
-        node=f"nodes/{case.host}", action=_enum(case.action),
-        reason_text=case.words, held_back_text=reason, devices=case.devices,
-        cost_of_waiting_gpu_hours=case.price.waiting_gpu_hours, cost_of_acting_gpu_hours=case.price.acting_gpu_hours,
-    )  # fmt: skip
+        node=f"nodes/{case.host}",
+        action=_enum(case.action),
+        reason_text=case.words,
+        held_back_text=reason,
+        devices=case.devices,
+        cost_of_waiting_gpu_hours=case.price.waiting_gpu_hours,
+        cost_of_acting_gpu_hours=case.price.acting_gpu_hours,
+    )
 
 
 def evaluation_message(report: ReplayReport) -> wire.EvaluateRuleResponse:
@@ -88,20 +92,28 @@ def evaluation_message(report: ReplayReport) -> wire.EvaluateRuleResponse:
     return wire.EvaluateRuleResponse(
         episodes=[
             wire.RuleEpisode(
-                node=f"nodes/{episode.case.host}", start_time=timestamp(episode.first_ns),
-                end_time=timestamp(episode.last_ns), action=_enum(episode.case.action),
-                advised=advised, words=episode.case.words,
-                followed_by_fault=episode.faulty_ns > 0, held_back_text="" if advised else reason,
+                node=f"nodes/{episode.case.host}",
+                start_time=timestamp(episode.first_ns),
+                end_time=timestamp(episode.last_ns),
+                action=_enum(episode.case.action),
+                advised=advised,
+                words=episode.case.words,
+                followed_by_fault=episode.faulty_ns > 0,
+                held_back_text="" if advised else reason,
             )
-            for episode, advised, reason in zip(shown, report.are_advised(shown), report.withheld_reasons(shown), strict=True)
+            for episode, advised, reason in zip(
+                shown, report.are_advised(shown), report.withheld_reasons(shown), strict=True
+            )
         ],
-        episodes_count=len(report.episodes), advised_count=len(report.advisories),
-        held_back_count=report.withheld_count, nodes_at_once_max=report.at_once_max,
+        episodes_count=len(report.episodes),
+        advised_count=len(report.advisories),
+        held_back_count=report.withheld_count,
+        nodes_at_once_max=report.at_once_max,
         from_time=timestamp(report.from_ns),
         followed_count=sum(episode.faulty_ns > 0 for episode in report.episodes),
         acting_gpu_hours=sum(price.acting_gpu_hours for price in costs),
         waiting_gpu_hours=sum(price.waiting_gpu_hours for price in costs),
-    )  # fmt: skip
+    )
 
 
 def _enum(value: int) -> Any:
@@ -158,25 +170,36 @@ def gangs_of(
     return gangs, unknown
 
 
-def _gang(field: str, one: wire.Gang, by: str, now_ns: int) -> Gang:
-    check_text(f"{field}.workload", one.workload, WORKLOAD_CHARACTERS_MAX)
-    if not one.workload.strip():
+def _gang(field: str, reported: wire.Gang, by: str, now_ns: int) -> Gang:
+    check_text(f"{field}.workload", reported.workload, WORKLOAD_CHARACTERS_MAX)
+    if not reported.workload.strip():
         raise InvalidArgument(f"{field}.workload", "its name, as in its outcomes")
-    if (name := reported_name(one.workload)) != one.workload:
+    if (name := reported_name(reported.workload)) != reported.workload:
         raise InvalidArgument(
-            f"{field}.workload", f"{one.workload!r}, expected {name!r}: the service adds the login"
+            f"{field}.workload",
+            f"{reported.workload!r}, expected {name!r}: the service adds the login",
         )
-    if not 1 <= len(one.nodes) <= NODES_MAX:
-        raise InvalidArgument(f"{field}.nodes", f"{len(one.nodes)}, expected 1 to {NODES_MAX}")
-    if one.gpus_count > GPUS_MAX:
-        raise InvalidArgument(f"{field}.gpus_count", f"{one.gpus_count}, expected 0 to {GPUS_MAX}")
-    hosts = tuple(sorted({node_of(node, f"{field}.nodes") for node in one.nodes}))
+    if not 1 <= len(reported.nodes) <= NODES_MAX:
+        raise InvalidArgument(f"{field}.nodes", f"{len(reported.nodes)}, expected 1 to {NODES_MAX}")
+    if reported.gpus_count > GPUS_MAX:
+        raise InvalidArgument(
+            f"{field}.gpus_count", f"{reported.gpus_count}, expected 0 to {GPUS_MAX}"
+        )
+    hosts = tuple(sorted({node_of(node, f"{field}.nodes") for node in reported.nodes}))
     seconds = 0.0
-    if one.HasField("checkpoint_interval"):
+    if reported.HasField("checkpoint_interval"):
         otherwise = "none where it is not known"
-        seconds = _span(f"{field}.checkpoint_interval", one.checkpoint_interval, otherwise)
-    until_ns = _until(f"{field}.ttl", one, now_ns)
-    return Gang(one.workload, hosts, one.gpus_count, seconds, until_ns, by, now_ns)
+        seconds = _span(f"{field}.checkpoint_interval", reported.checkpoint_interval, otherwise)
+    until_ns = _until(f"{field}.ttl", reported, now_ns)
+    return Gang(
+        workload=reported.workload,
+        hosts=hosts,
+        gpus=reported.gpus_count,
+        checkpoint_seconds=seconds,
+        until_ns=until_ns,
+        reporter=by,
+        reported_ns=now_ns,
+    )
 
 
 def unavailability_of(
@@ -194,8 +217,10 @@ def unavailability_of(
             raise InvalidArgument(f"{field}.reason", "why it is out of service")
         until_ns = _until(f"{field}.ttl", node, now_ns)
         reported[node_of(node.node, f"{field}.node")] = (
-            node.reason, until_ns, node.new_work_only,
-        )  # fmt: skip
+            node.reason,
+            until_ns,
+            node.new_work_only,
+        )
     back = tuple(node_of(node, "returned_nodes") for node in request.returned_nodes)
     if both := sorted(reported.keys() & set(back)):
         raise InvalidArgument("returned_nodes", f"{both[0]!r} is reported both as out and as back")
@@ -216,11 +241,15 @@ def unavailable(entries: Iterable[tuple[str, str, DeclaredOut]]) -> list[wire.Un
     """Return entries of (host, actor, report) as messages."""
     return [
         wire.UnavailableNode(
-            node=f"nodes/{host}", reason=report.words, expire_time=timestamp(report.until_ns), actor=by,
-            since_time=timestamp(report.since_ns), new_work_only=report.new_work_only,
+            node=f"nodes/{host}",
+            reason=report.words,
+            expire_time=timestamp(report.until_ns),
+            actor=by,
+            since_time=timestamp(report.since_ns),
+            new_work_only=report.new_work_only,
         )
         for host, by, report in entries
-    ]  # fmt: skip
+    ]
 
 
 def _unknown(hosts: Iterable[str], members: Members) -> list[str]:
@@ -229,11 +258,11 @@ def _unknown(hosts: Iterable[str], members: Members) -> list[str]:
     return [f"nodes/{host}" for host in unknown[:UNKNOWN_MAX]]
 
 
-def _until(field: str, one: wire.Gang | wire.UnavailableNode, now_ns: int) -> int:
+def _until(field: str, report: wire.Gang | wire.UnavailableNode, now_ns: int) -> int:
     """Return the end of the report's validity, from its `ttl`: callers' clocks may be wrong."""
-    if not one.HasField("ttl"):
+    if not report.HasField("ttl"):
         return now_ns + HOUR_NS
-    return now_ns + int(_span(field, one.ttl, "none for an hour") * SECOND_NS)
+    return now_ns + int(_span(field, report.ttl, "none for an hour") * SECOND_NS)
 
 
 def _span(field: str, span: Duration, otherwise: str) -> float:
@@ -243,9 +272,9 @@ def _span(field: str, span: Duration, otherwise: str) -> float:
     return seconds
 
 
-def _check_count(field: str, count: int, most: int) -> None:
-    if count > most:
-        raise InvalidArgument(field, f"{count}, at most {most}. Report them in parts")
+def _check_count(field: str, count: int, maximum: int) -> None:
+    if count > maximum:
+        raise InvalidArgument(field, f"{count}, at most {maximum}. Report them in parts")
 
 
 NAME_CHARACTERS_MAX = 32
@@ -295,14 +324,14 @@ class AdvisoryService(AdvisoryServiceServicer):
             return wire.AdvisoryEvent(resume_token=token, bookmark=now)
         return wire.AdvisoryEvent(resume_token=token, advisory=self._message(change.advisory))
 
-    def _message(self, one: Advisory, expires_ns: int | None = None) -> wire.Advisory:
+    def _message(self, advisory: Advisory, expires_ns: int | None = None) -> wire.Advisory:
         """Return the message with the workload's name as the caller reported it, without a login.
 
         *expires_ns*: None: the engine's.
         """
-        until_ns = self._engine.expires_ns(one) if expires_ns is None else expires_ns
-        message = advisory_message(one, until_ns, self._engine.store_identity)
-        message.workload = name_for(one.job, current_login())
+        until_ns = self._engine.expires_ns(advisory) if expires_ns is None else expires_ns
+        message = advisory_message(advisory, until_ns, self._engine.store_identity)
+        message.workload = name_for(advisory.job, current_login())
         return message
 
     async def ListAdvisories(
@@ -313,10 +342,12 @@ class AdvisoryService(AdvisoryServiceServicer):
         before = _page(request.page_token)
         held_back = [] if request.page_token or self._engine.shadow else self._held_back(node)
         advisories = [
-            advisory for advisory in self._engine.known_advisories()
-            if (advisory.is_open or request.show_ended) and (not node or node in advisory.hosts)
+            advisory
+            for advisory in self._engine.known_advisories()
+            if (advisory.is_open or request.show_ended)
+            and (not node or node in advisory.hosts)
             and number_of(advisory.name) < before
-        ]  # fmt: skip
+        ]
         if node and not advisories and self._members(node) is None:
             raise NotFound(f"no agent has registered as {node}")
         advisories.sort(key=lambda advisory: -number_of(advisory.name))
@@ -388,10 +419,13 @@ class AdvisoryService(AdvisoryServiceServicer):
         actor, engine = actor_with_login(current_principal(context), request.actor), self._engine
         answer = ack_of(request, actor, self._wall_ns())
         return await self._idempotency_cache.once(
-            request, context, lambda: self._message(engine.apply_answer(answer)), engine.answers_durable,
+            request,
+            context,
+            lambda: self._message(engine.apply_answer(answer)),
+            engine.answers_durable,
             preview=lambda: self._message(*engine.preview(answer)),
             current=lambda: self._message(self._known(request.name)),
-        )  # fmt: skip
+        )
 
     async def ReportGangs(self, request: wire.ReportGangsRequest, context: Any) -> bytes:
         """Store running gangs. Raises InvalidArgument, ResourceExhausted, ServiceUnavailable."""
@@ -414,9 +448,12 @@ class AdvisoryService(AdvisoryServiceServicer):
             return wire.ReportGangsResponse(gangs_count=count, unknown_nodes=unknown)
 
         return await self._idempotency_cache.once(
-            request, context, lambda: response(lambda: engine.update_gangs(gangs, ended)),
-            engine.persisted, preview=lambda: response(lambda: engine.check_gangs(gangs)),
-        )  # fmt: skip
+            request,
+            context,
+            lambda: response(lambda: engine.update_gangs(gangs, ended)),
+            engine.persisted,
+            preview=lambda: response(lambda: engine.check_gangs(gangs)),
+        )
 
     async def ReportUnavailableNodes(
         self, request: wire.ReportUnavailableNodesRequest, context: Any
@@ -443,9 +480,12 @@ class AdvisoryService(AdvisoryServiceServicer):
             )
 
         return await self._idempotency_cache.once(
-            request, context, lambda: response(lambda: engine.declare_out(out.taken, out.back)),
-            engine.answers_durable, preview=lambda: response(lambda: engine.check_declared_out(out.taken)),
-        )  # fmt: skip
+            request,
+            context,
+            lambda: response(lambda: engine.declare_out(out.taken, out.back)),
+            engine.answers_durable,
+            preview=lambda: response(lambda: engine.check_declared_out(out.taken)),
+        )
 
     async def EvaluateRule(
         self, request: wire.EvaluateRuleRequest, context: Any
@@ -509,7 +549,16 @@ def ack_of(request: wire.AckAdvisoryRequest, actor: str, now_ns: int) -> Acked:
     name = name_of(request.name)
     until_ns = time_ns_of("defer_until_time", request.defer_until_time)
     lease = _lease_seconds(request)
-    return Acked(now_ns, name, to, actor, request.note, request.etag, until_ns, lease)
+    return Acked(
+        now_ns=now_ns,
+        name=name,
+        to=to,
+        actor=actor,
+        words=request.note,
+        etag=request.etag,
+        until_ns=until_ns,
+        lease_seconds=lease,
+    )
 
 
 def _lease_seconds(request: wire.AckAdvisoryRequest) -> float:

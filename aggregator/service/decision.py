@@ -100,10 +100,10 @@ def _message(row: DecisionRow, *, with_inputs: bool) -> wire.StoredDecision:
     return message
 
 
-def _choice(one: ChoiceRecord) -> wire.DecisionChoice:
+def _choice(choice: ChoiceRecord) -> wire.DecisionChoice:
     message = wire.DecisionChoice(
-        option=one.option, reservation=one.reservation, owner=one.owner, nodes=one.nodes
+        option=choice.option, reservation=choice.reservation, owner=choice.owner, nodes=choice.nodes
     )
-    message.time.FromNanoseconds(one.time_ns)
-    message.expire_time.FromNanoseconds(one.expire_ns)
+    message.time.FromNanoseconds(choice.time_ns)
+    message.expire_time.FromNanoseconds(choice.expire_ns)
     return message

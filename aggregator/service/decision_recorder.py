@@ -39,9 +39,11 @@ BATCH_BYTES_MAX = 32 << 20
 CALLER_CHARACTERS_MAX = 300
 _SIZE = struct.Struct("<Q")
 _PREFIXES: dict[int, str] = {
-    decision_pb2.DECISION_PLACEMENT: "d", decision_pb2.DECISION_EVALUATION: "e",
-    decision_pb2.DECISION_RESIZE: "s", decision_pb2.DECISION_RECOVERY: "r",
-}  # fmt: skip
+    decision_pb2.DECISION_PLACEMENT: "d",
+    decision_pb2.DECISION_EVALUATION: "e",
+    decision_pb2.DECISION_RESIZE: "s",
+    decision_pb2.DECISION_RECOVERY: "r",
+}
 
 
 def decision_id(kind: int, request: Any, snapshot: Judgement) -> str:
@@ -117,9 +119,15 @@ class DecisionRecorder:
             self._announce()
         self._waiting.append(
             DecisionAnswered(
-                kind, self._wall_ns(), _caller(), request, reply, snapshot, excluded
+                kind=kind,
+                time_ns=self._wall_ns(),
+                caller=_caller(),
+                request=request,
+                reply=reply,
+                snapshot=snapshot,
+                excluded=excluded,
             )
-        )  # fmt: skip
+        )
         self._changed.set()
 
     async def run(self) -> None:
@@ -207,17 +215,28 @@ async def _encoded_batch(
     return _joined(parts, decisions), count
 
 
-def _record_of(one: DecisionAnswered, inputs: tuple[str, ...]) -> DecisionRecord:
-    reply, snapshot = one.reply, one.snapshot
-    summary = summary_of(one.kind, reply)
-    has_time = one.kind == decision_pb2.DECISION_PLACEMENT
+def _record_of(answered: DecisionAnswered, inputs: tuple[str, ...]) -> DecisionRecord:
+    reply, snapshot = answered.reply, answered.snapshot
+    summary = summary_of(answered.kind, reply)
+    has_time = answered.kind == decision_pb2.DECISION_PLACEMENT
     return DecisionRecord(
-        reply.decision_id, one.time_ns, kind_name(one.kind), one.caller, one.request.gang.workload.job,
-        snapshot.version, snapshot.dictionary_version, gangline_version(),
-        reply.solve_time.ToNanoseconds() / 1e9 if has_time else float("nan"), bool(snapshot.degraded_reason),
-        summary.options, tuple(snapshot.names[node] for node in summary.nodes[:HOSTS_MAX]), summary.blockers,
-        one.request.SerializeToString(deterministic=True), answer_bytes(reply), inputs,
-    )  # fmt: skip
+        decision=reply.decision_id,
+        time_ns=answered.time_ns,
+        kind=kind_name(answered.kind),
+        caller=answered.caller,
+        workload=answered.request.gang.workload.job,
+        score_version=snapshot.version,
+        dictionary_version=snapshot.dictionary_version,
+        gangline_version=gangline_version(),
+        solve_seconds=reply.solve_time.ToNanoseconds() / 1e9 if has_time else float("nan"),
+        degraded=bool(snapshot.degraded_reason),
+        options=summary.options,
+        hosts=tuple(snapshot.names[node] for node in summary.nodes[:HOSTS_MAX]),
+        blockers=summary.blockers,
+        request=answered.request.SerializeToString(deterministic=True),
+        answer=answer_bytes(reply),
+        inputs=inputs,
+    )
 
 
 def encoded_batch(records: Sequence[DecisionRecord], parts: Mapping[str, bytes]) -> bytes:
@@ -236,10 +255,10 @@ def _joined(parts: Mapping[str, bytes], decisions: Sequence[bytes]) -> bytes:
     return b"".join([*pieces, *decisions])
 
 
-def _encoded_decision(one: DecisionRecord) -> list[bytes]:
-    columns = {**one._asdict(), "options": [tuple(option) for option in one.options]}
+def _encoded_decision(record: DecisionRecord) -> list[bytes]:
+    columns = {**record._asdict(), "options": [tuple(option) for option in record.options]}
     del columns["request"], columns["answer"]
-    return [*_sized(json.dumps(columns).encode()), *_sized(one.request), *_sized(one.answer)]
+    return [*_sized(json.dumps(columns).encode()), *_sized(record.request), *_sized(record.answer)]
 
 
 def _sized(piece: bytes) -> tuple[bytes, bytes]:
@@ -273,15 +292,15 @@ def decoded_batch(encoded: bytes | mmap) -> tuple[list[DecisionRecord], dict[str
     return records, parts
 
 
-def _pieces(view: memoryview, at: int) -> Iterator[bytes]:
-    """Yield the pieces of *view* from *at*, each preceded by its size. Raises ValueError."""
-    while at < view.nbytes:
-        (size,) = _SIZE.unpack_from(view, at)
-        at += _SIZE.size
-        if size > view.nbytes - at:
-            raise ValueError(f"{size} bytes at {at}, of {view.nbytes}")
-        yield bytes(view[at : at + size])
-        at += size
+def _pieces(view: memoryview, offset: int) -> Iterator[bytes]:
+    """Yield the pieces of *view* from *offset*, each preceded by its size. Raises ValueError."""
+    while offset < view.nbytes:
+        (size,) = _SIZE.unpack_from(view, offset)
+        offset += _SIZE.size
+        if size > view.nbytes - offset:
+            raise ValueError(f"{size} bytes at {offset}, of {view.nbytes}")
+        yield bytes(view[offset : offset + size])
+        offset += size
 
 
 def _caller() -> str:

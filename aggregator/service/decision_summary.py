@@ -77,17 +77,29 @@ def summary_of(kind: int, reply: Any) -> DecisionSummary:
     )
 
 
-def _placement(what: str, one: placement_pb2.PlacementOption) -> OptionSummary:
-    total = one.price.total_gpu_hours
+def _placement(what: str, option: placement_pb2.PlacementOption) -> OptionSummary:
+    total = option.price.total_gpu_hours
     return OptionSummary(
-        what, len(one.node_index), total.value, total.lower, total.upper, one.survival.value, one.speed.value
-    )  # fmt: skip
+        what=what,
+        nodes=len(option.node_index),
+        price_gpu_hours=total.value,
+        price_lower=total.lower,
+        price_upper=total.upper,
+        survival=option.survival.value,
+        speed=option.speed.value,
+    )
 
 
-def _recovery(one: recovery_pb2.RecoveryOption) -> OptionSummary:
-    total = one.price.total_gpu_hours
-    what = recovery_pb2.RecoveryKind.Name(one.kind).removeprefix("RECOVERY_").lower()
-    survival = 1.0 - one.second_failure_probability.value
+def _recovery(option: recovery_pb2.RecoveryOption) -> OptionSummary:
+    total = option.price.total_gpu_hours
+    what = recovery_pb2.RecoveryKind.Name(option.kind).removeprefix("RECOVERY_").lower()
+    survival = 1.0 - option.second_failure_probability.value
     return OptionSummary(
-        what, len(one.node_index), total.value, total.lower, total.upper, survival, one.speed.value
-    )  # fmt: skip
+        what=what,
+        nodes=len(option.node_index),
+        price_gpu_hours=total.value,
+        price_lower=total.lower,
+        price_upper=total.upper,
+        survival=survival,
+        speed=option.speed.value,
+    )

@@ -128,12 +128,15 @@ class JobService(JobServiceServicer):
         causes = {verdict.fault.advisory for verdict in verdicts}
         return [
             wire.JobAdvice(
-                advisory=f"{PREFIX}{advisory.name}", subject=advisory.subject, state=advisory.state.name,
-                action=advisory.action.name, words=advisory.words,
+                advisory=f"{PREFIX}{advisory.name}",
+                subject=advisory.subject,
+                state=advisory.state.name,
+                action=advisory.action.name,
+                words=advisory.words,
             )
             for advisory in self._open_advisories()
             if advisory.name in causes or advisory.host in hosts
-        ][:ADVICE_MAX]  # fmt: skip
+        ][:ADVICE_MAX]
 
     def _ranks(self, record: JobRecord) -> list[wire.JobRank]:
         """Return the latest report of each rank of the job.
@@ -164,12 +167,13 @@ class JobService(JobServiceServicer):
         counts = table.values_at("steps_count", row_indexes)
         return [
             wire.JobRank(
-                rank=_rank(names[row]), node=f"nodes/{self._fleet.names[int(table.devices.host[row])]}",
+                rank=_rank(names[row]),
+                node=f"nodes/{self._fleet.names[int(table.devices.host[row])]}",
                 steps_count=int(counts[number]),
                 **{name: float(values[number]) for name, values in columns.items()},
             )
             for number, row in enumerate(rows)
-        ]  # fmt: skip
+        ]
 
     def _run(self, record: JobRecord) -> wire.JobRun | None:
         assessment = self._runs.latest.get(record.run.key)
@@ -177,12 +181,16 @@ class JobService(JobServiceServicer):
             return None
         pace = assessment.pace
         return wire.JobRun(
-            workload_class=assessment.workload_class.name, class_confidence=assessment.workload_class.confidence,
-            earlier_runs=assessment.earlier_runs, pace_ratio=pace.ratio if pace else nan,
-            pace_ratio_lower=pace.lower if pace else nan, pace_ratio_upper=pace.upper if pace else nan,
-            slower_than_before=bool(pace and pace.is_slower), verdict=assessment.verdict.value,
+            workload_class=assessment.workload_class.name,
+            class_confidence=assessment.workload_class.confidence,
+            earlier_runs=assessment.earlier_runs,
+            pace_ratio=pace.ratio if pace else nan,
+            pace_ratio_lower=pace.lower if pace else nan,
+            pace_ratio_upper=pace.upper if pace else nan,
+            slower_than_before=bool(pace and pace.is_slower),
+            verdict=assessment.verdict.value,
             slow_nodes=[f"nodes/{host}" for host in assessment.slow_hosts],
-        )  # fmt: skip
+        )
 
     def _put_steps(self, story: wire.JobStory, record: JobRecord) -> None:
         """Set step time, parts of the step and checkpoint interval: medians over the job's GPUs."""
@@ -229,50 +237,58 @@ def _windows(record: JobRecord) -> list[wire.JobWindow]:
         shares = np.rint(np.clip(window.shares, 0.0, 1.0) * SHARE_STEPS).astype(np.uint8)
         messages.append(
             wire.JobWindow(
-                time=timestamp(window.time_ns), node_index=[index[host] for host in window.hosts],
-                shares=shares.tobytes(), estimated=window.is_estimated, pace=value,
-                step_seconds=step_seconds, change_ratio=change,
+                time=timestamp(window.time_ns),
+                node_index=[index[host] for host in window.hosts],
+                shares=shares.tobytes(),
+                estimated=window.is_estimated,
+                pace=value,
+                step_seconds=step_seconds,
+                change_ratio=change,
             )
-        )  # fmt: skip
+        )
     assert not messages or len(STATES) * len(messages[0].node_index) == len(messages[0].shares)
     return messages
 
 
-def _verdict(one: JobVerdict, advisories: Mapping[str, Advisory]) -> wire.JobVerdict:
-    fault = one.fault
-    own = advisories.get(one.host)
+def _verdict(verdict: JobVerdict, advisories: Mapping[str, Advisory]) -> wire.JobVerdict:
+    fault = verdict.fault
+    own = advisories.get(verdict.host)
     advisory = fault.advisory or (own.name if own else "")
     message = wire.JobVerdict(
         verdict=fault.verdict, cause=fault.cause, reason=fault.reason, shared_cause=fault.shared_cause,
         advisory=f"{PREFIX}{advisory}" if advisory else "", nodes=[f"nodes/{host}" for host in fault.hosts],
-        device=fault.device, slowdown=1.0 if one.is_stopped else one.slowdown,
-        slowdown_lower=nan if one.is_stopped else fault.slowdown_lower,
-        slowdown_upper=nan if one.is_stopped else fault.slowdown_upper, stops=one.is_stopped,
-        start_time=timestamp(one.since_ns), lost_gpu_hours=one.lost_gpu_hours, words=fault.message,
-        evidence_sql=fault.sql, next_command=_next_command(one, advisory),
+        device=fault.device, slowdown=1.0 if verdict.is_stopped else verdict.slowdown,
+        slowdown_lower=nan if verdict.is_stopped else fault.slowdown_lower,
+        slowdown_upper=nan if verdict.is_stopped else fault.slowdown_upper, stops=verdict.is_stopped,
+        start_time=timestamp(verdict.since_ns), lost_gpu_hours=verdict.lost_gpu_hours, words=fault.message,
+        evidence_sql=fault.sql, next_command=_next_command(verdict, advisory),
     )  # fmt: skip
-    if one.until_ns:
-        message.end_time.CopyFrom(timestamp(one.until_ns))
+    if verdict.until_ns:
+        message.end_time.CopyFrom(timestamp(verdict.until_ns))
     return message
 
 
-def _next_command(one: JobVerdict, advisory: str) -> str:
-    if one.until_ns:
+def _next_command(verdict: JobVerdict, advisory: str) -> str:
+    if verdict.until_ns:
         return ""
-    if one.fault.shared_cause or advisory:
+    if verdict.fault.shared_cause or advisory:
         return f"gangline advise show {advisory}"
-    return f"gangline explain {one.host}" if one.host else ""
+    return f"gangline explain {verdict.host}" if verdict.host else ""
 
 
 def _forecast(rows: Sequence[Mapping[str, Any]]) -> list[wire.JobForecast]:
     return [
         wire.JobForecast(
-            horizon_seconds=row["horizon_seconds"], reason=row["reason"], power_watts=row["power_watts"],
-            power_watts_lower=row["power_watts_lower"], power_watts_upper=row["power_watts_upper"],
-            checkpoint=_event(row, "checkpoint"), host_stall=_event(row, "host_stall"),
+            horizon_seconds=row["horizon_seconds"],
+            reason=row["reason"],
+            power_watts=row["power_watts"],
+            power_watts_lower=row["power_watts_lower"],
+            power_watts_upper=row["power_watts_upper"],
+            checkpoint=_event(row, "checkpoint"),
+            host_stall=_event(row, "host_stall"),
         )
         for row in sorted(rows, key=lambda row: float(row["horizon_seconds"]))
-    ]  # fmt: skip
+    ]
 
 
 def _event(row: Mapping[str, Any], name: str) -> wire.JobForecastEvent:

@@ -106,12 +106,18 @@ class OutcomeService(OutcomeServiceServicer):
         ]
         throughputs = [
             ThroughputReport(
-                outcome.outcome_id, reporter, self._wall_ns(), outcome.workload, len(_hosts(outcome)), outcome.throughput,
-                domains_of(placed[index].domains), placed[index].communication_share,
+                outcome=outcome.outcome_id,
+                reporter=reporter,
+                time_ns=self._wall_ns(),
+                workload=outcome.workload,
+                nodes=len(_hosts(outcome)),
+                throughput=outcome.throughput,
+                domains=domains_of(placed[index].domains),
+                communication_share=placed[index].communication_share,
             )
             for index, outcome in enumerate(outcomes)
             if outcome.throughput > 0.0
-        ]  # fmt: skip
+        ]
 
         def response(new: int) -> outcome_pb2.ReportOutcomesResponse:
             return outcome_pb2.ReportOutcomesResponse(
@@ -120,10 +126,12 @@ class OutcomeService(OutcomeServiceServicer):
 
         names = [(reporter, outcome.outcome_id) for outcome in outcomes]
         return await self._idempotency_cache.once(
-            request, context, lambda: response(self._add(rows, throughputs)),
+            request,
+            context,
+            lambda: response(self._add(rows, throughputs)),
             self._engine.persisted,
             preview=lambda: response(self._engine.count_new_outcomes(names)),
-        )  # fmt: skip
+        )
 
     def _add(self, rows: Sequence[OutcomeRecord], throughputs: Sequence[ThroughputReport]) -> int:
         """Add outcomes, on disk after `persisted`; return the count of new ones.
@@ -157,29 +165,35 @@ class OutcomeService(OutcomeServiceServicer):
 
     def _row(
         self,
-        one: outcome_pb2.Outcome,
+        outcome: outcome_pb2.Outcome,
         expected: ExpectedOutcome | None,
         reporter: str,
         placed: OutcomePlacement,
     ) -> OutcomeRecord:
-        advisory = name_of(one.advisory) if one.advisory else ""
+        advisory = name_of(outcome.advisory) if outcome.advisory else ""
         known = self._engine.find(advisory) if advisory else None
-        (started, ended), hosts = _span(one), _hosts(one)
-        blamed = node_of(one.blamed_node) if one.blamed_node else ""
+        (started, ended), hosts = _span(outcome), _hosts(outcome)
+        blamed = node_of(outcome.blamed_node) if outcome.blamed_node else ""
         host_hours = (ended - started) / HOUR_NS * len(hosts)
-        queue_hours = hours_of("queue_time", one, "queue_time", SECONDS_MAX)
+        queue_hours = hours_of("queue_time", outcome, "queue_time", SECONDS_MAX)
         row = (
-            time_us(self._wall_ns()), one.outcome_id, advisory, reporter, one.workload,
-            hosts, time_us(started), time_us(ended), one.interrupted,
-            blamed, one.end_reason, one.advice_followed, one.lost_gpu_hours,
+            time_us(self._wall_ns()), outcome.outcome_id, advisory, reporter, outcome.workload,
+            hosts, time_us(started), time_us(ended), outcome.interrupted,
+            blamed, outcome.end_reason, outcome.advice_followed, outcome.lost_gpu_hours,
             host_hours, expected.interruptions if expected else None, known.reason if known else "",
             expected.by_hazard if expected else None,
-            [share * one.interrupted for share in expected.shares] if expected else None,
-            one.decision_id, one.option, one.throughput or nan, queue_hours * 3600.0,
+            [share * outcome.interrupted for share in expected.shares] if expected else None,
+            outcome.decision_id, outcome.option, outcome.throughput or nan, queue_hours * 3600.0,
             list(placed.domains.items()), placed.communication_share,
         )  # fmt: skip
         return OutcomeRecord(
-            one.outcome_id, reporter, one.interrupted, expected, row, host_hours, len(hosts)
+            outcome=outcome.outcome_id,
+            reporter=reporter,
+            interrupted=outcome.interrupted,
+            expected=expected,
+            row=row,
+            host_hours=host_hours,
+            hosts=len(hosts),
         )
 
 
@@ -191,33 +205,33 @@ def check_outcome(at: int, one: outcome_pb2.Outcome, now_ns: int) -> None:
         raise InvalidArgument(f"outcomes[{at}].{error.field}", error.field_message) from None
 
 
-def _check_one(one: outcome_pb2.Outcome, now_ns: int) -> None:
-    if not one.outcome_id:
+def _check_one(outcome: outcome_pb2.Outcome, now_ns: int) -> None:
+    if not outcome.outcome_id:
         raise InvalidArgument(
             "outcome_id", f"expected 1 to {ID_CHARACTERS_MAX} characters, the caller's own id"
         )
-    check_text("outcome_id", one.outcome_id, ID_CHARACTERS_MAX)
-    check_text("workload", one.workload, WORKLOAD_CHARACTERS_MAX)
-    check_text("end_reason", one.end_reason, END_REASON_CHARACTERS_MAX)
-    if not 1 <= len(one.nodes) <= NODES_MAX:
-        raise InvalidArgument("nodes", f"{len(one.nodes)}, expected 1 to {NODES_MAX}")
-    if not (isfinite(one.lost_gpu_hours) and 0 <= one.lost_gpu_hours <= LOST_GPU_HOURS_MAX):
-        raise InvalidArgument("lost_gpu_hours", f"{one.lost_gpu_hours}, expected 0 to 1e9")
-    for node in one.nodes:
+    check_text("outcome_id", outcome.outcome_id, ID_CHARACTERS_MAX)
+    check_text("workload", outcome.workload, WORKLOAD_CHARACTERS_MAX)
+    check_text("end_reason", outcome.end_reason, END_REASON_CHARACTERS_MAX)
+    if not 1 <= len(outcome.nodes) <= NODES_MAX:
+        raise InvalidArgument("nodes", f"{len(outcome.nodes)}, expected 1 to {NODES_MAX}")
+    if not (isfinite(outcome.lost_gpu_hours) and 0 <= outcome.lost_gpu_hours <= LOST_GPU_HOURS_MAX):
+        raise InvalidArgument("lost_gpu_hours", f"{outcome.lost_gpu_hours}, expected 0 to 1e9")
+    for node in outcome.nodes:
         node_of(node, "nodes")
-    if one.blamed_node:
-        node_of(one.blamed_node, "blamed_node")
-        if one.blamed_node not in one.nodes:
-            raise InvalidArgument("blamed_node", f"{one.blamed_node!r} is not one of its nodes")
-    if one.advisory:
-        name_of(one.advisory, "advisory")
-    check_text("decision_id", one.decision_id, DECISION_CHARACTERS_MAX)
-    check_range("option", one.option, 0, OPTIONS_MAX)
-    check_real("throughput", one.throughput, THROUGHPUT_MAX)
-    if one.throughput and not one.workload:
+    if outcome.blamed_node:
+        node_of(outcome.blamed_node, "blamed_node")
+        if outcome.blamed_node not in outcome.nodes:
+            raise InvalidArgument("blamed_node", f"{outcome.blamed_node!r} is not one of its nodes")
+    if outcome.advisory:
+        name_of(outcome.advisory, "advisory")
+    check_text("decision_id", outcome.decision_id, DECISION_CHARACTERS_MAX)
+    check_range("option", outcome.option, 0, OPTIONS_MAX)
+    check_real("throughput", outcome.throughput, THROUGHPUT_MAX)
+    if outcome.throughput and not outcome.workload:
         raise InvalidArgument("workload", "empty, expected the name whose throughput this is")
-    hours_of("queue_time", one, "queue_time", SECONDS_MAX)
-    _, ended = _span(one)
+    hours_of("queue_time", outcome, "queue_time", SECONDS_MAX)
+    _, ended = _span(outcome)
     if ended > now_ns + AHEAD_SECONDS_MAX * SECOND_NS:
         ahead = (ended - now_ns) / HOUR_NS
         raise InvalidArgument(
@@ -239,19 +253,19 @@ def placement_of(snapshot: Judgement, nodes: list[int], workload: str) -> Outcom
     return OutcomePlacement(domain_counts, share)
 
 
-def _hosts(one: outcome_pb2.Outcome) -> list[str]:
+def _hosts(outcome: outcome_pb2.Outcome) -> list[str]:
     """Return its hosts without duplicates."""
-    return list(dict.fromkeys(map(node_of, one.nodes)))
+    return list(dict.fromkeys(map(node_of, outcome.nodes)))
 
 
-def _is_suspect(one: outcome_pb2.Outcome, host: str) -> bool:
+def _is_suspect(outcome: outcome_pb2.Outcome, host: str) -> bool:
     """Return whether *host* may have caused an interruption: it is blamed, or no host is."""
-    return not one.blamed_node or node_of(one.blamed_node) == host
+    return not outcome.blamed_node or node_of(outcome.blamed_node) == host
 
 
-def _span(one: outcome_pb2.Outcome) -> tuple[int, int]:
-    started = time_ns_of("start_time", one.start_time)
-    ended = time_ns_of("end_time", one.end_time)
+def _span(outcome: outcome_pb2.Outcome) -> tuple[int, int]:
+    started = time_ns_of("start_time", outcome.start_time)
+    ended = time_ns_of("end_time", outcome.end_time)
     if not started:
         raise InvalidArgument("start_time", "is missing: when it began")
     if not started < ended <= started + SECONDS_MAX * SECOND_NS:

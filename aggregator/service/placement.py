@@ -223,13 +223,13 @@ class PlacementService(PlacementServiceServicer):
             share = needs.bound[NETWORK] + needs.bound[NVLINK]
             by_job = bool(gang.workload.job)
             communication = Quantity(
-                share, share * SHARE_INTERVAL[0], min(share * SHARE_INTERVAL[1], 1.0),
+                share,
+                share * SHARE_INTERVAL[0],
+                min(share * SHARE_INTERVAL[1], 1.0),
                 QuantitySource.MEASURED if by_job else QuantitySource.DECLARED,
                 f"share of a step bound by network and NVLink: {source}",
-            )  # fmt: skip
-            entry = (
-                node_table(snapshot, needs, source, plain.excluded), communication
-            )  # fmt: skip
+            )
+            entry = (node_table(snapshot, needs, source, plain.excluded), communication)
             self._tables[key] = entry
             while len(self._tables) > TABLES_MAX:
                 self._tables.pop(next(cached_key for cached_key in self._tables if cached_key))

@@ -409,9 +409,12 @@ def estimate_message(one: Quantity, *, explain: bool) -> placement_pb2.Estimate:
     """Return a quantity as a message."""
     source: Any = int(one.source)
     return placement_pb2.Estimate(
-        value=one.value, lower=one.lower, upper=one.upper, source=source,
+        value=one.value,
+        lower=one.lower,
+        upper=one.upper,
+        source=source,
         evidence=one.evidence if explain else "",
-    )  # fmt: skip
+    )
 
 
 def price_message(price: GangPrice, *, explain: bool) -> placement_pb2.PlacementPrice:
@@ -525,9 +528,11 @@ def domains_message(
         members = nodes[starts[index] : starts[index + 1]]
         if members.size:  # a domain without remaining nodes is omitted
             reply.domains.add(
-                name=names[index], node_index=members.tolist(),
-                free_nodes=int(free[members].sum()), usable_nodes=int(usable[members].sum()),
-            )  # fmt: skip
+                name=names[index],
+                node_index=members.tolist(),
+                free_nodes=int(free[members].sum()),
+                usable_nodes=int(usable[members].sum()),
+            )
     return reply
 
 

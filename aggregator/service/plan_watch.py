@@ -199,10 +199,12 @@ class WatchedPlan:
             plan.options[0].price.total_gpu_hours.value if plan.options else np.nan
         )
         return wire.WatchPlanResponse(
-            change=change, plan=plan, reasons=reasons,
+            change=change,
+            plan=plan,
+            reasons=reasons,
             left_node_index=sorted(before.difference(nodes)),
             joined_node_index=sorted(set(nodes) - before),
-        )  # fmt: skip
+        )
 
 
 def _names(question: PlanQuestion, nodes: Indexes) -> str:

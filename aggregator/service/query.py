@@ -246,18 +246,18 @@ class _QueryRecord:
 
     def entry(self) -> QueryLogEntry:
         return QueryLogEntry(
-            self.wall_ns,
-            self.who.name,
-            self.who.role,
-            self.who.peer,
-            self.sql,
-            round(time.monotonic() - self.begin, 4),
-            self.rows,
-            self.size_bytes,
-            self.outcome,
-            self.message,
-            round(self.cost.cpu_seconds, 4),
-            self.cost.rss_bytes_max,
+            wall_ns=self.wall_ns,
+            who=self.who.name,
+            role=self.who.role,
+            peer=self.who.peer,
+            sql=self.sql,
+            seconds=round(time.monotonic() - self.begin, 4),
+            rows=self.rows,
+            size_bytes=self.size_bytes,
+            outcome=self.outcome,
+            words=self.message,
+            cpu_seconds=round(self.cost.cpu_seconds, 4),
+            rss_bytes_max=self.cost.rss_bytes_max,
         )
 
 

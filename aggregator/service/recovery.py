@@ -113,16 +113,16 @@ def incident_of(
         reason = "empty, and no member is UNHEALTHY, in maintenance, or gone; expected the failed members"
         raise InvalidArgument("failed_node_index", reason)
     return Incident(
-        current,
-        failed,
-        messages.node_list_of("suspect_node_index", request.suspect_node_index, snapshot),
-        _standbys(request, snapshot, current),
-        _lenders(request.lenders, snapshot, priorities),
-        _checkpoint(request.checkpoint, snapshot, current.size),
-        request.goes_on_in_process,
-        request.nodes_min,
-        request.failures_at_step,
-        request.application_error,
+        current=current,
+        failed=failed,
+        suspects=messages.node_list_of("suspect_node_index", request.suspect_node_index, snapshot),
+        standbys=_standbys(request, snapshot, current),
+        lenders=_lenders(request.lenders, snapshot, priorities),
+        checkpoint=_checkpoint(request.checkpoint, snapshot, current.size),
+        goes_on_in_process=request.goes_on_in_process,
+        nodes_min=request.nodes_min,
+        failures_at_step=request.failures_at_step,
+        application_error=request.application_error,
     )
 
 
@@ -217,9 +217,12 @@ def response_of(
     for domain in plan.domains:
         tier: Any = int(domain.tier)
         reply.domains.add(
-            tier=tier, name=domain.name, failed_nodes=domain.failed, member_nodes=domain.members,
+            tier=tier,
+            name=domain.name,
+            failed_nodes=domain.failed,
+            member_nodes=domain.members,
             chance=domain.chance,
-        )  # fmt: skip
+        )
     before, undisturbed = plan.undisturbed, reply.undisturbed
     undisturbed.p50_gpu_hours, undisturbed.p90_gpu_hours = (
         before.p50_gpu_hours,
@@ -252,9 +255,12 @@ def _option_message(option: RecoveryOption, *, explain: bool) -> recovery_pb2.Re
         steps=option.steps,
     )
     names = {
-        DETECT: "detect_hours", DECIDE: "decide_hours", ACT: "act_hours", RESUME: "resume_hours",
+        DETECT: "detect_hours",
+        DECIDE: "decide_hours",
+        ACT: "act_hours",
+        RESUME: "resume_hours",
         LOST_WORK: "lost_work_hours",
-    }  # fmt: skip
+    }
     for index, name in names.items():
         getattr(reply, name).CopyFrom(
             messages.estimate_message(option.hours[index], explain=explain)
@@ -264,7 +270,10 @@ def _option_message(option: RecoveryOption, *, explain: bool) -> recovery_pb2.Re
     for index, failed in enumerate(option.replaced.tolist()):
         rank = int(option.places[index])
         reply.replacements.add(
-            rank=rank, failed_node_index=failed, by_node_index=int(option.nodes[rank]),
-            keeps_segment=option.keeps_segment[index], keeps_rails=option.keeps_rails[index],
-        )  # fmt: skip
+            rank=rank,
+            failed_node_index=failed,
+            by_node_index=int(option.nodes[rank]),
+            keeps_segment=option.keeps_segment[index],
+            keeps_rails=option.keeps_rails[index],
+        )
     return reply

@@ -71,9 +71,19 @@ def record_of(
         raise InvalidArgument("kind", reason)
     fault_ns, detect_ns, decide_ns, act_ns, resume_ns = _times(request, now_ns)
     report = RecoveryReport(
-        request.incident, reporter, now_ns, int(request.kind), fault_ns, detect_ns, decide_ns, act_ns,
-        resume_ns, request.success, request.restarted_processes, request.restored_from_peer,
-    )  # fmt: skip
+        incident=request.incident,
+        reporter=reporter,
+        time_ns=now_ns,
+        kind=int(request.kind),
+        fault_ns=fault_ns,
+        detect_ns=detect_ns,
+        decide_ns=decide_ns,
+        act_ns=act_ns,
+        resume_ns=resume_ns,
+        success=request.success,
+        restarted=request.restarted_processes,
+        restored_from_peer=request.restored_from_peer,
+    )
     return RecoveryRecord(
         report, request.decision_id, request.workload, request.lost_gpu_hours, request.note
     )

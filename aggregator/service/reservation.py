@@ -99,9 +99,12 @@ class ReservationService(ReservationServiceServicer):
         """
         owner, snapshot = _owner_of(request, context), self._placement.snapshot()
         reservation = self._reservations.renew(
-            request.name, owner, request.fencing_token, _ttl_ns(request.ttl),
+            request.name,
+            owner,
+            request.fencing_token,
+            _ttl_ns(request.ttl),
             _nodes_max(current_principal(context), len(snapshot.names)),
-        )  # fmt: skip
+        )
         await self._reservations.persisted()
         return self._message(reservation, snapshot)
 
@@ -135,14 +138,20 @@ class ReservationService(ReservationServiceServicer):
         for reservation in self._reservations.active():
             self._record_choice(reservation)
 
-    def _record_choice(self, one: HostReservation) -> None:
-        if one.decision:
-            expire_ns = self._reservations.expire_wall_ns(one)
+    def _record_choice(self, reservation: HostReservation) -> None:
+        if reservation.decision:
+            expire_ns = self._reservations.expire_wall_ns(reservation)
             self._choose(
                 ChoiceRecord(
-                    one.name, one.decision, one.option, one.owner, self._wall_ns(), expire_ns, len(one.hosts)
+                    reservation=reservation.name,
+                    decision=reservation.decision,
+                    option=reservation.option,
+                    owner=reservation.owner,
+                    time_ns=self._wall_ns(),
+                    expire_ns=expire_ns,
+                    nodes=len(reservation.hosts),
                 )
-            )  # fmt: skip
+            )
 
     def _add_changes(
         self, reply: wire.ReserveResponse, snapshot: Judgement, nodes: Indexes
@@ -166,14 +175,14 @@ class ReservationService(ReservationServiceServicer):
             if len(reply.changes) < CHANGES_MAX:
                 reply.changes.add(node_index=node, change=change, message=message)
 
-    def _message(self, one: HostReservation, snapshot: Judgement) -> wire.Reservation:
+    def _message(self, reservation: HostReservation, snapshot: Judgement) -> wire.Reservation:
         index = self._placement.node_index(snapshot)
         message = wire.Reservation(
-            name=one.name, owner=one.owner, dictionary_version=snapshot.dictionary_version,
-            node_index=[index[host] for host in one.hosts if host in index],
-            fencing_token=one.token, workload=one.workload, decision_id=one.decision, option=one.option,
+            name=reservation.name, owner=reservation.owner, dictionary_version=snapshot.dictionary_version,
+            node_index=[index[host] for host in reservation.hosts if host in index],
+            fencing_token=reservation.token, workload=reservation.workload, decision_id=reservation.decision, option=reservation.option,
         )  # fmt: skip
-        message.expire_time.FromNanoseconds(self._reservations.expire_wall_ns(one))
+        message.expire_time.FromNanoseconds(self._reservations.expire_wall_ns(reservation))
         return message
 
 

@@ -61,11 +61,11 @@ class ResizeQuestion:
         )
 
     def _option(
-        self, one: ResizeChoice, plan: ResizePlan, table: NodeTable
+        self, choice: ResizeChoice, plan: ResizePlan, table: NodeTable
     ) -> placement_pb2.ResizeOption:
         explain = self.request.explain
-        before, after = self.current.size, one.choice.nodes.size
-        if one is plan.stay:
+        before, after = self.current.size, choice.choice.nodes.size
+        if choice is plan.stay:
             kind = placement_pb2.RESIZE_STAY
         elif after == before:
             kind = placement_pb2.RESIZE_MOVE
@@ -73,14 +73,14 @@ class ResizeQuestion:
             kind = placement_pb2.RESIZE_GROW if after > before else placement_pb2.RESIZE_SHRINK
         option = placement_pb2.ResizeOption(
             kind=kind,
-            placement=messages.option_message(table, one.choice, explain=explain),
-            joined_node_index=one.joined.tolist(),
-            left_node_index=one.left.tolist(),
-            stop_hours=messages.estimate_message(one.stop, explain=explain),
-            gain_gpu_hours=messages.estimate_message(one.gain, explain=explain),
-            reason=one.reason,
+            placement=messages.option_message(table, choice.choice, explain=explain),
+            joined_node_index=choice.joined.tolist(),
+            left_node_index=choice.left.tolist(),
+            stop_hours=messages.estimate_message(choice.stop, explain=explain),
+            gain_gpu_hours=messages.estimate_message(choice.gain, explain=explain),
+            reason=choice.reason,
         )
-        option.wait.FromNanoseconds(round(one.wait_hours * 3600e9))
+        option.wait.FromNanoseconds(round(choice.wait_hours * 3600e9))
         return option
 
 
@@ -110,10 +110,15 @@ def resize_question(
     check_real("gain_gpu_hours_min", request.gain_gpu_hours_min, GAIN_GPU_HOURS_MAX)
     week = messages.WEEK_SECONDS
     return ResizeQuestion(
-        request, gang, snapshot, messages.candidates_of(request.candidates, snapshot), needs, current,
-        ResizeTimes(
+        request=request,
+        gang=gang,
+        snapshot=snapshot,
+        candidates=messages.candidates_of(request.candidates, snapshot),
+        needs=needs,
+        current=current,
+        times=ResizeTimes(
             hours_of("reshard", request, "reshard", week),
             hours_of("checkpoint_age", request, "checkpoint_age", week),
             request.checkpoint_on_demand,
         ),
-    )  # fmt: skip
+    )

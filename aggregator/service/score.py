@@ -376,8 +376,11 @@ class ScoreService(ScoreServiceServicer):
         """
         snapshot = self._snapshot()
         key = (
-            snapshot.dictionary_version, len(snapshot.names), len(snapshot.gpus), self._scores_port()
-        )  # fmt: skip
+            snapshot.dictionary_version,
+            len(snapshot.names),
+            len(snapshot.gpus),
+            self._scores_port(),
+        )
         cached = self._dictionaries.get(request.gpus)
         if cached is None or cached[0] != key:
             reply = score_pb2.NodeDictionary(

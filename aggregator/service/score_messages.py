@@ -35,15 +35,14 @@ def packed(kind: type[Message], columns: Mapping[str, NDArray[Any]]) -> bytes:
     parts = list[bytes]()
     for name, column in columns.items():
         field = kind.DESCRIPTOR.fields_by_name[name]
-        values = _floats(column) if field.type == FieldDescriptor.TYPE_FLOAT else varints(column)
+        if field.type == FieldDescriptor.TYPE_FLOAT:
+            values = column.astype("<f4", copy=False).tobytes()
+        else:
+            values = varints(column)
         if values:
             head = np.array([field.number << 3 | _LENGTH_DELIMITED, len(values)])
             parts += [varints(head), values]
     return b"".join(parts)
-
-
-def _floats(column: NDArray[Any]) -> bytes:
-    return column.astype("<f4", copy=False).tobytes()
 
 
 def varints(values: NDArray[Any]) -> bytes:

@@ -79,9 +79,7 @@ class ScoreServer:
         self._decisions = DecisionRecorder(
             self._send_decisions, time.time_ns, self._announce_decisions
         )
-        self._placement = PlacementService(
-            self, is_dedicated=True, recorder=self._decisions
-        )  # fmt: skip
+        self._placement = PlacementService(self, is_dedicated=True, recorder=self._decisions)
         self._preparing: asyncio.Task[None] | None = None
         self._health: Any = cast(Any, health).aio.HealthServicer()
 

@@ -189,5 +189,5 @@ def _mapped(descriptor: int) -> list[list[memoryview]]:
     return sections
 
 
-def _aligned(at: int) -> int:
-    return -(-at // _ALIGNED_BYTES) * _ALIGNED_BYTES
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGNED_BYTES) * _ALIGNED_BYTES

@@ -95,8 +95,8 @@ class XidIncident:
         return max(first_ns, self.final_apart_ns.get(code, 0), *known_ns)
 
 
-def _is_milder(one: XidSeverity, other: XidSeverity) -> bool:
-    return _GRAVEST_FIRST.index(one) > _GRAVEST_FIRST.index(other)
+def _is_milder(severity: XidSeverity, other: XidSeverity) -> bool:
+    return _GRAVEST_FIRST.index(severity) > _GRAVEST_FIRST.index(other)
 
 
 def note_neighbours(
@@ -112,9 +112,9 @@ def note_neighbours(
                 neighbour.note_distance(row.code, incident)
 
 
-def _explains(one: Xid, other: Xid) -> bool:
-    """Return whether *one* is a companion that *other* waits for."""
-    return any(companion.code == one.code for companion in other.companions)
+def _explains(companion_row: Xid, other: Xid) -> bool:
+    """Return whether *companion_row* is a companion that *other* waits for."""
+    return any(companion.code == companion_row.code for companion in other.companions)
 
 
 def gravest(row: Xid, incidents: Iterable[XidIncident], now_ns: int) -> XidAssessment:
