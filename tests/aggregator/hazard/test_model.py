@@ -59,18 +59,19 @@ def test_a_model_comes_back_from_its_text(model: HazardModel) -> None:
 
 def test_a_model_of_an_earlier_version_keeps_its_text_and_version() -> None:
     """After an upgrade the prior returned, and scores named a model that `ops.models` lacked."""
-    fields = json.loads(prior().to_text())
-    assert "spread" not in fields and HazardModel.from_text(json.dumps(fields)).spread == SPREAD_ASSUMED  # fmt: skip
+    trained = replace(prior(), is_prior=False, last_time="2026-11-20 10:00:00")
+    fields = json.loads(trained.to_text())
+    assert "spread" not in fields
     assert list(fields["weights"]) == NAMES_OF_BEFORE
     old_text = json.dumps(fields, indent=1)  # as an earlier version wrote it
     model = HazardModel.from_text(old_text)
-    assert model.to_text() == old_text
+    assert model.to_text() == old_text and model.spread == SPREAD_ASSUMED
     assert model.version.endswith(hashlib.sha256(old_text.encode()).hexdigest()[:8])
     measured = HazardModel.from_text(replace(model, weights=(*model.weights[:-1], 0.7)).to_text())
     assert measured.weights == (*model.weights[:-1], 0.7)
     del fields["weights"][BASIC_FEATURE_NAMES[-1]]
     model = HazardModel.from_text(json.dumps(fields))
-    assert model == prior() and len(model.weights) == len(FEATURE_NAMES) == len(FEATURES)
+    assert model == trained and len(model.weights) == len(FEATURE_NAMES) == len(FEATURES)
 
 
 @given(MODELS, st.lists(st.floats(0, 1), min_size=len(FEATURE_NAMES), max_size=len(FEATURE_NAMES)))
