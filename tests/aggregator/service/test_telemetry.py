@@ -27,11 +27,15 @@ BAD: list[tuple[str, Any]] = [
 
 
 @pytest.mark.slow
-async def test_a_reading_comes_back_from_the_store(lab: Any) -> None:
+def test_a_reading_comes_back_from_the_store(lab: Any) -> None:
     """An acknowledged reading is visible in SQL."""
-    async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
-        await agent.send(agent.agent.message(1), agent.agent.message(2))
-        assert agent.durable == {1, 2}
+
+    async def send_frames() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            await agent.send(agent.agent.message(1), agent.agent.message(2))
+            assert agent.durable == {1, 2}
+
+    asyncio.run(send_frames())
     assert lab.rows("SELECT host, device, power_watts FROM readings.gpu_1s ORDER BY ALL") == [
         ("host-1", "GPU-0", 1.0),
         ("host-1", "GPU-0", 2.0),
@@ -47,44 +51,56 @@ async def test_a_reading_comes_back_from_the_store(lab: Any) -> None:
 
 
 @pytest.mark.slow
-async def test_what_an_earlier_agent_says_of_itself_goes_by_its_name_of_now(lab: Any) -> None:
+def test_what_an_earlier_agent_says_of_itself_goes_by_its_name_of_now(lab: Any) -> None:
     """After an update of the aggregator, hung collectors of older agents were not visible."""
     turns = Block("collector_10s", ["gpu_1s"])
     turns.put_int(index_of("collector.outcome_state"), 0, 4)
     turns.table = "collector_1s"
-    async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
-        await agent.send(agent.agent.message(1, blocks=[turns]))
-        assert agent.durable == {1}
+
+    async def send_frames() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            await agent.send(agent.agent.message(1, blocks=[turns]))
+            assert agent.durable == {1}
+
+    asyncio.run(send_frames())
     assert lab.rows("SELECT device, outcome_state FROM readings.collector_10s") == [("gpu_1s", 4)]
 
 
 @pytest.mark.slow
-async def test_a_resend_never_doubles(lab: Any) -> None:
+def test_a_resend_never_doubles(lab: Any) -> None:
     """An agent whose connection broke before the receipt sends again, also to the next process."""
-    async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
-        await agent.send(agent.agent.message(1))
-        await agent.send(agent.agent.message(1), agent.agent.message(1), agent.agent.message(2))
-    async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
-        await agent.send(agent.agent.message(2), agent.agent.message(1))
-        assert agent.durable == {1, 2}
+
+    async def send_frames() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            await agent.send(agent.agent.message(1))
+            await agent.send(agent.agent.message(1), agent.agent.message(1), agent.agent.message(2))
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            await agent.send(agent.agent.message(2), agent.agent.message(1))
+            assert agent.durable == {1, 2}
+
+    asyncio.run(send_frames())
     assert lab.rows("SELECT count(*) FROM readings.gpu_1s") == [(4,)]
     assert lab.rows("SELECT first_sequence, last_sequence FROM received") == [(1, 2)]
 
 
 @pytest.mark.slow
-async def test_health_and_reflection(lab: Any, until: Any) -> None:
+def test_health_and_reflection(lab: Any, until: Any) -> None:
     """A load balancer asks per service; grpcurl lists the services."""
-    async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
-        stub: Any = health_pb2_grpc.HealthStub(agent.channel)
-        watch = stub.Watch(health_pb2.HealthCheckRequest(service="gangline.v1.ScoreService"))
-        async with asyncio.timeout(GUARD_SECONDS):
-            while (await watch.read()).status != health_pb2.HealthCheckResponse.SERVING:
-                pass
-        watch.cancel()
-        telemetry = "gangline.v1.TelemetryService"
-        answer = await stub.Check(health_pb2.HealthCheckRequest(service=telemetry))
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        services = await asyncio.to_thread(_services, aggregator.port)
+
+    async def ask_services() -> list[str]:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            stub: Any = health_pb2_grpc.HealthStub(agent.channel)
+            watch = stub.Watch(health_pb2.HealthCheckRequest(service="gangline.v1.ScoreService"))
+            async with asyncio.timeout(GUARD_SECONDS):
+                while (await watch.read()).status != health_pb2.HealthCheckResponse.SERVING:
+                    pass
+            watch.cancel()
+            telemetry = "gangline.v1.TelemetryService"
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=telemetry))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            return await asyncio.to_thread(_services, aggregator.port)
+
+    services = asyncio.run(ask_services())
     assert {"gangline.v1.TelemetryService", "gangline.v1.ScoreService"} <= set(services)
 
 
@@ -95,42 +111,54 @@ def _services(port: int) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "damage"), BAD, ids=[words for words, _ in BAD])
-async def test_a_bad_frame_is_refused_with_words(lab: Any, words: str, damage: Any) -> None:
+def test_a_bad_frame_is_refused_with_words(lab: Any, words: str, damage: Any) -> None:
     """A damaged frame is refused; the stream and all other frames continue."""
-    async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
-        bad = wire.TelemetryBatch(sequence=1, frame=damage(agent.agent.frame(1)))
-        await agent.send(bad, agent.agent.message(2))
-        assert words in agent.refused[1]
-        assert agent.durable == {2}
+
+    async def send_frames() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            bad = wire.TelemetryBatch(sequence=1, frame=damage(agent.agent.frame(1)))
+            await agent.send(bad, agent.agent.message(2))
+            assert words in agent.refused[1]
+            assert agent.durable == {2}
+
+    asyncio.run(send_frames())
 
 
-async def test_a_frame_of_another_run_or_sequence_is_refused(lab: Any) -> None:
+def test_a_frame_of_another_run_or_sequence_is_refused(lab: Any) -> None:
     """Two agents share a spool folder: the frame identifies its agent."""
-    async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
-        good = agent.agent.frame(4)
-        await agent.send(
-            agent.agent.message(1, run_id=b"x" * 16),
-            wire.TelemetryBatch(sequence=3, frame=good),
-        )
-        assert "run" in agent.refused[1] and agent.agent.run_id.hex() in agent.refused[1]
-        assert "sequence 4" in agent.refused[3]
+
+    async def send_frames() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            good = agent.agent.frame(4)
+            await agent.send(
+                agent.agent.message(1, run_id=b"x" * 16),
+                wire.TelemetryBatch(sequence=3, frame=good),
+            )
+            assert "run" in agent.refused[1] and agent.agent.run_id.hex() in agent.refused[1]
+            assert "sequence 4" in agent.refused[3]
+
+    asyncio.run(send_frames())
 
 
 @pytest.mark.slow
-async def test_a_stream_of_nothing_but_bad_frames_is_closed(lab: Any) -> None:
+def test_a_stream_of_nothing_but_bad_frames_is_closed(lab: Any) -> None:
     """A program that is not an agent loses its stream, with the reason."""
-    async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            bad = range(1, REFUSED_IN_ROW_MAX + 1)  # a write after the last would race the end
-            await agent.send(*(wire.TelemetryBatch(sequence=n, frame=b"hello") for n in bad))
-            await agent.acknowledgement()
-        assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-        assert "32 frames in a row" in str(error.value.details())
-        assert "truncated" in agent.refused[1]
+
+    async def send_frames() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                bad = range(1, REFUSED_IN_ROW_MAX + 1)  # a write after the last would race the end
+                await agent.send(*(wire.TelemetryBatch(sequence=n, frame=b"hello") for n in bad))
+                await agent.acknowledgement()
+            assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert "32 frames in a row" in str(error.value.details())
+            assert "truncated" in agent.refused[1]
+
+    asyncio.run(send_frames())
 
 
 @pytest.mark.slow
-async def test_an_agent_that_reads_no_answers_is_not_read_for_ever(
+def test_an_agent_that_reads_no_answers_is_not_read_for_ever(
     lab: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unread refusals stayed in memory: ten bytes of a hostile host took a thousand."""
@@ -141,59 +169,74 @@ async def test_an_agent_that_reads_no_answers_is_not_read_for_ever(
     async def held(self: Any, context: Any) -> None:
         await gate.wait()
 
-    async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
-        answer = TelemetryStream._answer
-        monkeypatch.setattr(TelemetryStream, "_answer", held)
-        agent.open()
-        for number in range(1, 101):
-            await agent.stream.write(wire.TelemetryBatch(sequence=number, frame=b"hello"))
-        (stream,) = await until(lambda: aggregator._telemetry._streams)
-        await until(lambda: len(stream._refused) >= 16)
-        assert len(stream._refused) == 16
-        monkeypatch.setattr(TelemetryStream, "_answer", answer)
-        gate.set()
-        while len(agent.refused) < 100:
-            await agent.acknowledgement()
+    async def send_frames() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            answer = TelemetryStream._answer
+            monkeypatch.setattr(TelemetryStream, "_answer", held)
+            agent.open()
+            for number in range(1, 101):
+                await agent.stream.write(wire.TelemetryBatch(sequence=number, frame=b"hello"))
+            (stream,) = await until(lambda: aggregator._telemetry._streams)
+            await until(lambda: len(stream._refused) >= 16)
+            assert len(stream._refused) == 16
+            monkeypatch.setattr(TelemetryStream, "_answer", answer)
+            gate.set()
+            while len(agent.refused) < 100:
+                await agent.acknowledgement()
+
+    asyncio.run(send_frames())
 
 
-async def test_a_stream_without_a_session_is_refused(lab: Any) -> None:
+def test_a_stream_without_a_session_is_refused(lab: Any) -> None:
     """After a restart of the aggregator a session is invalid: the agent must register again."""
-    async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
-        for metadata in ((), (("gangline-session", "of-another-life"),)):
-            agent.metadata, agent.stream = metadata, None
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                await agent.send(agent.agent.message(1))
-            assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED
-            assert "RegisterNode" in str(error.value.details())
+
+    async def send_frames() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            for metadata in ((), (("gangline-session", "of-another-life"),)):
+                agent.metadata, agent.stream = metadata, None
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await agent.send(agent.agent.message(1))
+                assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED
+                assert "RegisterNode" in str(error.value.details())
+
+    asyncio.run(send_frames())
 
 
 @pytest.mark.slow
-async def test_an_ended_stream_still_gets_its_receipts(lab: Any) -> None:
+def test_an_ended_stream_still_gets_its_receipts(lab: Any) -> None:
     """A stopping agent ends its stream and waits for the last receipts, to send nothing twice."""
-    async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
-        agent.open()
-        await agent.stream.write(agent.agent.message(1))
-        await agent.stream.done_writing()
-        await agent.acknowledgement()
-        assert agent.durable == {1}
-        assert await agent.stream.read() is grpc.aio.EOF
-        assert await agent.stream.code() == grpc.StatusCode.OK
+
+    async def send_frames() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            agent.open()
+            await agent.stream.write(agent.agent.message(1))
+            await agent.stream.done_writing()
+            await agent.acknowledgement()
+            assert agent.durable == {1}
+            assert await agent.stream.read() is grpc.aio.EOF
+            assert await agent.stream.code() == grpc.StatusCode.OK
+
+    asyncio.run(send_frames())
 
 
 @pytest.mark.slow
-async def test_closing_commits_and_receipts_what_is_queued(
+def test_closing_commits_and_receipts_what_is_queued(
     lab: Any, connect: Any, make_agent: Any, until: Any
 ) -> None:
     """On SIGTERM under load, accepted frames are committed and acknowledged."""
-    async with lab.aggregator(commit_seconds=30.0) as aggregator:
-        agent = connect(aggregator.port, make_agent())
-        await agent.register()
-        agent.open()
-        await agent.stream.write(agent.agent.message(1))
-        await until(lambda: aggregator.store.room < 1.0)
-        receipt = asyncio.create_task(agent.acknowledgement())
-    async with asyncio.timeout(GUARD_SECONDS):
-        await receipt
-    await agent.close()
-    assert agent.durable == {1}
+
+    async def send_frames() -> None:
+        async with lab.aggregator(commit_seconds=30.0) as aggregator:
+            agent = connect(aggregator.port, make_agent())
+            await agent.register()
+            agent.open()
+            await agent.stream.write(agent.agent.message(1))
+            await until(lambda: aggregator.store.room < 1.0)
+            receipt = asyncio.create_task(agent.acknowledgement())
+        async with asyncio.timeout(GUARD_SECONDS):
+            await receipt
+        await agent.close()
+        assert agent.durable == {1}
+
+    asyncio.run(send_frames())
     assert lab.rows("SELECT count(*) FROM readings.gpu_1s") == [(2,)]

@@ -221,18 +221,22 @@ def test_more_than_memory_holds_is_judged_and_sent_again(
 
 
 @pytest.mark.slow
-async def test_an_end_that_could_not_store_is_a_failure(
+def test_an_end_that_could_not_store_is_a_failure(
     lab: Any, start: Any, connect: Any, make_agent: Any
 ) -> None:
     """systemd must not see success if the last readings could not be written."""
     process, agent = start(), make_agent()
-    connection = connect(process.port, agent)
-    await connection.register()
-    await connection.send(agent.message(1))
-    process.disk(FULL)
-    await connection.stream.write(agent.message(2))
-    await _reason(connection.channel, lambda it: it.degraded_reason)
-    await connection.close()
+
+    async def send_frames() -> None:
+        connection = connect(process.port, agent)
+        await connection.register()
+        await connection.send(agent.message(1))
+        process.disk(FULL)
+        await connection.stream.write(agent.message(2))
+        await _reason(connection.channel, lambda it: it.degraded_reason)
+        await connection.close()
+
+    asyncio.run(send_frames())
     assert process.end() == 1
     stderr = process.said
     assert "closed without storing 1 frames" in stderr and "send them again" in stderr

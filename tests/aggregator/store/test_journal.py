@@ -112,16 +112,20 @@ def test_a_full_journal_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-async def test_an_event_sent_twice_is_stored_once(lab: Any) -> None:
+def test_an_event_sent_twice_is_stored_once(lab: Any) -> None:
     """The response to ReportEvents was lost, or the aggregator restarted in between."""
-    async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
-        answer = await _report(agent, xid(1), xid(2), xid(1))
-        assert (answer.accepted, list(answer.duplicate_event_ids)) == (2, ["e1"])
-        again = await _report(agent, xid(2), xid(3))
-        assert (again.accepted, list(again.duplicate_event_ids)) == (1, ["e2"])
-    async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
-        answer = await _report(agent, xid(3))
-        assert (answer.accepted, list(answer.duplicate_event_ids)) == (0, ["e3"])
+
+    async def report_twice() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            answer = await _report(agent, xid(1), xid(2), xid(1))
+            assert (answer.accepted, list(answer.duplicate_event_ids)) == (2, ["e1"])
+            again = await _report(agent, xid(2), xid(3))
+            assert (again.accepted, list(again.duplicate_event_ids)) == (1, ["e2"])
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            answer = await _report(agent, xid(3))
+            assert (answer.accepted, list(answer.duplicate_event_ids)) == (0, ["e3"])
+
+    asyncio.run(report_twice())
     assert lab.rows("SELECT event_id, code FROM events ORDER BY ALL") == [
         ("e1", 95),
         ("e2", 95),
@@ -170,24 +174,28 @@ def test_a_restart_forgets_no_fault(lab: Any, until: Any) -> None:
     assert unhealthy_hosts == [["host-1"], ["host-1"]]
 
 
-async def test_an_event_that_cannot_be_written_counts_once(lab: Any) -> None:
+def test_an_event_that_cannot_be_written_counts_once(lab: Any) -> None:
     """An event sent repeatedly while the disk is full is judged once, as one fault."""
-    async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
-        journal_file: int = aggregator.store._journal._descriptor
-        kept, full = os.dup(journal_file), os.open("/dev/full", os.O_RDWR)
-        os.dup2(full, journal_file)
-        for _ in range(3):
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                await _report(agent, xid(1))
-            assert error.value.code() == grpc.StatusCode.UNAVAILABLE
-            assert "No space left" in str(error.value.details())
-        os.dup2(kept, journal_file)
-        os.close(kept)
-        os.close(full)
-        answer = await _report(agent, xid(1))
-        assert (answer.accepted, list(answer.duplicate_event_ids)) == (1, [])
-        [record] = aggregator.fleet.active_events
-        assert record.count == 1
+
+    async def report_repeatedly() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            journal_file: int = aggregator.store._journal._descriptor
+            kept, full = os.dup(journal_file), os.open("/dev/full", os.O_RDWR)
+            os.dup2(full, journal_file)
+            for _ in range(3):
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await _report(agent, xid(1))
+                assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+                assert "No space left" in str(error.value.details())
+            os.dup2(kept, journal_file)
+            os.close(kept)
+            os.close(full)
+            answer = await _report(agent, xid(1))
+            assert (answer.accepted, list(answer.duplicate_event_ids)) == (1, [])
+            [record] = aggregator.fleet.active_events
+            assert record.count == 1
+
+    asyncio.run(report_repeatedly())
     assert lab.rows("SELECT event_id FROM events") == [("e1",)]
 
 
@@ -199,15 +207,17 @@ async def test_an_event_that_cannot_be_written_counts_once(lab: Any) -> None:
         (xid(1, message="x" * 5000), "events.message: 5000 characters, at most 4096"),
     ],
 )
-async def test_events_past_a_limit_are_refused(
-    lab: Any, event: wire.HealthEvent, words: str
-) -> None:
+def test_events_past_a_limit_are_refused(lab: Any, event: wire.HealthEvent, words: str) -> None:
     """An endless kernel log line is refused with the limit, and nothing of the request stays."""
-    async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await _report(agent, xid(7), event)
-        assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-        assert words in str(error.value.details())
+
+    async def report_refused() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await _report(agent, xid(7), event)
+            assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert words in str(error.value.details())
+
+    asyncio.run(report_refused())
     assert lab.rows("FROM events") == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -85,24 +86,28 @@ def test_what_cannot_be_read_back_is_not_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_an_honest_hosts_events_survive_beside_a_hostile_ones(
+def test_an_honest_hosts_events_survive_beside_a_hostile_ones(
     lab: Any, connect: Any, make_agent: Any
 ) -> None:
     """After an unknown field of 1 MiB and kill -9, another host's 5 XIDs were lost."""
-    process = Process(lab.folder, "--set", "commit_seconds=60")
-    try:
-        for host, events in (
-            ("evil", [hostile("evil")]),
-            ("good", [xid(f"e{number}") for number in range(5)]),
-        ):
-            agent = connect(process.port, make_agent(host=host, run_id=host.ljust(16).encode()))
-            await agent.register()
-            request = wire.ReportEventsRequest(events=events)
-            answer = await agent.stub.ReportEvents(request, metadata=agent.metadata)
-            assert answer.accepted == len(events)
-            await agent.close()
-    finally:
-        process.end(signal.SIGKILL)
+
+    async def report_and_kill() -> None:
+        process = Process(lab.folder, "--set", "commit_seconds=60")
+        try:
+            for host, events in (
+                ("evil", [hostile("evil")]),
+                ("good", [xid(f"e{number}") for number in range(5)]),
+            ):
+                agent = connect(process.port, make_agent(host=host, run_id=host.ljust(16).encode()))
+                await agent.register()
+                request = wire.ReportEventsRequest(events=events)
+                answer = await agent.stub.ReportEvents(request, metadata=agent.metadata)
+                assert answer.accepted == len(events)
+                await agent.close()
+        finally:
+            process.end(signal.SIGKILL)
+
+    asyncio.run(report_and_kill())
     last = Process(lab.folder)
     assert last.end(signal.SIGTERM) == 0
     assert lab.rows("SELECT event_id FROM events ORDER BY ALL") == [

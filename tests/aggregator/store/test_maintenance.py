@@ -514,8 +514,12 @@ def test_a_compacted_store_holds_the_same(tmp_path: Path) -> None:
         assert not (tmp_path / COMPACTED_FILE).exists()
     assert not list(tmp_path.glob("*before*"))
     stored_numbers = numbers(tmp_path)
-    assert len(stored_numbers) == len(set(stored_numbers))
-    assert {*range(300, 320), 500, 501, 700} <= set(stored_numbers)
+    assert len(stored_numbers) == len(set(stored_numbers)) and {
+        *range(300, 320),
+        500,
+        501,
+        700,
+    } <= set(stored_numbers)
     assert next(more) - 1 in stored_numbers
     with duckdb.connect(str(tmp_path / STORE), read_only=True) as base:
         events = base.execute("SELECT event_id, revision FROM events ORDER BY 1").fetchall()
@@ -587,59 +591,65 @@ def test_answers_of_the_moment_of_the_hold_are_in_the_backup(tmp_path: Path) -> 
         journal.close()
 
 
-async def test_a_running_aggregator_sends_its_answers(lab: Any, tmp_path: Path) -> None:
+def test_a_running_aggregator_sends_its_answers(lab: Any, tmp_path: Path) -> None:
     """With `gangline admin backup`: two megabytes arrive in pieces."""
-    async with lab.aggregator() as aggregator:
-        journal = AnswerJournal(lab.folder / ANSWERS_FILE)
-        journal.append(ANSWERS)
-        options = ["--data", str(lab.folder), "--aggregator", f"127.0.0.1:{aggregator.port}"]
-        code, output = await asyncio.to_thread(
-            admin, "backup", "--to", str(tmp_path / "to"), *options
-        )
-        assert code == 0, output
-        journal.mark_stored(ANSWERS[-1].number)
-        journal.close()
+
+    async def back_up() -> None:
+        async with lab.aggregator() as aggregator:
+            journal = AnswerJournal(lab.folder / ANSWERS_FILE)
+            journal.append(ANSWERS)
+            options = ["--data", str(lab.folder), "--aggregator", f"127.0.0.1:{aggregator.port}"]
+            code, output = await asyncio.to_thread(
+                admin, "backup", "--to", str(tmp_path / "to"), *options
+            )
+            assert code == 0, output
+            journal.mark_stored(ANSWERS[-1].number)
+            journal.close()
+
+    asyncio.run(back_up())
     (folder,) = (tmp_path / "to").iterdir()
     assert answers_of(folder) == ANSWERS
 
 
 @pytest.mark.slow
-async def test_all_of_it_against_a_running_aggregator(
-    lab: Any, make_agent: Any, tmp_path: Path
-) -> None:
+def test_all_of_it_against_a_running_aggregator(lab: Any, make_agent: Any, tmp_path: Path) -> None:
     """`gangline admin` from a shell while an agent sends: exit codes, messages, JSON."""
-    async with lab.aggregator() as aggregator:
-        options = ["--data", str(lab.folder), "--aggregator", f"127.0.0.1:{aggregator.port}"]
-        async with lab.agent(aggregator) as agent:
-            await agent.send(*(make_agent().message(n) for n in range(1, 6)))
-            results: list[tuple[int, str]] = []
-            shell = ["backup", "--to", str(tmp_path / "to"), "--json", *options]
-            results.append(await asyncio.to_thread(in_a_shell, *shell))
-            for command in (
-                ["verify", *options],
-                ["verify", str(tmp_path / "to")],
-                ["compact", *options],
-                [
-                    "restore",
-                    "--from",
-                    str(tmp_path / "to"),
-                    "--data",
-                    str(lab.folder),
-                    "--force",
-                ],
-                ["backup", "--to", str(tmp_path / "to"), *options[:3], "127.0.0.1:1"],
-                ["backup", "--to", "/proc/nothing", *options],
-                ["backup", "--to", str(tmp_path), "--data", str(tmp_path / "nowhere")],
-            ):
-                results.append(await asyncio.to_thread(admin, *command))
-            await agent.send(*(make_agent().message(n) for n in range(4, 9)))
-            codes = [code for code, _ in results]
-            assert codes == [0, 0, 0, 0, 1, 3, 1, 1], results
-            assert json.loads(results[0][1])["rows"] > 10
-            for index, message in ((1, "nothing is wrong"), (3, "nothing was stored"), (4, "in use by"),
-                              (5, "no aggregator answers at 127.0.0.1:1"), (6, "/proc/nothing"),
-                              (7, "holds no store")):  # fmt: skip
-                assert message in results[index][1]
+
+    async def run_commands() -> None:
+        async with lab.aggregator() as aggregator:
+            options = ["--data", str(lab.folder), "--aggregator", f"127.0.0.1:{aggregator.port}"]
+            async with lab.agent(aggregator) as agent:
+                await agent.send(*(make_agent().message(n) for n in range(1, 6)))
+                results: list[tuple[int, str]] = []
+                shell = ["backup", "--to", str(tmp_path / "to"), "--json", *options]
+                results.append(await asyncio.to_thread(in_a_shell, *shell))
+                for command in (
+                    ["verify", *options],
+                    ["verify", str(tmp_path / "to")],
+                    ["compact", *options],
+                    [
+                        "restore",
+                        "--from",
+                        str(tmp_path / "to"),
+                        "--data",
+                        str(lab.folder),
+                        "--force",
+                    ],
+                    ["backup", "--to", str(tmp_path / "to"), *options[:3], "127.0.0.1:1"],
+                    ["backup", "--to", "/proc/nothing", *options],
+                    ["backup", "--to", str(tmp_path), "--data", str(tmp_path / "nowhere")],
+                ):
+                    results.append(await asyncio.to_thread(admin, *command))
+                await agent.send(*(make_agent().message(n) for n in range(4, 9)))
+                codes = [code for code, _ in results]
+                assert codes == [0, 0, 0, 0, 1, 3, 1, 1], results
+                assert json.loads(results[0][1])["rows"] > 10
+                for index, message in ((1, "nothing is wrong"), (3, "nothing was stored"), (4, "in use by"),
+                                  (5, "no aggregator answers at 127.0.0.1:1"), (6, "/proc/nothing"),
+                                  (7, "holds no store")):  # fmt: skip
+                    assert message in results[index][1]
+
+    asyncio.run(run_commands())
     assert lab.rows("SELECT count(*), count(DISTINCT power_watts) FROM readings.gpu_1s") == [
         (16, 8)
     ]
@@ -678,33 +688,37 @@ def lab(tmp_path: Path) -> Any:
 
 
 @pytest.mark.slow
-async def test_a_caller_who_is_gone_holds_nothing(lab: Any, tmp_path: Path) -> None:
+def test_a_caller_who_is_gone_holds_nothing(lab: Any, tmp_path: Path) -> None:
     """After a kill -9 of a backup checkpoints continue, and the next backup works."""
-    async with lab.aggregator() as aggregator:
-        options = ["--data", str(lab.folder), "--aggregator", f"127.0.0.1:{aggregator.port}"]
-        await asyncio.to_thread(aggregator.store.in_transaction, lambda _: None)
-        code = (
-            "import sys; from pathlib import Path; from gangline.aggregator.commands.admin_store import ConnectionOptions, held_store\n"
-            f"with held_store(Path({str(lab.folder)!r}), ConnectionOptions('127.0.0.1:{aggregator.port}')): print('held', flush=True); sys.stdin.read()"
-        )
-        command = [sys.executable, "-c", code]
-        child = await asyncio.create_subprocess_exec(
-            *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        assert child.stdout is not None
-        assert await child.stdout.readline() == b"held\n"
-        failed, output = await asyncio.to_thread(
-            admin, "backup", "--to", str(tmp_path / "b"), *options
-        )
-        assert failed == cli.FAILED and "another backup is running" in output
-        child.send_signal(signal.SIGKILL)
-        await child.wait()
-        async with asyncio.timeout(GUARD_SECONDS):
-            while (await asyncio.to_thread(admin, "backup", "--to", str(tmp_path / "b"), *options))[
-                0
-            ]:
-                pass
-        child._transport.close()  # type: ignore[attr-defined]
+
+    async def kill_backup() -> None:
+        async with lab.aggregator() as aggregator:
+            options = ["--data", str(lab.folder), "--aggregator", f"127.0.0.1:{aggregator.port}"]
+            await asyncio.to_thread(aggregator.store.in_transaction, lambda _: None)
+            code = (
+                "import sys; from pathlib import Path; from gangline.aggregator.commands.admin_store import ConnectionOptions, held_store\n"
+                f"with held_store(Path({str(lab.folder)!r}), ConnectionOptions('127.0.0.1:{aggregator.port}')): print('held', flush=True); sys.stdin.read()"
+            )
+            command = [sys.executable, "-c", code]
+            child = await asyncio.create_subprocess_exec(
+                *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            assert child.stdout is not None
+            assert await child.stdout.readline() == b"held\n"
+            failed, output = await asyncio.to_thread(
+                admin, "backup", "--to", str(tmp_path / "b"), *options
+            )
+            assert failed == cli.FAILED and "another backup is running" in output
+            child.send_signal(signal.SIGKILL)
+            await child.wait()
+            async with asyncio.timeout(GUARD_SECONDS):
+                while (
+                    await asyncio.to_thread(admin, "backup", "--to", str(tmp_path / "b"), *options)
+                )[0]:
+                    pass
+            child._transport.close()  # type: ignore[attr-defined]
+
+    asyncio.run(kill_backup())
 
 
 @given(st.binary(max_size=200))
@@ -739,7 +753,7 @@ def test_segments_stay_for_the_copy(data: Path) -> None:
     assert not stage.exists()
 
 
-async def test_a_connection_that_breaks_ends_its_compaction_before_another_begins(
+def test_a_connection_that_breaks_ends_its_compaction_before_another_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After its stream broke a compaction continued, and the next wrote into the same file."""
@@ -759,16 +773,18 @@ async def test_a_connection_that_breaks_ends_its_compaction_before_another_begin
 
     monkeypatch.setattr(service, "compact", compacting)
     monkeypatch.setattr(service, "POLL_SECONDS", 0.01)
-    admins = service.AdminService(None, 0, None)  # type: ignore[arg-type]
-    async with asyncio.timeout(GUARD_SECONDS):
-        with pytest.raises(RuntimeError, match="broke"):
-            await admins.CompactStore(admin_pb2.CompactStoreRequest(), Broken())
-    assert not running
+
+    async def run() -> None:
+        admins = service.AdminService(None, 0, None)  # type: ignore[arg-type]
+        async with asyncio.timeout(GUARD_SECONDS):
+            with pytest.raises(RuntimeError, match="broke"):
+                await admins.CompactStore(admin_pb2.CompactStoreRequest(), Broken())
+        assert not running
+
+    asyncio.run(run())
 
 
-async def test_a_compaction_outlasts_who_is_cancelled_twice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_compaction_outlasts_who_is_cancelled_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second cancellation, by the aggregator's end, let another compaction begin in parallel."""
     begun, go = threading.Event(), threading.Event()
 
@@ -781,26 +797,30 @@ async def test_a_compaction_outlasts_who_is_cancelled_twice(
         raise StoreError("another began")
 
     monkeypatch.setattr(service, "compact", compacting)
-    admins = service.AdminService(None, 0, None)  # type: ignore[arg-type]
 
-    async def compact_store() -> None:
-        await admins.CompactStore(admin_pb2.CompactStoreRequest(), None)
+    async def run() -> None:
+        admins = service.AdminService(None, 0, None)  # type: ignore[arg-type]
 
-    request = asyncio.create_task(compact_store())
-    assert await asyncio.to_thread(begun.wait, GUARD_SECONDS)
-    for _ in range(2):
-        request.cancel()
-        await asyncio.sleep(0)
-    with pytest.raises(asyncio.CancelledError):
-        await request
-    monkeypatch.setattr(service, "compact", beginning)
-    try:
-        with pytest.raises(ResourceExhausted, match="compacted already"):
+        async def compact_store() -> None:
+            await admins.CompactStore(admin_pb2.CompactStoreRequest(), None)
+
+        request = asyncio.create_task(compact_store())
+        assert await asyncio.to_thread(begun.wait, GUARD_SECONDS)
+        for _ in range(2):
+            request.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        monkeypatch.setattr(service, "compact", beginning)
+        try:
+            with pytest.raises(ResourceExhausted, match="compacted already"):
+                await compact_store()
+        finally:
+            go.set()
+        assert admins._compacting is not None
+        async with asyncio.timeout(GUARD_SECONDS):
+            await asyncio.wait([admins._compacting])
+        with pytest.raises(ServiceUnavailable, match="another began"):
             await compact_store()
-    finally:
-        go.set()
-    assert admins._compacting is not None
-    async with asyncio.timeout(GUARD_SECONDS):
-        await asyncio.wait([admins._compacting])
-    with pytest.raises(ServiceUnavailable, match="another began"):
-        await compact_store()
+
+    asyncio.run(run())
