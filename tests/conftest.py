@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
+from tests.coroutines import pytest_pyfunc_call  # noqa: F401
+
 # grpcio writes to stderr at a fork beside its threads, and errors of another test's server that is ending: such a line
 # comes from any thread at any time, and tests count the lines of stderr.
 os.environ["GRPC_VERBOSITY"] = "NONE"

@@ -72,10 +72,16 @@ class Host:
 
 
 class World:
-    """*hosts* hosts of *gpus* GPUs in one synchronous job, all well."""
+    """*hosts* hosts of *gpus* GPUs in one synchronous job, all well, after *seconds*."""
 
     def __init__(
-        self, hosts: int = 4, gpus: int = 8, *, seed: int = 0, spread: float = 0.02
+        self,
+        hosts: int = 4,
+        gpus: int = 8,
+        *,
+        seconds: int = 0,
+        seed: int = 0,
+        spread: float = 0.02,
     ) -> None:
         self.fleet = Fleet(epoch=7)
         self.now_ns = START_NS
@@ -86,6 +92,8 @@ class World:
         for host in self.hosts:
             self._furnish(host, gpus, spread)
             self.register(host, gpus)
+        if seconds:
+            self.run(seconds)
 
     def _furnish(self, host: Host, gpus: int, spread: float) -> None:
         for gpu in range(gpus):

@@ -16,13 +16,14 @@ from gangline.aggregator.advisories.messages import (
     Instruction,
     Publish,
     Tick,
+    Well,
 )
 from gangline.aggregator.advisories.state_machine import AdvisoryStateMachine
 
 START = 1_760_000_000 * SECOND_NS
 
 
-class World:
+class AdviceMachine:
     """A machine with a clock that tests advance."""
 
     def __init__(self, hosts: int = 1000, **limits: Any) -> None:
@@ -56,6 +57,19 @@ class World:
 
     def gone(self, host: str, reason: str = "XID_FATAL") -> None:
         self.give(CaseGone(self.now_ns, f"{host}/{reason}", "it is over"))
+
+    def recover(self, host: str) -> None:
+        """End the case of *host* and report it healthy."""
+        self.gone(host)
+        self.give(Well(self.now_ns, host, True))
+
+
+def proposing(host: str, reason: str = "XID_FATAL", **changes: Any) -> AdviceMachine:
+    """Return a machine that has proposed advice for *host*."""
+    world = AdviceMachine()
+    world.see(host, reason, **changes)
+    world.later(3)
+    return world
 
 
 def told(instructions: list[Instruction], kind: type) -> list[Any]:

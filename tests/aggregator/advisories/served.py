@@ -43,8 +43,7 @@ LIMITS = AdvisoryLimits(gather_seconds=0.0)
 
 def dead_gpu() -> World:
     """Four hosts; a GPU of the third has lost data permanently (XID 95)."""
-    world = World(gpus=2)
-    world.run(10)
+    world = World(gpus=2, seconds=10)
     world.event(world.hosts[2], 95, gpu_of(world.hosts[2], 0))
     world.snapshot = world.run(20)
     return world

@@ -96,9 +96,8 @@ def test_an_operator_lists_shows_accepts_and_is_refused(say: Say) -> None:
     assert "then RESET_GPU" in shown and "waiting" in shown and "acting" in shown
     assert "state    PROPOSED as of" in shown and shown.count("policy: drain") == 1
     accepted = say("accept", "a1")
-    assert "ACCEPTED" in accepted and "`gangline advise done a1`" in accepted.replace(
-        "\n           ", " "
-    )
+    assert "ACCEPTED" in accepted
+    assert "`gangline advise done a1`" in accepted.replace("\n           ", " ")
     before = datetime.fromisoformat(json.loads(say("show", "a1", "--json"))["lease_expire_time"])
     say("accept", "a1", "--for", "8h")
     after = datetime.fromisoformat(json.loads(say("show", "a1", "--json"))["lease_expire_time"])
@@ -108,14 +107,11 @@ def test_an_operator_lists_shows_accepts_and_is_refused(say: Say) -> None:
     assert "DONE" in say("done", "a1", "--reason", "drained by hand")
     assert "DONE" in say("list", "--all")
     left = say("list")
-    assert (
-        "nothing is advised" in left
-        and "out of service by advice that has ended: 1 host; they count" in left
-    )
+    assert "nothing is advised" in left
+    assert "out of service by advice that has ended: 1 host; they count" in left
     assert "a1 DRAIN_AT_CHECKPOINT: done by " in left and "drained by hand" in left
-    assert "has ended" in say("list", "--host", "h2") and "has ended" not in say(
-        "list", "--host", "h1"
-    )
+    assert "has ended" in say("list", "--host", "h2")
+    assert "has ended" not in say("list", "--host", "h1")
     assert "it has ended" in say("reject", "a1", "--reason", "no", code=1)
     assert "a99" in say("show", "a99", code=4)
     replayed = say("what-if", "gpu.xid 95", "--days", "30")
@@ -146,12 +142,33 @@ def test_what_was_read_is_what_is_answered(
     assert "etag " not in say("show", "a1")[0]
 
 
-@pytest.mark.parametrize("etag", ["", "a1", "1", "a1-x", "*"])
-def test_what_is_no_etag_is_told(etag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """With an empty script variable, any current version was accepted."""
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        # With an empty script variable, any current version was accepted.
+        *[(["accept", "a1", "--etag", etag], "expected an etag, such as a12-3") for etag in ("", "a1", "1", "a1-x", "*")],
+        # `advise show gpu-007` answered INVALID_ARGUMENT: name: 'advisories/gpu-007'.
+        *[(["show", name], "expected the name of an advisory, such as a12")
+          for name in ("h2", "", "a", "12", "a1 ", "a-1", "advisories/x")],
+        # A pattern such as `gpu-*` would take unknown hosts out.
+        (["out", "gpu-*", "--reason", "x"], "expected host names"),
+        (["out", "h[1-99999]", "--reason", "x"], "at most 10,000"),
+        (["out", "h[2", "--reason", "x"], "h[2"),
+        # A number outside the range of the wire type, or a wrong one of hours, raised a traceback.
+        *[(["what-if", "gpu.xid 95", "--days", days], "expected a whole number of days")
+          for days in ("-1", "99999999999", "1e2", "\u0663")],
+        *[(["out", "h1", "--reason", "x", "--hours", hours], "expected hours from 0.01 to 168")
+          for hours in ("nan", "-1", "1e9", "x")],
+        # Without a reason nobody could explain later why the host stayed in service.
+        (["reject", "a1"], "--reason"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_told_before_anybody_is_asked(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["advise", "accept", "a1", "--etag", etag])
-    assert "expected an etag, such as a12-3" in capsys.readouterr().err
+        cli.main(["advise", *arguments])
+    assert words in capsys.readouterr().err
 
 
 def test_hosts_out_and_back_by_name_and_range(say: Say) -> None:
@@ -164,9 +181,8 @@ def test_hosts_out_and_back_by_name_and_range(say: Say) -> None:
     assert "reported out by others: 2 hosts" in listed and ": burn-in" in listed
     assert "reported out by others: 1 host, which" in say("list", "--host", "nodes/h0")
     assert "reported out by you in all: 1 host;" in say("back", "h0")
-    assert "reported out by you in all: 0 hosts;" in say("back", "h1") and "burn-in" not in say(
-        "list"
-    )
+    assert "reported out by you in all: 0 hosts;" in say("back", "h1")
+    assert "burn-in" not in say("list")
     assert "no agent has registered as h9" in say("back", "h9", code=4)
     assert "no agent has registered as h9" in say("list", "--host", "h9", code=4)
 
@@ -206,38 +222,9 @@ def test_what_is_put_off_for_want_of_room_is_not_accepted(
     assert "DEFERRED" in captured.out and "not accepted: do not act on the host" in captured.err
 
 
-@pytest.mark.parametrize("name", ["h2", "", "a", "12", "a1 ", "a-1", "advisories/x"])
-def test_what_is_no_advisory_is_told_before_anybody_is_asked(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`advise show gpu-007` answered INVALID_ARGUMENT: name: 'advisories/gpu-007'."""
-    with pytest.raises(SystemExit):
-        cli.main(["advise", "show", name])
-    assert "expected the name of an advisory, such as a12" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("hosts", "words"),
-    [("gpu-*", "expected host names"), ("h[1-99999]", "at most 10,000"), ("h[2", "h[2")],
-)
-def test_hosts_are_named(hosts: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A pattern such as `gpu-*` would take unknown hosts out."""
-    with pytest.raises(SystemExit):
-        cli.main(["advise", "out", hosts, "--reason", "x"])
-    assert words in capsys.readouterr().err
-
-
 def test_days_are_within_a_year(say: Say) -> None:
     """The message of the aggregator is passed on."""
     assert "days" in say("what-if", "gpu.xid 95", "--days", "999", code=1)
-
-
-@pytest.mark.parametrize("days", ["-1", "99999999999", "1e2", "\u0663"])
-def test_days_that_are_none_are_refused(days: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A number outside the range of the wire type raised a traceback."""
-    with pytest.raises(SystemExit):
-        cli.main(["advise", "what-if", "gpu.xid 95", "--days", days])
-    assert "expected a whole number of days" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
@@ -319,18 +306,3 @@ def test_what_would_have_held_advice_back_is_told_of_its_episode() -> None:
     )
     assert of_h1.endswith("  lost data")
     assert of_h3.endswith("held back: 2 of rack r1 are out; lost data")
-
-
-def test_a_rejection_needs_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a reason nobody could explain later why the host stayed in service."""
-    with pytest.raises(SystemExit):
-        cli.main(["advise", "reject", "a1"])
-    assert "--reason" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("hours", ["nan", "-1", "1e9", "x"])
-def test_how_long_is_a_number_of_hours(hours: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A wrong number of hours raised a traceback."""
-    with pytest.raises(SystemExit):
-        cli.main(["advise", "out", "h1", "--reason", "x", "--hours", hours])
-    assert "expected hours from 0.01 to 168" in capsys.readouterr().err

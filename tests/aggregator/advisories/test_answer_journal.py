@@ -109,20 +109,16 @@ def test_an_answer_waits_for_no_commit_and_survives_a_kill(tmp_path: Path) -> No
     store.close()
 
 
-def test_what_is_told_early_is_told_once(tmp_path: Path) -> None:
+async def test_what_is_told_early_is_told_once(tmp_path: Path) -> None:
     """The store commits after the journal: watchers must not see an earlier state again."""
-
-    async def run() -> list[int]:
-        store, world = BusyDisk(), dead_gpu()
-        book = await proposed(tmp_path / "answers", store, world)
-        await answer(book, world, ACCEPTED)
-        await book.flush()
-        await answer(book, world, DONE)
-        await book.flush()
-        store.close()
-        return [change.advisory.revision for change in book.feed.after(0) or () if change.advisory]
-
-    revisions = asyncio.run(run())
+    store, world = BusyDisk(), dead_gpu()
+    book = await proposed(tmp_path / "answers", store, world)
+    await answer(book, world, ACCEPTED)
+    await book.flush()
+    await answer(book, world, DONE)
+    await book.flush()
+    store.close()
+    revisions = [change.advisory.revision for change in book.feed.after(0) or () if change.advisory]
     assert revisions == sorted(set(revisions)) and len(revisions) == 3
 
 
@@ -142,25 +138,21 @@ def test_after_a_jump_of_the_clock_an_answer_waits_for_the_store(tmp_path: Path)
     assert asyncio.run(run()) == (1, 1)
 
 
-def test_a_disk_that_refuses_refuses_the_answer(
+async def test_a_disk_that_refuses_refuses_the_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer that is not on disk is refused; a later retry is acknowledged."""
-
-    async def run() -> None:
-        store, world = BusyDisk(), dead_gpu()
-        book = await proposed(tmp_path / "answers", store, world)
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "fsync", _full)
-            with pytest.raises(ServiceUnavailable, match="No space left"):
-                await answer(book, world, ACCEPTED)
-        shown = book.find("a1")
-        assert shown is not None and shown.state is AdvisoryState.PROPOSED
-        await book.answers_durable()
-        shown = book.find("a1")
-        assert shown is not None and shown.state is ACCEPTED
-
-    asyncio.run(run())
+    store, world = BusyDisk(), dead_gpu()
+    book = await proposed(tmp_path / "answers", store, world)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", _full)
+        with pytest.raises(ServiceUnavailable, match="No space left"):
+            await answer(book, world, ACCEPTED)
+    shown = book.find("a1")
+    assert shown is not None and shown.state is AdvisoryState.PROPOSED
+    await book.answers_durable()
+    shown = book.find("a1")
+    assert shown is not None and shown.state is ACCEPTED
 
 
 def _full(_: int) -> None:

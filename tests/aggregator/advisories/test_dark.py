@@ -34,7 +34,7 @@ why = "a new power feed"
 """
 
 
-class Fleet:
+class AdvisedFleet:
     """Six hosts of rack r7 with 2 GPUs each, and *others* in other racks that always report."""
 
     def __init__(self, others: int = OTHERS, racked: bool = True) -> None:
@@ -86,7 +86,7 @@ class Fleet:
 @pytest.mark.slow
 def test_a_dark_rack_is_one_advisory_for_the_rack_and_none_for_its_hosts() -> None:
     """At 3 a.m. six hosts were STALE without advice, and each was inspected by itself."""
-    fleet = Fleet()
+    fleet = AdvisedFleet()
     fleet.hush(*range(6))
     fleet.run(25)
     (advisory,) = fleet.open
@@ -110,7 +110,7 @@ def test_a_dark_rack_is_one_advisory_for_the_rack_and_none_for_its_hosts() -> No
 @pytest.mark.slow
 def test_a_part_of_a_rack_is_told_as_a_part_and_who_follows_joins() -> None:
     """Four of six hosts of a rack lost their feed, the fifth a minute later."""
-    fleet = Fleet()
+    fleet = AdvisedFleet()
     fleet.hush(0, 1, 2, 3)
     fleet.run(60)
     (advisory,) = fleet.open
@@ -127,7 +127,7 @@ def test_a_part_of_a_rack_is_told_as_a_part_and_who_follows_joins() -> None:
 @pytest.mark.slow
 def test_more_than_a_twentieth_of_the_fleet_is_our_outage_for_a_quarter_of_an_hour() -> None:
     """Rule 5: during an outage nothing is proposed; longer silence is reported after it."""
-    fleet = Fleet(others=54)
+    fleet = AdvisedFleet(others=54)
     fleet.hush(*range(6))
     fleet.run(800, step=10)
     assert fleet.open == [] and fleet.told == []
@@ -143,7 +143,7 @@ def test_more_than_a_twentieth_of_the_fleet_is_our_outage_for_a_quarter_of_an_ho
 @pytest.mark.slow
 def test_a_host_that_is_silent_alone_is_looked_at_after_half_an_hour_once() -> None:
     """A boot or upgrade needs no advice; a longer silence needs an inspection, not a drain."""
-    fleet = Fleet()
+    fleet = AdvisedFleet()
     fleet.hush(2)
     fleet.run(1770, step=30)
     fleet.run(20, step=10)
@@ -163,7 +163,7 @@ def test_a_host_that_is_silent_alone_is_looked_at_after_half_an_hour_once() -> N
 @pytest.mark.slow
 def test_without_a_topology_eight_hosts_are_few() -> None:
     """Without a topology, six of two hundred silent hosts have no known cause."""
-    fleet = Fleet(racked=False)
+    fleet = AdvisedFleet(racked=False)
     fleet.hush(*range(6))
     fleet.run(60)
     assert fleet.open == []
@@ -172,12 +172,12 @@ def test_without_a_topology_eight_hosts_are_few() -> None:
 @pytest.mark.slow
 def test_a_rack_that_is_switched_off_on_purpose_is_no_news() -> None:
     """A planned power cut, in a window or reported by a scheduler, woke the on-call."""
-    fleet = Fleet()
+    fleet = AdvisedFleet()
     fleet.world.fleet.declared = parse_files([DeclaredFile("a.toml", WINDOW)], fleet.world.now_ns)
     fleet.hush(*range(6))
     fleet.run(60)
     assert fleet.open == []
-    fleet = Fleet()
+    fleet = AdvisedFleet()
     members = tuple(Member(f"h{n}") for n in range(6))
     until = fleet.world.now_ns + HOUR_NS
     fleet.machine.step(TakenOut(fleet.world.now_ns, "slurm", "kernel update", until, members))
@@ -186,9 +186,9 @@ def test_a_rack_that_is_switched_off_on_purpose_is_no_news() -> None:
     assert fleet.open == []
 
 
-def restarted(*silent: int) -> Fleet:
+def restarted(*silent: int) -> AdvisedFleet:
     """Return a fleet just after a restart of the aggregator, without the *silent* hosts."""
-    fleet = Fleet()
+    fleet = AdvisedFleet()
     world = fleet.world
     assert world.snapshot
     scores = dict(enumerate(map(SettlingHost, world.snapshot.hosts)))
@@ -259,7 +259,7 @@ def test_hosts_in_a_domain_are_counted_anew_when_places_change(hosts: int) -> No
 @pytest.mark.slow
 def test_hosts_that_are_gone_for_good_take_nobodys_place() -> None:
     """Four dismantled hosts blocked every drain in the fleet until the next restart."""
-    fleet = Fleet()
+    fleet = AdvisedFleet()
     fleet.hush(0, 1, 2, 3)
     fleet.run(30)
     assert set(fleet.machine.state.taken) == {"h0", "h1", "h2", "h3"}

@@ -163,18 +163,14 @@ def test_our_outage_ends_no_lease_and_no_proposal() -> None:
     store.close()
 
 
-def test_after_an_orderly_end_it_goes_on_from_what_was_decided() -> None:
+async def test_after_an_orderly_end_it_goes_on_from_what_was_decided() -> None:
     """A lower `advice_proposal_seconds` lost the acceptance of a running drain."""
     world, store = dead_gpu(), Tables()
     book = book_of(store, world)
-
-    async def run() -> None:
-        telling = Publisher(book)
-        telling.observe(world.snapshot, world.fleet.gpus)  # type: ignore[arg-type]
-        await book.answer(Acked(world.now_ns + HOUR_NS // 2, "a1", AdvisoryState.ACCEPTED, "slurm"))
-        await telling.close()
-
-    asyncio.run(run())
+    telling = Publisher(book)
+    telling.observe(world.snapshot, world.fleet.gpus)  # type: ignore[arg-type]
+    await book.answer(Acked(world.now_ns + HOUR_NS // 2, "a1", AdvisoryState.ACCEPTED, "slurm"))
+    await telling.close()
     machine, _ = restore_machine(store.connection, AdvisoryLimits(proposal_seconds=60.0))
     assert machine.state.advisories["a1"].state is AdvisoryState.ACCEPTED
     assert machine.state.holds.keys() == {"h2"}
@@ -213,173 +209,150 @@ def test_in_shadow_mode_all_is_kept_and_nobody_is_told(store: Store) -> None:
     )
 
 
-def test_watch_list_and_answer(store: Store) -> None:
+async def test_watch_list_and_answer(store: Store) -> None:
     """A scheduler watches, reads the etag and accepts; an older etag is refused."""
-
-    async def run() -> None:
-        world, _, book = observed(store)
-        await book.flush()
-        async with served(book, world) as (stub, _), asyncio.timeout(GUARD_SECONDS):
-            watch = stub.WatchAdvisories(advisory_pb2.WatchAdvisoriesRequest())
-            first, bookmark = await watch.read(), await watch.read()
-            assert first.advisory.name == "advisories/a1" and bookmark.HasField("bookmark")
-            assert not first.resume_token and bookmark.resume_token
-            listed = await stub.ListAdvisories(
-                advisory_pb2.ListAdvisoriesRequest(node="nodes/h2", page_size=1)
-            )
-            (advisory,) = listed.advisories
-            assert advisory.action == advisory_pb2.DRAIN_AT_CHECKPOINT and advisory.HasField(
-                "act_by_time"
-            )
-            answer = advisory_pb2.AckAdvisoryRequest(
-                name=advisory.name,
-                etag=advisory.etag,
-                new_state=advisory_pb2.ACCEPTED,
-                actor="slurm",
-            )
-            accepted = await stub.AckAdvisory(answer)
-            assert accepted.state == advisory_pb2.ACCEPTED and accepted.fencing_token == 1
-            assert (await watch.read()).advisory.state == advisory_pb2.ACCEPTED
-            with pytest.raises(grpc.aio.AioRpcError) as raised:
-                await stub.AckAdvisory(answer)
-            assert raised.value.code() is grpc.StatusCode.ABORTED
-            watch.cancel()
-            resumed = stub.WatchAdvisories(
-                advisory_pb2.WatchAdvisoriesRequest(resume_token=bookmark.resume_token)
-            )
-            assert (await resumed.read()).advisory.etag == accepted.etag
-            resumed.cancel()
-
-    asyncio.run(run())
+    world, _, book = observed(store)
+    await book.flush()
+    async with served(book, world) as (stub, _), asyncio.timeout(GUARD_SECONDS):
+        watch = stub.WatchAdvisories(advisory_pb2.WatchAdvisoriesRequest())
+        first, bookmark = await watch.read(), await watch.read()
+        assert first.advisory.name == "advisories/a1" and bookmark.HasField("bookmark")
+        assert not first.resume_token and bookmark.resume_token
+        listed = await stub.ListAdvisories(
+            advisory_pb2.ListAdvisoriesRequest(node="nodes/h2", page_size=1)
+        )
+        (advisory,) = listed.advisories
+        assert advisory.action == advisory_pb2.DRAIN_AT_CHECKPOINT
+        assert advisory.HasField("act_by_time")
+        answer = advisory_pb2.AckAdvisoryRequest(
+            name=advisory.name,
+            etag=advisory.etag,
+            new_state=advisory_pb2.ACCEPTED,
+            actor="slurm",
+        )
+        accepted = await stub.AckAdvisory(answer)
+        assert accepted.state == advisory_pb2.ACCEPTED and accepted.fencing_token == 1
+        assert (await watch.read()).advisory.state == advisory_pb2.ACCEPTED
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await stub.AckAdvisory(answer)
+        assert raised.value.code() is grpc.StatusCode.ABORTED
+        watch.cancel()
+        resumed = stub.WatchAdvisories(
+            advisory_pb2.WatchAdvisoriesRequest(resume_token=bookmark.resume_token)
+        )
+        assert (await resumed.read()).advisory.etag == accepted.etag
+        resumed.cancel()
 
 
-def test_what_was_set_is_told_to_stand_while_its_fault_does() -> None:
+async def test_what_was_set_is_told_to_stand_while_its_fault_does() -> None:
     """DONE advice expires with the hold, which is renewed while the fault lasts.
 
     An executor gave its taint the proposal's `expire_time`: a host with a dead GPU took jobs again
     within the hour. A day later its advisory was unknown.
     """
+    world, store, book = observed(Tables())
+    await book.flush()
+    machine, hold_ns = book.machine, int(LIMITS.hold_seconds * 1e9)
+    async with served(book, world) as (stub, _), asyncio.timeout(GUARD_SECONDS):
 
-    async def run() -> None:
-        world, store, book = observed(Tables())
-        await book.flush()
-        machine, hold_ns = book.machine, int(LIMITS.hold_seconds * 1e9)
-        async with served(book, world) as (stub, _), asyncio.timeout(GUARD_SECONDS):
+        async def expires_ns(call: Any, request: Any) -> int:
+            return int((await call(request)).expire_time.ToNanoseconds())
 
-            async def expires_ns(call: Any, request: Any) -> int:
-                return int((await call(request)).expire_time.ToNanoseconds())
-
-            answer: dict[str, Any] = {"name": "advisories/a1", "actor": "slurm"}
-            get = advisory_pb2.GetAdvisoryRequest(name="advisories/a1")
-            proposed = world.now_ns + int(LIMITS.proposal_seconds * 1e9)
-            assert await expires_ns(stub.GetAdvisory, get) == proposed
-            for state in (advisory_pb2.ACCEPTED, advisory_pb2.DONE):
-                request = advisory_pb2.AckAdvisoryRequest(new_state=state, **answer)
-                assert await expires_ns(stub.AckAdvisory, request) == world.now_ns + hold_ns
-            for hours in range(1, 60):
-                machine.step(Tick(world.now_ns + hours * HOUR_NS))
-                until_ns = await expires_ns(stub.GetAdvisory, get)
-                assert 0 < until_ns - (world.now_ns + hours * HOUR_NS) <= hold_ns
-        store.close()
-
-    asyncio.run(run())
+        answer: dict[str, Any] = {"name": "advisories/a1", "actor": "slurm"}
+        get = advisory_pb2.GetAdvisoryRequest(name="advisories/a1")
+        proposed = world.now_ns + int(LIMITS.proposal_seconds * 1e9)
+        assert await expires_ns(stub.GetAdvisory, get) == proposed
+        for state in (advisory_pb2.ACCEPTED, advisory_pb2.DONE):
+            request = advisory_pb2.AckAdvisoryRequest(new_state=state, **answer)
+            assert await expires_ns(stub.AckAdvisory, request) == world.now_ns + hold_ns
+        for hours in range(1, 60):
+            machine.step(Tick(world.now_ns + hours * HOUR_NS))
+            until_ns = await expires_ns(stub.GetAdvisory, get)
+            assert 0 < until_ns - (world.now_ns + hours * HOUR_NS) <= hold_ns
+    store.close()
 
 
-def test_a_watcher_hears_that_what_was_set_stands_for_longer_and_that_it_ended() -> None:
+async def test_a_watcher_hears_that_what_was_set_stands_for_longer_and_that_it_ended() -> None:
     """Watchers receive renewals and ends of holds.
 
     An executor had to call `GetAdvisory` for two hundred hosts each hour, and never learned that
     another user put a host back. After a day's absence it did not receive the hosts out of service.
     """
+    world, store, book = observed(Tables())
+    for state in (AdvisoryState.ACCEPTED, AdvisoryState.DONE):
+        await book.answer(Acked(world.now_ns, "a1", state, "slurm"))
+    hold_ns = int(LIMITS.hold_seconds * 1e9)
+    async with served(book, world) as (stub, _), asyncio.timeout(GUARD_SECONDS):
+        watch = stub.WatchAdvisories(advisory_pb2.WatchAdvisoriesRequest())
 
-    async def run() -> None:
-        world, store, book = observed(Tables())
-        for state in (AdvisoryState.ACCEPTED, AdvisoryState.DONE):
-            await book.answer(Acked(world.now_ns, "a1", state, "slurm"))
-        hold_ns = int(LIMITS.hold_seconds * 1e9)
-        async with served(book, world) as (stub, _), asyncio.timeout(GUARD_SECONDS):
-            watch = stub.WatchAdvisories(advisory_pb2.WatchAdvisoriesRequest())
+        async def told_ns() -> int:
+            received = (await watch.read()).advisory
+            assert (received.name, received.state) == ("advisories/a1", advisory_pb2.DONE)
+            return int(received.expire_time.ToNanoseconds())
 
-            async def told_ns() -> int:
-                received = (await watch.read()).advisory
-                assert (received.name, received.state) == ("advisories/a1", advisory_pb2.DONE)
-                return int(received.expire_time.ToNanoseconds())
-
-            assert await told_ns() == world.now_ns + hold_ns, "it has ended, and holds a host out"
-            assert (await watch.read()).HasField("bookmark")
-            listed = await stub.ListAdvisories(advisory_pb2.ListAdvisoriesRequest(node="nodes/h2"))
-            assert not listed.advisories and listed.out_by_advice_count == 1
-            assert [received.name for received in listed.out_by_advice] == ["advisories/a1"]
-            later_ns = world.now_ns + 2 * 24 * HOUR_NS
-            seen = list[int]()
-            for now_ns in range(world.now_ns, later_ns, HOUR_NS // 2):
-                before = book.feed.last
-                book._step(Tick(now_ns))
-                await book.flush()
-                seen += [await told_ns() for _ in range(book.feed.last - before)]
-            assert seen == sorted(set(seen)) and len(seen) > 40 and seen[-1] > later_ns
-            book.machine.state.holds["h2"].unsure = True  # it is not renewed any more
-            end_ns = later_ns + 3 * HOUR_NS
-            book._step(Tick(end_ns))
-            assert "a1" not in book.machine.state.ended, "it ended more than a day ago"
+        assert await told_ns() == world.now_ns + hold_ns, "it has ended, and holds a host out"
+        assert (await watch.read()).HasField("bookmark")
+        listed = await stub.ListAdvisories(advisory_pb2.ListAdvisoriesRequest(node="nodes/h2"))
+        assert not listed.advisories and listed.out_by_advice_count == 1
+        assert [received.name for received in listed.out_by_advice] == ["advisories/a1"]
+        later_ns = world.now_ns + 2 * 24 * HOUR_NS
+        seen = list[int]()
+        for now_ns in range(world.now_ns, later_ns, HOUR_NS // 2):
+            before = book.feed.last
+            book._step(Tick(now_ns))
             await book.flush()
-            assert await told_ns() == end_ns
-            again = await stub.ListAdvisories(advisory_pb2.ListAdvisoriesRequest())
-            assert not again.out_by_advice_count
-            watch.cancel()
-        store.close()
+            seen += [await told_ns() for _ in range(book.feed.last - before)]
+        assert seen == sorted(set(seen)) and len(seen) > 40 and seen[-1] > later_ns
+        book.machine.state.holds["h2"].unsure = True  # it is not renewed any more
+        end_ns = later_ns + 3 * HOUR_NS
+        book._step(Tick(end_ns))
+        assert "a1" not in book.machine.state.ended, "it ended more than a day ago"
+        await book.flush()
+        assert await told_ns() == end_ns
+        again = await stub.ListAdvisories(advisory_pb2.ListAdvisoriesRequest())
+        assert not again.out_by_advice_count
+        watch.cancel()
+    store.close()
 
-    asyncio.run(run())
 
-
-def test_what_an_answer_may_not_be(store: Store) -> None:
+async def test_what_an_answer_may_not_be(store: Store) -> None:
     """Each wrong field is answered with its correct form, and changes nothing."""
-
-    async def run() -> None:
-        world, _, book = observed(store)
-        await book.flush()
-        async with served(book, world) as (stub, _):
-            for case, (changes, code, reason) in REFUSED.items():
-                fields = {"name": "advisories/a1", "new_state": 2, "actor": "slurm", **changes}
-                with pytest.raises(grpc.aio.AioRpcError) as raised:
-                    await stub.AckAdvisory(advisory_pb2.AckAdvisoryRequest(**fields))
-                assert raised.value.code() is code, case
-                assert reason in (raised.value.details() or ""), case
-            for token in ("x", "1-", "9" * 70):
-                with pytest.raises(grpc.aio.AioRpcError, match="resume_token"):
-                    request = advisory_pb2.WatchAdvisoriesRequest(resume_token=token)
-                    await stub.WatchAdvisories(request).read()
-        assert book.feed.last == 1
-
-    asyncio.run(run())
+    world, _, book = observed(store)
+    await book.flush()
+    async with served(book, world) as (stub, _):
+        for case, (changes, code, reason) in REFUSED.items():
+            fields = {"name": "advisories/a1", "new_state": 2, "actor": "slurm", **changes}
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await stub.AckAdvisory(advisory_pb2.AckAdvisoryRequest(**fields))
+            assert raised.value.code() is code, case
+            assert reason in (raised.value.details() or ""), case
+        for token in ("x", "1-", "9" * 70):
+            with pytest.raises(grpc.aio.AioRpcError, match="resume_token"):
+                request = advisory_pb2.WatchAdvisoriesRequest(resume_token=token)
+                await stub.WatchAdvisories(request).read()
+    assert book.feed.last == 1
 
 
-def test_outcomes_are_kept_once_and_say_what_was_regretted(store: Store) -> None:
+async def test_outcomes_are_kept_once_and_say_what_was_regretted(store: Store) -> None:
     """A scheduler reported its outcomes again after a timeout, and each counted twice."""
-
-    async def run() -> None:
-        world, _, book = observed(store)
-        await book.flush()
-        assert world.snapshot is not None
-        store.submit_scores(world.snapshot, world.snapshot.hosts)
-        store.in_transaction(lambda connection: None)
-        report = outcome_pb2.Outcome(
-            outcome_id="job-7", advisory="advisories/a1", workload="train-7", nodes=["nodes/h2"],
-            interrupted=True, blamed_node="nodes/h2", end_reason="NODE_FAIL", lost_gpu_hours=500.0,
-        )  # fmt: skip
-        report.start_time.FromSeconds(world.now_ns // 10**9 - 7200)
-        report.end_time.FromSeconds(world.now_ns // 10**9)
-        async with served(book, world) as (_, stub):
-            for accepted in (1, 0):
-                reply = await stub.ReportOutcomes(
-                    outcome_pb2.ReportOutcomesRequest(outcomes=[report])
-                )
-                assert (reply.accepted_count, reply.known_count) == (accepted, 1 - accepted)
-            report.lost_gpu_hours = float("nan")
-            with pytest.raises(grpc.aio.AioRpcError, match=r"outcomes\[0\].lost_gpu_hours"):
-                await stub.ReportOutcomes(outcome_pb2.ReportOutcomesRequest(outcomes=[report]))
-
-    asyncio.run(run())
+    world, _, book = observed(store)
+    await book.flush()
+    assert world.snapshot is not None
+    store.submit_scores(world.snapshot, world.snapshot.hosts)
+    store.in_transaction(lambda connection: None)
+    report = outcome_pb2.Outcome(
+        outcome_id="job-7", advisory="advisories/a1", workload="train-7", nodes=["nodes/h2"],
+        interrupted=True, blamed_node="nodes/h2", end_reason="NODE_FAIL", lost_gpu_hours=500.0,
+    )  # fmt: skip
+    report.start_time.FromSeconds(world.now_ns // 10**9 - 7200)
+    report.end_time.FromSeconds(world.now_ns // 10**9)
+    async with served(book, world) as (_, stub):
+        for accepted in (1, 0):
+            reply = await stub.ReportOutcomes(outcome_pb2.ReportOutcomesRequest(outcomes=[report]))
+            assert (reply.accepted_count, reply.known_count) == (accepted, 1 - accepted)
+        report.lost_gpu_hours = float("nan")
+        with pytest.raises(grpc.aio.AioRpcError, match=r"outcomes\[0\].lost_gpu_hours"):
+            await stub.ReportOutcomes(outcome_pb2.ReportOutcomesRequest(outcomes=[report]))
     ((advisory, followed, interrupted, regret),) = asked(
         store, "SELECT advisory, followed, interrupted, regret_gpu_hours FROM ops.outcomes"
     )
@@ -387,7 +360,9 @@ def test_outcomes_are_kept_once_and_say_what_was_regretted(store: Store) -> None
 
 
 @pytest.mark.slow
-def test_outcomes_move_hosts_of_such_a_hazard_and_every_page_says_the_same(store: Store) -> None:
+async def test_outcomes_move_hosts_of_such_a_hazard_and_every_page_says_the_same(
+    store: Store,
+) -> None:
     """One true report of a dead host made every host ten times as good, and the view hid it."""
     world = dead_gpu()
     assert world.snapshot is not None
@@ -406,13 +381,9 @@ def test_outcomes_move_hosts_of_such_a_hazard_and_every_page_says_the_same(store
     for job in jobs:
         job.start_time.FromNanoseconds(world.now_ns)
         job.end_time.FromNanoseconds(world.now_ns + 60 * 10**9)
-
-    async def report() -> None:
-        async with served(book, world) as (_, stub):
-            request = outcome_pb2.ReportOutcomesRequest(outcomes=jobs)
-            assert (await stub.ReportOutcomes(request)).accepted_count == 43
-
-    asyncio.run(report())
+    async with served(book, world) as (_, stub):
+        request = outcome_pb2.ReportOutcomesRequest(outcomes=jobs)
+        assert (await stub.ReportOutcomes(request)).accepted_count == 43
     assert asked(store, "SELECT count(*) FROM ops.outcomes WHERE expected_interruptions IS NULL") == [(1,)]  # fmt: skip
     view = asked(
         store,
@@ -462,76 +433,66 @@ async def once(call: Any, request: Any, **ids: Any) -> Any:
     return await call(copy)
 
 
-def test_a_request_that_is_sent_again_is_answered_as_before() -> None:
+async def test_a_request_that_is_sent_again_is_answered_as_before() -> None:
     """A repeated request gets the same response.
 
     The response to an acceptance was lost; the repeated request was ABORTED by its old etag, and
     the executor gave up its host.
     """
-
-    async def run() -> None:
-        world, store, book = observed(Tables())
-        await book.flush()
-        async with served(book, world) as (stub, outcomes):
-            etag = book.feed.open[0].etag
-            accept = advisory_pb2.AckAdvisoryRequest(
-                name="advisories/a1", etag=etag, new_state=advisory_pb2.ACCEPTED, actor="slurm"
-            )
-            first = await once(stub.AckAdvisory, accept, request_id="one")
-            assert await once(stub.AckAdvisory, accept, request_id="one") == first
-            with pytest.raises(grpc.aio.AioRpcError) as raised:
-                await once(stub.AckAdvisory, accept, request_id="two")
-            assert raised.value.code() is grpc.StatusCode.ABORTED
-            with pytest.raises(
-                grpc.aio.AioRpcError, match="request_id: 'one' was another request's"
-            ):
-                await once(stub.AckAdvisory, accept, request_id="one", note="x")
-            with pytest.raises(grpc.aio.AioRpcError, match="request_id: 65 characters"):
-                await once(stub.AckAdvisory, accept, request_id="x" * 65)
-            assert book.machine.state.token == 1
-            out = advisory_pb2.ReportUnavailableNodesRequest(actor="slurm", nodes=[
-                advisory_pb2.UnavailableNode(node="nodes/h1", reason="x")
-            ])  # fmt: skip
-            await once(stub.ReportUnavailableNodes, out, request_id="one")
-            back = advisory_pb2.ReportUnavailableNodesRequest(
-                actor="slurm", returned_nodes=["nodes/h1"]
-            )
-            await stub.ReportUnavailableNodes(back)
-            await once(stub.ReportUnavailableNodes, out, request_id="one")
-            assert not book.machine.state.absent, "it came again, late"
-            happened = outcome_of(world)
-            for _ in range(2):
-                reported = await once(outcomes.ReportOutcomes, happened, request_id="one")
-                assert reported.accepted_count == 1
-        store.close()
-
-    asyncio.run(run())
+    world, store, book = observed(Tables())
+    await book.flush()
+    async with served(book, world) as (stub, outcomes):
+        etag = book.feed.open[0].etag
+        accept = advisory_pb2.AckAdvisoryRequest(
+            name="advisories/a1", etag=etag, new_state=advisory_pb2.ACCEPTED, actor="slurm"
+        )
+        first = await once(stub.AckAdvisory, accept, request_id="one")
+        assert await once(stub.AckAdvisory, accept, request_id="one") == first
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await once(stub.AckAdvisory, accept, request_id="two")
+        assert raised.value.code() is grpc.StatusCode.ABORTED
+        with pytest.raises(grpc.aio.AioRpcError, match="request_id: 'one' was another request's"):
+            await once(stub.AckAdvisory, accept, request_id="one", note="x")
+        with pytest.raises(grpc.aio.AioRpcError, match="request_id: 65 characters"):
+            await once(stub.AckAdvisory, accept, request_id="x" * 65)
+        assert book.machine.state.token == 1
+        out = advisory_pb2.ReportUnavailableNodesRequest(actor="slurm", nodes=[
+            advisory_pb2.UnavailableNode(node="nodes/h1", reason="x")
+        ])  # fmt: skip
+        await once(stub.ReportUnavailableNodes, out, request_id="one")
+        back = advisory_pb2.ReportUnavailableNodesRequest(
+            actor="slurm", returned_nodes=["nodes/h1"]
+        )
+        await stub.ReportUnavailableNodes(back)
+        await once(stub.ReportUnavailableNodes, out, request_id="one")
+        assert not book.machine.state.absent, "it came again, late"
+        happened = outcome_of(world)
+        for _ in range(2):
+            reported = await once(outcomes.ReportOutcomes, happened, request_id="one")
+            assert reported.accepted_count == 1
+    store.close()
 
 
-def test_an_acceptance_that_is_sent_again_after_a_rejection_is_none() -> None:
+async def test_an_acceptance_that_is_sent_again_after_a_rejection_is_none() -> None:
     """An executor whose first acceptance was lost, and then rejected, drained the host."""
-
-    async def run() -> None:
-        world, store, book = observed(Tables())
-        await book.flush()
-        async with served(book, world) as (stub, _):
-            ack: dict[str, Any] = {"name": "advisories/a1", "request_id": "one"}
-            accept = advisory_pb2.AckAdvisoryRequest(
-                new_state=advisory_pb2.ACCEPTED, actor="slurm", **ack
-            )
-            lost = await stub.AckAdvisory(accept)
-            assert lost.state == advisory_pb2.ACCEPTED
-            reject = advisory_pb2.AckAdvisoryRequest(
-                new_state=advisory_pb2.REJECTED, actor="ops", note="we look at it first",
-                name="advisories/a1",
-            )  # fmt: skip
-            rejected = await stub.AckAdvisory(reject)
-            again = await stub.AckAdvisory(accept)
-            assert (again.state, again.etag) == (advisory_pb2.REJECTED, rejected.etag)
-            assert book.machine.state.token == 1
-        store.close()
-
-    asyncio.run(run())
+    world, store, book = observed(Tables())
+    await book.flush()
+    async with served(book, world) as (stub, _):
+        ack: dict[str, Any] = {"name": "advisories/a1", "request_id": "one"}
+        accept = advisory_pb2.AckAdvisoryRequest(
+            new_state=advisory_pb2.ACCEPTED, actor="slurm", **ack
+        )
+        lost = await stub.AckAdvisory(accept)
+        assert lost.state == advisory_pb2.ACCEPTED
+        reject = advisory_pb2.AckAdvisoryRequest(
+            new_state=advisory_pb2.REJECTED, actor="ops", note="we look at it first",
+            name="advisories/a1",
+        )  # fmt: skip
+        rejected = await stub.AckAdvisory(reject)
+        again = await stub.AckAdvisory(accept)
+        assert (again.state, again.etag) == (advisory_pb2.REJECTED, rejected.etag)
+        assert book.machine.state.token == 1
+    store.close()
 
 
 def outcome_of(world: Any) -> outcome_pb2.ReportOutcomesRequest:
@@ -541,32 +502,28 @@ def outcome_of(world: Any) -> outcome_pb2.ReportOutcomesRequest:
     return outcome_pb2.ReportOutcomesRequest(outcomes=[job])
 
 
-def test_outcomes_that_are_sent_again_are_answered_without_a_look_at_the_store() -> None:
+async def test_outcomes_that_are_sent_again_are_answered_without_a_look_at_the_store() -> None:
     """A repeated report of outcomes is answered from memory.
 
     A scheduler reported a thousand outcomes after each timeout: each time they were read again, and
     if that failed, the known response was not sent.
     """
+    world, store = dead_gpu(), Tables()
+    book: Any = book_of(store, world)
+    async with served(book, world) as (_, outcomes):
+        first = await once(outcomes.ReportOutcomes, outcome_of(world), request_id="one")
 
-    async def run() -> None:
-        world, store = dead_gpu(), Tables()
-        book: Any = book_of(store, world)
-        async with served(book, world) as (_, outcomes):
-            first = await once(outcomes.ReportOutcomes, outcome_of(world), request_id="one")
+        def failing(spans: object) -> object:
+            raise AssertionError("it was read")
 
-            def failing(spans: object) -> object:
-                raise AssertionError("it was read")
-
-            book.expected = failing
-            again = await once(outcomes.ReportOutcomes, outcome_of(world), request_id="one")
-            assert again == first and again.accepted_count == 1
-            checked = await once(
-                outcomes.ReportOutcomes, outcome_of(world), request_id="one", validate_only=True
-            )
-            assert checked.known_count == 1
-        store.close()
-
-    asyncio.run(run())
+        book.expected = failing
+        again = await once(outcomes.ReportOutcomes, outcome_of(world), request_id="one")
+        assert again == first and again.accepted_count == 1
+        checked = await once(
+            outcomes.ReportOutcomes, outcome_of(world), request_id="one", validate_only=True
+        )
+        assert checked.known_count == 1
+    store.close()
 
 
 def ends_seconds(told: Any, world: Any) -> tuple[float | None, ...]:
@@ -580,61 +537,51 @@ def ends_seconds(told: Any, world: Any) -> tuple[float | None, ...]:
     )
 
 
-def test_what_is_to_be_checked_only_changes_nothing() -> None:
+async def test_what_is_to_be_checked_only_changes_nothing() -> None:
     """Without `validate_only` an adapter's author tried drains on the working fleet."""
+    world, store, book = observed(Tables())
+    await book.flush()
+    number = book._number
+    async with served(book, world) as (stub, outcomes):
 
-    async def run() -> None:
-        world, store, book = observed(Tables())
-        await book.flush()
-        number = book._number
-        async with served(book, world) as (stub, outcomes):
+        async def would(call: Any, request: Any) -> Any:
+            return await once(call, request, validate_only=True, request_id="one")
 
-            async def would(call: Any, request: Any) -> Any:
-                return await once(call, request, validate_only=True, request_id="one")
-
-            ack: dict[str, Any] = {"name": "advisories/a1", "actor": "slurm"}
-            accept = advisory_pb2.AckAdvisoryRequest(new_state=advisory_pb2.ACCEPTED, **ack)
-            previewed = await would(stub.AckAdvisory, accept)
-            assert (
-                previewed.state == advisory_pb2.ACCEPTED
-                and "nothing was changed" in previewed.state_text
-            )
-            assert ends_seconds(previewed, world) == (
-                LIMITS.hold_seconds,
-                LIMITS.lease_seconds,
-                None,
-            )
-            done = advisory_pb2.AckAdvisoryRequest(new_state=advisory_pb2.DONE, **ack)
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await would(stub.AckAdvisory, done)
-            assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-            node = advisory_pb2.UnavailableNode(node="nodes/h1", reason="x")
-            out = advisory_pb2.ReportUnavailableNodesRequest(actor="slurm", nodes=[node])
-            assert (await would(stub.ReportUnavailableNodes, out)).nodes_count == 1
-            gang = advisory_pb2.Gang(workload="w", nodes=["nodes/h1"])
-            gangs = advisory_pb2.ReportGangsRequest(actor="slurm", gangs=[gang])
-            assert (await would(stub.ReportGangs, gangs)).gangs_count == 2
-            assert (await would(outcomes.ReportOutcomes, outcome_of(world))).accepted_count == 1
-            assert book._number == number and book._batch.is_empty and len(book.gangs) == 1
-            await stub.ReportUnavailableNodes(out)
-            full = await would(stub.AckAdvisory, accept)
-            assert (
-                full.state == advisory_pb2.DEFERRED and "out of service reached" in full.state_text
-            )
-            put_off = LIMITS.defer_seconds + LIMITS.proposal_seconds
-            assert ends_seconds(full, world) == (put_off, None, LIMITS.defer_seconds)
-            defer = advisory_pb2.AckAdvisoryRequest(new_state=advisory_pb2.DEFERRED, **ack)
-            previewed = await would(stub.AckAdvisory, defer)
-            assert ends_seconds(previewed, world) == (put_off, None, LIMITS.defer_seconds)
-            assert (
-                await stub.GetAdvisory(advisory_pb2.GetAdvisoryRequest(name=accept.name))
-            ).state == 1
-            assert ends_seconds(await stub.AckAdvisory(defer), world) == ends_seconds(
-                previewed, world
-            )
-        store.close()
-
-    asyncio.run(run())
+        ack: dict[str, Any] = {"name": "advisories/a1", "actor": "slurm"}
+        accept = advisory_pb2.AckAdvisoryRequest(new_state=advisory_pb2.ACCEPTED, **ack)
+        previewed = await would(stub.AckAdvisory, accept)
+        assert previewed.state == advisory_pb2.ACCEPTED
+        assert "nothing was changed" in previewed.state_text
+        assert ends_seconds(previewed, world) == (
+            LIMITS.hold_seconds,
+            LIMITS.lease_seconds,
+            None,
+        )
+        done = advisory_pb2.AckAdvisoryRequest(new_state=advisory_pb2.DONE, **ack)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await would(stub.AckAdvisory, done)
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        node = advisory_pb2.UnavailableNode(node="nodes/h1", reason="x")
+        out = advisory_pb2.ReportUnavailableNodesRequest(actor="slurm", nodes=[node])
+        assert (await would(stub.ReportUnavailableNodes, out)).nodes_count == 1
+        gang = advisory_pb2.Gang(workload="w", nodes=["nodes/h1"])
+        gangs = advisory_pb2.ReportGangsRequest(actor="slurm", gangs=[gang])
+        assert (await would(stub.ReportGangs, gangs)).gangs_count == 2
+        assert (await would(outcomes.ReportOutcomes, outcome_of(world))).accepted_count == 1
+        assert book._number == number and book._batch.is_empty and len(book.gangs) == 1
+        await stub.ReportUnavailableNodes(out)
+        full = await would(stub.AckAdvisory, accept)
+        assert full.state == advisory_pb2.DEFERRED and "out of service reached" in full.state_text
+        put_off = LIMITS.defer_seconds + LIMITS.proposal_seconds
+        assert ends_seconds(full, world) == (put_off, None, LIMITS.defer_seconds)
+        defer = advisory_pb2.AckAdvisoryRequest(new_state=advisory_pb2.DEFERRED, **ack)
+        previewed = await would(stub.AckAdvisory, defer)
+        assert ends_seconds(previewed, world) == (put_off, None, LIMITS.defer_seconds)
+        assert (
+            await stub.GetAdvisory(advisory_pb2.GetAdvisoryRequest(name=accept.name))
+        ).state == 1
+        assert ends_seconds(await stub.AckAdvisory(defer), world) == ends_seconds(previewed, world)
+    store.close()
 
 
 def test_what_its_owner_left_half_done_counts_until_it_runs_out(store: Store) -> None:
@@ -646,10 +593,8 @@ def test_what_its_owner_left_half_done_counts_until_it_runs_out(store: Store) ->
         book._step(Tick(at_ns))
     asyncio.run(book.flush())
     (ended,) = book.ended_with_holds()
-    assert (
-        ended.state is AdvisoryState.EXPIRED
-        and book.expires_ns(ended) == world.now_ns + 2 * HOUR_NS
-    )
+    assert ended.state is AdvisoryState.EXPIRED
+    assert book.expires_ns(ended) == world.now_ns + 2 * HOUR_NS
 
 
 def test_the_memory_is_stored_once_however_much_happened(

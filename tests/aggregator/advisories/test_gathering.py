@@ -10,12 +10,12 @@ from gangline.aggregator.advisories.advisory import Action, AdvisoryState, Basis
 from gangline.aggregator.advisories.advisory_limits import SECOND_NS
 from gangline.aggregator.advisories.failure_domains import FailureDomains
 from gangline.aggregator.advisories.messages import Frozen, HeldBack, Publish
-from tests.aggregator.advisories.machine_world import World, published, told
+from tests.aggregator.advisories.machine_world import AdviceMachine, published, told
 
 FIRST = [("host h1", "EVICT_NOW", "PROPOSED")]
 
 
-def fall_in_turn(world: World, *numbers: int) -> list[list[tuple[str, str, str]]]:
+def fall_in_turn(world: AdviceMachine, *numbers: int) -> list[list[tuple[str, str, str]]]:
     """Report a fault on a further host each 0.25 s; return the advisories published after each."""
     published_in_turn = []
     for number in numbers:
@@ -27,7 +27,7 @@ def fall_in_turn(world: World, *numbers: int) -> list[list[tuple[str, str, str]]
 
 def test_an_own_fault_is_proposed_when_it_is_seen() -> None:
     """A GPU fell off the bus, and its job waited 3 s for the same fault on other hosts."""
-    world = World()
+    world = AdviceMachine()
     world.see("h1")
     assert published(world.later(0)) == FIRST
 
@@ -49,7 +49,7 @@ def test_an_own_fault_is_proposed_when_it_is_seen() -> None:
 )
 def test_what_hosts_can_share_waits(case: dict[str, Any]) -> None:
     """A switch took three links down; before the second was reported the first host was drained."""
-    world = World()
+    world = AdviceMachine()
     world.see("h1", **case)
     assert published(world.later(0)) == published(world.later(2.9)) == []
     assert [advice[0] for advice in published(world.later(0.1))] == ["host h1"]
@@ -57,14 +57,14 @@ def test_what_hosts_can_share_waits(case: dict[str, Any]) -> None:
 
 def test_switches_on_the_baseboard_are_the_hosts_own() -> None:
     """An SXID names the fabric, and the fabric is eight GPUs of one host."""
-    world = World()
+    world = AdviceMachine()
     world.see("h1", "FABRIC", scope=Scope.BASEBOARD)
     assert published(world.later(0)) == FIRST
 
 
 def test_the_second_host_of_a_domain_waits() -> None:
     """Two GPUs of a rack died in the same second: the second may begin a common fault."""
-    world = World()
+    world = AdviceMachine()
     assert fall_in_turn(world, 1, 2) == [FIRST, []]
     assert published(world.later(2.4)) == []
     assert published(world.later(0.5)) == [("host h2", "EVICT_NOW", "PROPOSED")]
@@ -81,7 +81,7 @@ def test_the_second_host_of_a_domain_waits() -> None:
 )
 def test_an_unrelated_host_keeps_nobody_waiting(other: dict[str, Any]) -> None:
     """In a large fleet some host always has a fault."""
-    world = World()
+    world = AdviceMachine()
     number, seconds = other.pop("number"), other.pop("seconds", 0.5)
     world.see(f"h{number}", **other)
     world.later(seconds)
@@ -91,7 +91,7 @@ def test_an_unrelated_host_keeps_nobody_waiting(other: dict[str, Any]) -> None:
 
 def test_a_cause_found_later_takes_the_first_one_in() -> None:
     """A rack's power dipped: five hosts lost GPUs in turn, and the first was drained by itself."""
-    world = World()
+    world = AdviceMachine()
     published_in_turn = fall_in_turn(world, 1, 2, 3, 4)
     assert published_in_turn[:3] == [
         FIRST,
@@ -109,7 +109,7 @@ def test_what_was_accepted_by_then_goes_on_and_counts_for_the_cause(
     to: tuple[AdvisoryState, ...],
 ) -> None:
     """An executor accepted the first host at once; the two that followed were drained, too."""
-    world = World()
+    world = AdviceMachine()
     fall_in_turn(world, 1)
     for state in to:
         world.answer("a1", state)
@@ -123,7 +123,7 @@ def test_what_was_accepted_by_then_goes_on_and_counts_for_the_cause(
 
 def test_hosts_that_are_all_in_hand_are_no_cause() -> None:
     """With all hosts accepted, the search for the cause never ended."""
-    world = World(rack_hosts_max=8)
+    world = AdviceMachine(rack_hosts_max=8)
     for number in (1, 2, 3):  # in turn, and answered at once
         world.see(f"h{number}", place=FailureDomains(rack=f"r{number}"))
         world.later(0)
@@ -135,7 +135,7 @@ def test_hosts_that_are_all_in_hand_are_no_cause() -> None:
 
 def test_limits_hold_as_before() -> None:
     """Immediate proposals count against the limits."""
-    world = World(hosts=40)
+    world = AdviceMachine(hosts=40)
     world.see("h1")
     world.see("h30")
     instructions = world.later(0)
@@ -147,7 +147,7 @@ def test_limits_hold_as_before() -> None:
 
 def test_nothing_is_proposed_while_the_picture_is_in_doubt() -> None:
     """While frozen not even an own fault is proposed."""
-    world = World()
+    world = AdviceMachine()
     world.give(Frozen(world.now_ns, "half is silent"))
     world.see("h1")
     assert told(world.later(0), Publish) == []
@@ -157,7 +157,7 @@ def test_nothing_is_proposed_while_the_picture_is_in_doubt() -> None:
 
 def test_what_still_gathers_does_not_go_with_what_is_due() -> None:
     """A host's power brake was included in the advice for its lost GPU."""
-    world = World()
+    world = AdviceMachine()
     world.see("h1", "POWER_CAP", basis=Basis.STATISTICAL, action=Action.AVOID)
     world.see("h1")
     assert published(world.later(0)) == FIRST
@@ -166,7 +166,7 @@ def test_what_still_gathers_does_not_go_with_what_is_due() -> None:
 
 def test_a_storm_of_hosts_is_one_pass_over_the_cases() -> None:
     """Ten thousand hosts without places fell at once, and each was compared with each."""
-    world = World(hosts=10_000)
+    world = AdviceMachine(hosts=10_000)
     for number in range(2000):
         world.see(f"h{number}", place=FailureDomains())
     world.now_ns += SECOND_NS

@@ -108,24 +108,21 @@ def test_from_a_process_and_an_xid_to_a_drain_at_a_checkpoint(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stood", [False, True])
-def test_a_clock_of_ours_that_is_set_forward_ends_no_advice(lab: Any, stood: bool) -> None:
+async def test_a_clock_of_ours_that_is_set_forward_ends_no_advice(lab: Any, stood: bool) -> None:
     """After a jump every lease, hold and gang was over, as it is after a suspension."""
     clock = Clock()
 
     def boottime_ns() -> int:
         return time.monotonic_ns() + (clock.ahead_ns if stood else 0)
 
-    async def work() -> None:
-        async with lab.aggregator(clock, judge_seconds=60.0) as aggregator:
-            aggregator.judge_loop.jump_detector = ClockJumpDetector(
-                clock, time.monotonic_ns, boottime_ns
-            )
-            await aggregator.judge_loop.turn()
-            until_ns = clock() + 60 * SECOND_NS
-            gang = Gang("llm-7", ("host-1",), 8, 0.0, until_ns, "slurm", clock())
-            aggregator.advisory_engine.update_gangs([gang], [])
-            clock.ahead_ns = HOUR_NS
-            await aggregator.judge_loop.turn()
-            assert (aggregator.advisory_engine.gangs.on("host-1") is None) is stood
-
-    asyncio.run(work())
+    async with lab.aggregator(clock, judge_seconds=60.0) as aggregator:
+        aggregator.judge_loop.jump_detector = ClockJumpDetector(
+            clock, time.monotonic_ns, boottime_ns
+        )
+        await aggregator.judge_loop.turn()
+        until_ns = clock() + 60 * SECOND_NS
+        gang = Gang("llm-7", ("host-1",), 8, 0.0, until_ns, "slurm", clock())
+        aggregator.advisory_engine.update_gangs([gang], [])
+        clock.ahead_ns = HOUR_NS
+        await aggregator.judge_loop.turn()
+        assert (aggregator.advisory_engine.gangs.on("host-1") is None) is stood

@@ -32,12 +32,12 @@ from gangline.aggregator.advisories.messages import (
     Unavailable,
     Well,
 )
-from tests.aggregator.advisories.machine_world import World, published, told
+from tests.aggregator.advisories.machine_world import AdviceMachine, proposing, published, told
 
 
 def test_a_dead_gpu_is_proposed_accepted_done_verified_and_returned() -> None:
     """The whole life of one advisory, and of its host, with the reasons."""
-    world = World()
+    world = AdviceMachine()
     world.see("h1")
     assert published(world.later(0)) == [("host h1", "EVICT_NOW", "PROPOSED")]
     (act,) = told(world.answer("a1", AdvisoryState.ACCEPTED, "slurm"), Act)
@@ -50,8 +50,7 @@ def test_a_dead_gpu_is_proposed_accepted_done_verified_and_returned() -> None:
     assert published(world.answer("a1", AdvisoryState.DONE, "slurm")) == [
         ("host h1", "EVICT_NOW", "DONE")
     ]
-    world.gone("h1")
-    world.give(Well(world.now_ns, "h1", True))
+    world.recover("h1")
     assert world.later(899) == []
     assert published(world.later(1)) == [("host h1", "RETURN_TO_SERVICE", "PROPOSED")]
     assert told(world.answer("a2", AdvisoryState.ACCEPTED, "slurm"), Clear) == [
@@ -68,7 +67,7 @@ def test_a_dead_gpu_is_proposed_accepted_done_verified_and_returned() -> None:
 
 def test_a_statistical_verdict_asks_for_nothing_behind_its_drain() -> None:
     """A suspicion may drain a host after its job, but not reboot it as well."""
-    world = World()
+    world = AdviceMachine()
     world.see("h1", basis=Basis.STATISTICAL, action=Action.DRAIN_AFTER_JOB, then=Action.REBOOT)
     world.see("h9", then=Action.RESET_GPU, action=Action.DRAIN_AFTER_JOB)
     followups = {
@@ -85,7 +84,7 @@ def test_a_job_is_not_held_to_hosts_that_it_lost_long_ago(action: Action, left: 
     A job of months got no advice about its third bad host, because of the two hosts that it had
     left.
     """
-    world = World(job_hosts_max=2, cluster_share_max=0.5)
+    world = AdviceMachine(job_hosts_max=2, cluster_share_max=0.5)
     for number in (1, 9):
         world.see(f"h{number}", job="train", action=action)
     assert len(published(world.later(5))) == 2
@@ -105,7 +104,7 @@ def test_a_job_is_not_held_to_hosts_that_it_lost_long_ago(action: Action, left: 
 
 def test_a_storm_is_one_advisory_told_a_few_times() -> None:
     """One incident wrote 800,000 lines."""
-    world, all_told = World(), list[Instruction]()
+    world, all_told = AdviceMachine(), list[Instruction]()
     for count in range(1, 800_001, 997):
         all_told += world.see("h1", count=count)
         all_told += world.later(0.001)
@@ -116,7 +115,7 @@ def test_a_storm_is_one_advisory_told_a_few_times() -> None:
 
 def test_a_statistic_never_evicts() -> None:
     """A forecast of 3 % an hour took a job of 512 GPUs down."""
-    world = World()
+    world = AdviceMachine()
     world.see("h1", basis=Basis.STATISTICAL)
     world.see("h10", basis=Basis.STATISTICAL, action=Action.INSPECT)
     assert published(world.later(3)) == [
@@ -126,7 +125,7 @@ def test_a_statistic_never_evicts() -> None:
 
 def test_a_drain_at_a_checkpoint_needs_a_cadence() -> None:
     """The drain waited for a checkpoint of an inference service."""
-    world = World()
+    world = AdviceMachine()
     world.see("h1", action=Action.DRAIN_AT_CHECKPOINT)
     world.see("h10", action=Action.DRAIN_AT_CHECKPOINT, checkpoint_seconds=600.0)
     actions = {subject: action for subject, action, _ in published(world.later(3))}
@@ -135,7 +134,7 @@ def test_a_drain_at_a_checkpoint_needs_a_cadence() -> None:
 
 def test_no_more_of_a_rack_than_may_be_whoever_took_them_out() -> None:
     """An operator had two hosts of the rack out already."""
-    world = World()
+    world = AdviceMachine()
     for number in (1, 2):
         world.give(
             Unavailable(world.now_ns, f"h{number}", "drained by hand", FailureDomains(rack="r0"))
@@ -149,7 +148,7 @@ def test_no_more_of_a_rack_than_may_be_whoever_took_them_out() -> None:
 
 def test_a_suspicion_makes_room_for_a_dead_gpu() -> None:
     """An unanswered proposal to avoid a host held back an eviction."""
-    world = World(hosts=7)
+    world = AdviceMachine(hosts=7)
     world.see("h1", "ECC_TREND", basis=Basis.STATISTICAL)
     assert published(world.later(3)) == [("host h1", "DRAIN_AFTER_JOB", "PROPOSED")]
     world.see("h2")
@@ -162,7 +161,7 @@ def test_a_suspicion_makes_room_for_a_dead_gpu() -> None:
 
 def test_a_forecast_that_costs_more_to_act_on_is_held_back() -> None:
     """One chance in a thousand was weighed against 64 GPU-hours of idling."""
-    world = World()
+    world = AdviceMachine()
     world.see("h1", basis=Basis.STATISTICAL, price=Price(3.0, 64.0))
     (held,) = told(world.later(3), HeldBack)
     assert held.words.startswith("waiting costs less (")
@@ -172,9 +171,7 @@ def test_a_forecast_that_costs_more_to_act_on_is_held_back() -> None:
 
 def test_what_was_proposed_is_weighed_again_when_it_is_accepted() -> None:
     """Between proposal and answer an operator drained the rest of the rack."""
-    world = World()
-    world.see("h3")
-    world.later(3)
+    world = proposing("h3")
     for number in (1, 2):
         world.give(
             Unavailable(world.now_ns, f"h{number}", "drained by hand", FailureDomains(rack="r0"))
@@ -186,7 +183,7 @@ def test_what_was_proposed_is_weighed_again_when_it_is_accepted() -> None:
 
 def test_the_rate_opens_a_breaker_that_tries_one_host_before_it_closes() -> None:
     """A new driver condemned a host every two minutes, each within every limit."""
-    world = World(hosts_per_hour_max=3, cluster_share_max=1.0, proposal_seconds=7200.0)
+    world = AdviceMachine(hosts_per_hour_max=3, cluster_share_max=1.0, proposal_seconds=7200.0)
     for number in range(0, 40, 8):
         world.see(f"h{number}")
     world.later(3)
@@ -203,9 +200,7 @@ def test_the_rate_opens_a_breaker_that_tries_one_host_before_it_closes() -> None
 
 def test_what_waits_for_room_does_not_expire_as_if_nobody_had_answered() -> None:
     """An accepted advisory without room expired after an hour as "no answer in time"."""
-    world = World()
-    world.see("h3")
-    world.later(3)
+    world = proposing("h3")
     for number in (1, 2):
         world.give(
             Unavailable(world.now_ns, f"h{number}", "drained by hand", FailureDomains(rack="r0"))
@@ -224,9 +219,7 @@ def test_what_became_graver_is_asked_anew(put_off: bool) -> None:
     A host's GPU fell off the bus while its AVOID was deferred until Monday; another proposal was 59
     minutes old, and its eviction expired a minute later.
     """
-    world = World()
-    world.see("h1", "ECC_TREND", action=Action.AVOID)
-    world.later(3)
+    world = proposing("h1", "ECC_TREND", action=Action.AVOID)
     if put_off:
         until_ns = world.now_ns + 86_400 * SECOND_NS
         world.answer("a1", AdvisoryState.DEFERRED, until_ns=until_ns)
@@ -240,7 +233,7 @@ def test_what_became_graver_is_asked_anew(put_off: bool) -> None:
 
 def test_a_breaker_closes_by_its_trial_only() -> None:
     """A drain from before the breaker opened ended well, and eight more hosts went out untested."""
-    world = World(failures_max=2, cluster_share_max=1.0, proposal_seconds=7200.0)
+    world = AdviceMachine(failures_max=2, cluster_share_max=1.0, proposal_seconds=7200.0)
     for number in range(0, 48, 8):
         world.see(f"h{number}")
     world.later(3)
@@ -260,7 +253,7 @@ def test_a_breaker_closes_by_its_trial_only() -> None:
 
 def test_a_trial_that_does_not_end_is_given_up() -> None:
     """A trial eviction blocked by a disruption budget was renewed for days, blocking all others."""
-    world = World(failures_max=2, cluster_share_max=1.0, proposal_seconds=7200.0)
+    world = AdviceMachine(failures_max=2, cluster_share_max=1.0, proposal_seconds=7200.0)
     for number in range(0, 48, 8):
         world.see(f"h{number}")
     world.later(3)
@@ -281,12 +274,11 @@ def test_a_trial_that_does_not_end_is_given_up() -> None:
 @pytest.mark.parametrize("is_back", [False, True])
 def test_why_a_return_came_to_nothing_is_what_was_so(*, is_back: bool) -> None:
     """A host that was healthy for hours until its hold expired was "not well again after all"."""
-    world = World(proposal_seconds=100_000.0)
+    world = AdviceMachine(proposal_seconds=100_000.0)
     world.see("h1")
     world.later(3)
     world.carry_out("a1")
-    world.gone("h1")
-    world.give(Well(world.now_ns, "h1", True))
+    world.recover("h1")
     world.later(900)
     if is_back:
         world.give(Well(world.now_ns, "h1", False))
@@ -303,9 +295,7 @@ def test_why_a_return_came_to_nothing_is_what_was_so(*, is_back: bool) -> None:
 
 def test_nothing_comes_of_what_was_rejected() -> None:
     """A slow executor carried out rejected advice."""
-    world = World()
-    world.see("h1")
-    world.later(3)
+    world = proposing("h1")
     for nothing in ("", "   "):
         assert told(world.answer("a1", AdvisoryState.REJECTED, "alice", words=nothing), Refused)
     world.answer("a1", AdvisoryState.REJECTED, "alice", words="it is in a burn-in")
@@ -322,9 +312,7 @@ def test_nothing_comes_of_what_was_rejected() -> None:
 
 def test_what_was_rejected_stays_so_though_something_graver_came_and_went() -> None:
     """A drain rejected for the day was proposed again after a GPU had hung for a moment."""
-    world = World()
-    world.see("h1", "ECC_TREND", action=Action.AVOID)
-    world.later(3)
+    world = proposing("h1", "ECC_TREND", action=Action.AVOID)
     world.answer("a1", AdvisoryState.REJECTED, "alice", words="it is in a burn-in")
     world.see("h1")
     assert published(world.later(3)) == [("host h1", "EVICT_NOW", "PROPOSED")]
@@ -340,7 +328,7 @@ def test_what_was_rejected_stays_so_though_something_graver_came_and_went() -> N
 
 def test_an_answer_to_what_it_was_before_is_refused() -> None:
     """The advice became an eviction between reading and accepting."""
-    world = World()
+    world = AdviceMachine()
     world.see("h1", action=Action.DRAIN_AFTER_JOB)
     (publication,) = told(world.later(3), Publish)
     world.see("h1", "PCIE")
@@ -351,7 +339,7 @@ def test_an_answer_to_what_it_was_before_is_refused() -> None:
 
 def test_what_its_owner_left_goes_into_what_is_asked_for_beside_it() -> None:
     """A host had two proposals: a drain whose owner fell silent, and a later eviction."""
-    world = World()
+    world = AdviceMachine()
     world.see("h1", "ECC_TREND", action=Action.DRAIN_AFTER_JOB)
     world.later(5)
     world.answer("a1", AdvisoryState.ACCEPTED)
@@ -366,7 +354,7 @@ def test_what_its_owner_left_goes_into_what_is_asked_for_beside_it() -> None:
 
 def test_a_lease_lasts_as_long_as_its_owner_said() -> None:
     """A person had to accept a drain after the job again every ten minutes until the job ended."""
-    world, hour = World(), 3600.0
+    world, hour = AdviceMachine(), 3600.0
     world.see("h1")
     world.later(3)
     world.answer("a1", AdvisoryState.ACCEPTED, "x", lease_seconds=8 * hour)
@@ -394,9 +382,7 @@ def test_a_lease_lasts_as_long_as_its_owner_said() -> None:
 )
 def test_a_lease_is_bounded(to: AdvisoryState, seconds: float, words: str) -> None:
     """A lease for a year would keep a host from others after its owner left."""
-    world = World()
-    world.see("h1")
-    world.later(3)
+    world = proposing("h1")
     event = Acked(world.now_ns, "a1", to, "x", "why", lease_seconds=seconds)
     would = world.machine.preview(event)
     refused = told(world.give(event), Refused)
@@ -411,9 +397,7 @@ def test_a_lease_is_bounded(to: AdvisoryState, seconds: float, words: str) -> No
 
 def test_an_owner_that_falls_silent_loses_its_lease() -> None:
     """A dead executor kept its lease, and later continued."""
-    world = World()
-    world.see("h1")
-    world.later(3)
+    world = proposing("h1")
     (first,) = told(world.answer("a1", AdvisoryState.ACCEPTED, "x"), Act)
     assert published(world.later(600)) == [("host h1", "EVICT_NOW", "PROPOSED")]
     (second,) = told(world.answer("a1", AdvisoryState.ACCEPTED, "y"), Act)
@@ -423,13 +407,10 @@ def test_an_owner_that_falls_silent_loses_its_lease() -> None:
 
 def test_what_is_set_is_renewed_while_its_cause_stands_and_else_runs_out() -> None:
     """A taint outlived the aggregator that had set it by a month."""
-    world = World()
-    world.see("h1")
-    world.later(3)
+    world = proposing("h1")
     world.carry_out("a1")
     assert told(world.later(3600), Renew)
-    world.gone("h1")
-    world.give(Well(world.now_ns, "h1", True))
+    world.recover("h1")
     cleared = [clear for _ in range(12) for clear in told(world.later(1800), Clear)]
     assert [clear.host for clear in cleared] == [
         "h1"
@@ -438,9 +419,7 @@ def test_what_is_set_is_renewed_while_its_cause_stands_and_else_runs_out() -> No
 
 def test_while_frozen_nothing_is_proposed_and_nothing_granted() -> None:
     """The aggregator's own switch failed, and half of the fleet looked silent."""
-    world = World()
-    world.see("h1")
-    world.later(3)
+    world = proposing("h1")
     world.give(Frozen(world.now_ns, "half is silent"))
     world.see("h20")
     assert world.later(10) == []
@@ -451,9 +430,7 @@ def test_while_frozen_nothing_is_proposed_and_nothing_granted() -> None:
 
 def test_who_carries_something_out_keeps_it_while_frozen() -> None:
     """In an outage of 15 minutes executors lost their leases, and others began the same drains."""
-    world = World()
-    world.see("h1")
-    world.later(3)
+    world = proposing("h1")
     world.answer("a1", AdvisoryState.ACCEPTED, "x")
     world.give(Frozen(world.now_ns, "half is silent"))
     for _ in range(3):
@@ -467,9 +444,7 @@ def test_who_carries_something_out_keeps_it_while_frozen() -> None:
 
 def test_a_graver_fault_takes_the_place_of_a_milder_one() -> None:
     """A drain after the job was running when the GPU fell off the bus."""
-    world = World()
-    world.see("h1", "ECC_TREND", action=Action.DRAIN_AFTER_JOB)
-    world.later(3)
+    world = proposing("h1", "ECC_TREND", action=Action.DRAIN_AFTER_JOB)
     world.answer("a1", AdvisoryState.ACCEPTED)
     world.see("h1")
     assert published(world.later(3)) == [("host h1", "EVICT_NOW", "PROPOSED")]
@@ -482,21 +457,20 @@ def test_a_graver_fault_takes_the_place_of_a_milder_one() -> None:
 @pytest.mark.parametrize("relapses", [0, 1, 2])
 def test_a_host_that_relapses_is_verified_for_longer(relapses: int) -> None:
     """Most failed repairs show within a day; the third return took as long as the first."""
-    world = World(hosts_per_hour_max=100)
+    world = AdviceMachine(hosts_per_hour_max=100)
     for turn in range(relapses + 1):
         world.see("h1")
         world.later(3)
         names = list(world.machine.state.advisories)
         world.carry_out(names[0])
-        world.gone("h1")
-        world.give(Well(world.now_ns, "h1", True))
+        world.recover("h1")
         assert world.later(900 * 2**turn - 1) == []
         assert published(world.later(1)) == [("host h1", "RETURN_TO_SERVICE", "PROPOSED")]
         world.carry_out(next(iter(world.machine.state.advisories)))
         world.give(Well(world.now_ns, "h1", False))
 
 
-def leap(world: World, seconds: int) -> None:
+def leap(world: AdviceMachine, seconds: int) -> None:
     """Set the clock forward."""
     world.now_ns += seconds * SECOND_NS
     world.machine.apply_clock_jump(seconds * SECOND_NS, world.now_ns)
@@ -508,7 +482,7 @@ def test_a_clock_that_leaps_forward_ends_nothing() -> None:
     NTP moved the clock by three hours: running work lost its owner, holds were cleared, a faulty
     host was back in service, and unanswered proposals had expired.
     """
-    world = World()
+    world = AdviceMachine()
     for host in ("h1", "h9"):
         world.see(host)
     world.later(5)
@@ -520,8 +494,7 @@ def test_a_clock_that_leaps_forward_ends_nothing() -> None:
     leap(world, 3 * 3600)
     assert world.later(1) == []
     assert published(world.later(594)) == [("host h9", "EVICT_NOW", "PROPOSED")], "a lease is one"
-    world.gone("h1")
-    world.give(Well(world.now_ns, "h1", True))
+    world.recover("h1")
     leap(world, 3600)
     assert world.later(898) == []
     assert published(world.later(3)) == [("host h1", "RETURN_TO_SERVICE", "PROPOSED")]
@@ -529,7 +502,7 @@ def test_a_clock_that_leaps_forward_ends_nothing() -> None:
 
 def test_a_clock_that_leaps_after_it_was_set_back_stood_still_meanwhile() -> None:
     """The rest of the jump is the time that passed while the clock was behind."""
-    world = World()
+    world = AdviceMachine()
     world.see("h1")
     world.later(5)
     world.answer("a1", AdvisoryState.ACCEPTED)

@@ -10,7 +10,7 @@ from gangline.aggregator.advisories.advisory import SILENCE_REASON, Action, Advi
 from gangline.aggregator.advisories.advisory_limits import SECOND_NS
 from gangline.aggregator.advisories.failure_domains import FailureDomains
 from gangline.aggregator.advisories.messages import Frozen, HeldBack, Instruction, Publish
-from tests.aggregator.advisories.machine_world import World, published, told
+from tests.aggregator.advisories.machine_world import AdviceMachine, published, told
 
 POWER: dict[str, Any] = {
     "reason": "POWER_CAP", "basis": Basis.STATISTICAL, "action": Action.AVOID,
@@ -20,21 +20,21 @@ NEXT_RACK: dict[str, Any] = {**POWER, "place": FailureDomains("r1", power_domain
 DARK: dict[str, Any] = {**POWER, "reason": SILENCE_REASON, "action": Action.INSPECT}
 
 
-def fell(world: World, *numbers: int, how: dict[str, Any] = POWER) -> list[Instruction]:
+def fell(world: AdviceMachine, *numbers: int, how: dict[str, Any] = POWER) -> list[Instruction]:
     for number in numbers:
         world.see(f"h{number}", **how)
     return world.later(4)
 
 
-def rose(world: World, *numbers: int) -> list[Instruction]:
+def rose(world: AdviceMachine, *numbers: int) -> list[Instruction]:
     for number in numbers:
         world.gone(f"h{number}", "POWER_CAP")
     return world.later(1)
 
 
-def ended(how: AdvisoryState) -> World:
+def ended(how: AdvisoryState) -> AdviceMachine:
     """Return a world where `a1`, a cause of hosts 0 to 7, has ended as *how*, and recovered."""
-    world = World()
+    world = AdviceMachine()
     fell(world, *range(8))
     if how is AdvisoryState.EXPIRED:
         world.later(3600)
@@ -52,7 +52,7 @@ def ended(how: AdvisoryState) -> World:
 @pytest.mark.parametrize("how", [POWER, DARK], ids=["power", "silence"])
 def test_what_was_rejected_is_not_asked_for_of_the_next_wider_domain(how: dict[str, Any]) -> None:
     """A rejected rack became a power domain a second later, then a leaf, a spine, and the fleet."""
-    world = World()
+    world = AdviceMachine()
     fell(world, *range(8), how=how)
     world.answer("a1", AdvisoryState.REJECTED, words="we cap it ourselves")
     for _ in range(23):
@@ -88,7 +88,7 @@ def test_a_cause_that_comes_back_too_soon_is_held_back_whole(
 
 def test_a_host_that_was_not_in_it_is_of_the_cause_that_came_back() -> None:
     """Two further hosts of a returning cause got advice of their own."""
-    world = World()
+    world = AdviceMachine()
     fell(world, *range(5))
     rose(world, *range(5))
     assert published(fell(world, *range(6))) == []
@@ -100,7 +100,7 @@ def test_a_host_that_was_not_in_it_is_of_the_cause_that_came_back() -> None:
 
 def test_other_hosts_of_a_rejected_rack_are_held_back_too() -> None:
     """Five hours after a rejection three other hosts of the rack got advice each."""
-    world = World()
+    world = AdviceMachine()
     fell(world, *range(5))
     world.answer("a1", AdvisoryState.REJECTED, words="we cap it ourselves")
     world.later(5 * 3600)
@@ -114,7 +114,7 @@ def test_other_hosts_of_a_rejected_rack_are_held_back_too() -> None:
 
 def test_the_next_rack_is_told_though_its_neighbour_was_rejected() -> None:
     """A power domain is not proposed with the rejected eight in it, but the new rack is."""
-    world = World()
+    world = AdviceMachine()
     fell(world, *range(8))
     world.answer("a1", AdvisoryState.REJECTED, words="we cap it ourselves")
     assert published(fell(world, *range(8, 16), how=NEXT_RACK)) == [
@@ -124,7 +124,7 @@ def test_the_next_rack_is_told_though_its_neighbour_was_rejected() -> None:
 
 def test_what_becomes_graver_than_what_was_answered_is_told() -> None:
     """A rack's power was rejected; later one of its hosts needs an eviction."""
-    world = World()
+    world = AdviceMachine()
     fell(world, *range(8))
     world.answer("a1", AdvisoryState.REJECTED, words="we cap it ourselves")
     graver = {**POWER, "basis": Basis.DETERMINISTIC, "action": Action.EVICT_NOW}
@@ -133,7 +133,7 @@ def test_what_becomes_graver_than_what_was_answered_is_told() -> None:
 
 def test_other_trouble_of_a_host_takes_nothing_in_that_is_held_back() -> None:
     """An INSPECT for a fan became an AVOID for the rack's rejected cause."""
-    world = World()
+    world = AdviceMachine()
     fell(world, *range(5))
     rose(world, *range(5))
     fell(world, *range(8))
@@ -143,7 +143,7 @@ def test_other_trouble_of_a_host_takes_nothing_in_that_is_held_back() -> None:
 
 def test_what_followed_while_nothing_could_be_told_is_of_the_cause() -> None:
     """After a freeze a rack was proposed, and each host that had followed, too."""
-    world = World()
+    world = AdviceMachine()
     world.give(Frozen(world.now_ns, "half is silent"))
     fell(world, 0, 1, 2)
     world.later(60)

@@ -25,12 +25,12 @@ from gangline.aggregator.advisories.messages import (
     Unavailable,
     Well,
 )
-from tests.aggregator.advisories.machine_world import World, published, told
+from tests.aggregator.advisories.machine_world import AdviceMachine, proposing, published, told
 
 
-def accepted(hosts: int = 1000) -> World:
+def accepted(hosts: int = 1000) -> AdviceMachine:
     """A world whose first host is being drained."""
-    world = World(hosts)
+    world = AdviceMachine(hosts)
     world.see("h1")
     world.later(5)
     world.answer("a1", AdvisoryState.ACCEPTED)
@@ -68,7 +68,7 @@ def test_what_an_owner_has_out_is_held_again_by_its_word(to: AdvisoryState) -> N
 
 def test_a_drain_for_a_job_that_has_ended_is_not_to_be_accepted_any_more() -> None:
     """For an hour a drain could be accepted at the price of a job that had ended."""
-    world = World()
+    world = AdviceMachine()
     drain = {"basis": Basis.STATISTICAL, "action": Action.DRAIN_AFTER_JOB}
     world.see("h1", "ECC_TREND", **drain, job="llm-7", price=Price(90.0, 60.0))
     assert published(world.later(5)) == [("host h1", "DRAIN_AFTER_JOB", "PROPOSED")]
@@ -81,7 +81,7 @@ def test_a_drain_for_a_job_that_has_ended_is_not_to_be_accepted_any_more() -> No
 
 def test_a_fault_that_became_milder_is_asked_for_as_it_is() -> None:
     """A drain stayed proposed although the fault became one to avoid, because its rack was full."""
-    world = World()
+    world = AdviceMachine()
     world.see("h3")
     world.later(5)
     for number in (1, 2):
@@ -99,7 +99,7 @@ def test_a_fault_that_became_milder_is_asked_for_as_it_is() -> None:
 
 def test_what_fell_back_to_what_was_rejected_is_withdrawn() -> None:
     """After a rejected AVOID a drain was proposed, and stayed when the fault became milder."""
-    world = World()
+    world = AdviceMachine()
     world.see("h1", action=Action.AVOID)
     world.later(5)
     world.answer("a1", AdvisoryState.REJECTED, words="it is in a burn-in")
@@ -113,7 +113,7 @@ def test_what_fell_back_to_what_was_rejected_is_withdrawn() -> None:
 
 def test_what_is_left_beside_a_fault_that_ended_has_its_own_price() -> None:
     """A dead GPU was replaced; a suspicion not worth a drain took over its drain."""
-    world = World()
+    world = AdviceMachine()
     world.see("h1")
     drain = {"basis": Basis.STATISTICAL, "action": Action.DRAIN_AFTER_JOB}
     world.see("h1", "ECC_TREND", **drain, price=Price(3.0, 60.0))
@@ -122,16 +122,16 @@ def test_what_is_left_beside_a_fault_that_ended_has_its_own_price() -> None:
     assert {state for _, _, state in published(world.later(1))} == {"WITHDRAWN"}
 
 
-def drained(host: str = "h1") -> World:
+def drained(host: str = "h1") -> AdviceMachine:
     """A world with one drained host."""
-    world = World()
+    world = AdviceMachine()
     world.see(host)
     world.later(5)
     world.carry_out("a1")
     return world
 
 
-def ticked(world: World, hours: int) -> list[Any]:
+def ticked(world: AdviceMachine, hours: int) -> list[Any]:
     return [instruction for _ in range(hours) for instruction in world.later(3600)]
 
 
@@ -142,9 +142,8 @@ def test_a_host_that_never_returns_is_held_for_a_day() -> None:
     world.gone("h1")
     assert not told(ticked(world, 20), Clear), "who repairs it has a day"
     instructions = ticked(world, 10)
-    assert [clear.host for clear in told(instructions, Clear)] == [
-        "h1"
-    ] and "h1" not in world.machine.state.holds
+    assert [clear.host for clear in told(instructions, Clear)] == ["h1"]
+    assert "h1" not in world.machine.state.holds
 
 
 def test_a_day_without_a_host_begins_anew_once_it_was_well() -> None:
@@ -183,8 +182,7 @@ def test_what_is_being_carried_out_is_not_given_up() -> None:
 def test_a_return_that_waits_is_withdrawn_with_what_was_set() -> None:
     """A return was proposed after its hold had ended."""
     world = drained()
-    world.gone("h1")
-    world.give(Well(world.now_ns, "h1", True))
+    world.recover("h1")
     world.later(900)
     assert published(world.give(PutBack(world.now_ns, "alice", ("h1",)))) == [
         ("host h1", "RETURN_TO_SERVICE", "WITHDRAWN")
@@ -193,7 +191,7 @@ def test_a_return_that_waits_is_withdrawn_with_what_was_set() -> None:
 
 def test_what_becomes_graver_while_another_of_its_faults_goes_is_asked_anew() -> None:
     """When one deferred suspicion ended and the other got worse, the eviction was deferred."""
-    world = World()
+    world = AdviceMachine()
     for reason in ("ECC_TREND", "PCIE"):
         world.see("h1", reason, action=Action.AVOID)
     world.later(5)
@@ -206,17 +204,15 @@ def test_what_becomes_graver_while_another_of_its_faults_goes_is_asked_anew() ->
         Action.EVICT_NOW,
         AdvisoryState.PROPOSED,
     )
-    assert (
-        published_advisory.expires_ns == world.now_ns + HOUR_NS
-        and not published_advisory.deferred_until_ns
-    )
+    assert published_advisory.expires_ns == world.now_ns + HOUR_NS
+    assert not published_advisory.deferred_until_ns
 
 
 @pytest.mark.parametrize("by", ["maintenance", "alice"])
 @pytest.mark.parametrize("put_off", [False, True])
 def test_what_is_asked_of_a_host_waits_while_others_have_it_out(by: str, *, put_off: bool) -> None:
     """Within a maintenance window a drain was granted, and deferred advice was proposed."""
-    world = World()
+    world = AdviceMachine()
     world.see("h1")
     world.later(5)
     if put_off:
@@ -242,7 +238,7 @@ def test_what_is_asked_of_a_host_waits_while_others_have_it_out(by: str, *, put_
 
 def test_running_work_leaves_a_host_that_takes_no_new_work() -> None:
     """Another controller's taint deferred the eviction, and the gang kept a dead GPU."""
-    world = World()
+    world = AdviceMachine()
     world.see("h1", action=Action.AVOID)
     world.later(5)
     until_ns = world.now_ns + 3 * HOUR_NS
@@ -263,7 +259,7 @@ def test_running_work_leaves_a_host_that_takes_no_new_work() -> None:
 
 def test_advice_is_proposed_again_as_soon_as_the_host_is_back() -> None:
     """After a taint of one second work was not kept off the bad host for 15 minutes."""
-    world = World()
+    world = AdviceMachine()
     until_ns = world.now_ns + 3 * HOUR_NS
     for host in ("h1", "h2"):
         world.see(host, action=Action.AVOID)
@@ -291,7 +287,7 @@ def test_what_is_being_carried_out_goes_on_though_others_have_its_host_out(by: s
 
 def test_after_an_outage_longer_than_a_hold_active_faults_stay_out() -> None:
     """For a minute after an outage of three hours a node with a dead GPU was open."""
-    world = World()
+    world = AdviceMachine()
     for host in ("h1", "h10"):
         world.see(host)
     world.later(5)
@@ -310,7 +306,7 @@ def test_after_an_outage_longer_than_a_hold_active_faults_stay_out() -> None:
 @pytest.mark.parametrize("put_off", [False, True])
 def test_what_nobody_may_accept_does_not_expire(*, put_off: bool) -> None:
     """In an outage of four hours acceptances were refused, and then "no answer in time"."""
-    world = World()
+    world = AdviceMachine()
     world.see("h1")
     world.later(5)
     if put_off:
@@ -334,7 +330,7 @@ def test_what_nobody_may_accept_does_not_expire(*, put_off: bool) -> None:
 )  # fmt: skip
 def test_what_changed_is_told_as_what_it_is(changes: dict[str, Any], words: str) -> None:
     """A changed price or a milder fault was reported as "it has got worse"."""
-    world = World()
+    world = AdviceMachine()
     world.see("h1", action=Action.DRAIN_AFTER_JOB)
     world.later(5)
     world.see("h1", **changes)
@@ -344,9 +340,7 @@ def test_what_changed_is_told_as_what_it_is(changes: dict[str, Any], words: str)
 
 def test_a_drain_goes_on_though_something_milder_was_done_before_it() -> None:
     """A host counted as in service while its drain still waited for the end of the job."""
-    world = World()
-    world.see("h1", "GANG_WAITS", action=Action.AVOID)
-    world.later(3)
+    world = proposing("h1", "GANG_WAITS", action=Action.AVOID)
     world.carry_out("a1")
     world.see("h1", "GANG_WAITS", action=Action.DRAIN_AFTER_JOB)
     world.later(3)
@@ -367,8 +361,7 @@ def test_a_return_that_was_put_off_for_a_day_waits_for_a_day() -> None:
     """An operator deferred a return until the morning; the host was back the same night."""
     world = accepted()
     world.answer("a1", AdvisoryState.DONE)
-    world.gone("h1")
-    world.give(Well(world.now_ns, "h1", True))
+    world.recover("h1")
     world.later(900)
     until_ns = world.now_ns + 24 * HOUR_NS
     world.answer("a2", AdvisoryState.DEFERRED, until_ns=until_ns)
@@ -379,7 +372,7 @@ def test_a_return_that_was_put_off_for_a_day_waits_for_a_day() -> None:
 
 def test_an_eviction_that_was_put_off_does_not_yield_to_a_suspicion() -> None:
     """While an eviction was deferred for 15 minutes, a suspicion took the last slot for days."""
-    world = World(hosts=60)
+    world = AdviceMachine(hosts=60)
     world.see("h1")
     world.later(3)
     world.answer("a1", AdvisoryState.DEFERRED)

@@ -108,10 +108,8 @@ def test_only_a_fatal_row_of_an_unhealthy_host_is_certain() -> None:
     request = requested_action(
         host(HealthState.UNHEALTHY, evidence("gpu.xid", 79)), evidence("gpu.xid", 79), Workload()
     )
-    assert request is not None and (request.action, request.basis) == (
-        Action.EVICT_NOW,
-        Basis.DETERMINISTIC,
-    )
+    assert request is not None
+    assert (request.action, request.basis) == (Action.EVICT_NOW, Basis.DETERMINISTIC)
     request = requested_action(
         host(HealthState.SUSPECT, evidence("gpu.xid", 92)), evidence("gpu.xid", 92), Workload()
     )
@@ -145,10 +143,8 @@ def test_a_dead_job_waits_for_no_checkpoint() -> None:
     """The drain at the next checkpoint of a job that had crashed never came."""
     xid = evidence("gpu.xid", 95)
     request = requested_action(host(HealthState.UNHEALTHY, xid), xid, replace(GANG, dead=True))
-    assert request is not None and (request.action, request.basis) == (
-        Action.EVICT_NOW,
-        Basis.DEAD_JOB,
-    )
+    assert request is not None
+    assert (request.action, request.basis) == (Action.EVICT_NOW, Basis.DEAD_JOB)
 
 
 def test_the_arithmetic_by_hand() -> None:

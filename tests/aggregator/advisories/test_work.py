@@ -111,8 +111,7 @@ def advised(book: AdvisoryEngine, world: World) -> list[Advisory]:
 
 def test_the_price_is_that_of_the_whole_gang(store: Tables) -> None:
     """A 4-host job died with one host, whose two GPUs alone were in the price."""
-    world = World(hosts=5, gpus=GPUS)
-    world.run(10)
+    world = World(hosts=5, gpus=GPUS, seconds=10)
     for host in world.hosts[:4]:
         for gpu in range(GPUS):
             process(world, host, gpu, "123", "running")
@@ -127,8 +126,7 @@ def test_the_price_is_that_of_the_whole_gang(store: Tables) -> None:
 
 def test_a_cadence_by_the_jobs_own_word_lets_it_drain_at_a_checkpoint(store: Tables) -> None:
     """An eviction threw an hour of work away, though the job writes a checkpoint every 15 min."""
-    world = World(hosts=3, gpus=GPUS)
-    world.run(10)
+    world = World(hosts=3, gpus=GPUS, seconds=10)
     working(world, checkpoint_seconds="900")
     sick(world, 1)
     (advisory,) = advised(book_of(store, world), world)
@@ -138,8 +136,7 @@ def test_a_cadence_by_the_jobs_own_word_lets_it_drain_at_a_checkpoint(store: Tab
 
 def test_a_job_that_is_dead_loses_nothing_more(store: Tables) -> None:
     """Dead processes held the GPUs; the drain waited for the end of a job that had ended."""
-    world = World(hosts=3, gpus=GPUS)
-    world.run(10)
+    world = World(hosts=3, gpus=GPUS, seconds=10)
     working(world)
     for gpu in range(GPUS):
         process(world, world.hosts[1], gpu, "123", "dead")
@@ -151,8 +148,7 @@ def test_a_job_that_is_dead_loses_nothing_more(store: Tables) -> None:
 
 def test_no_more_hosts_of_one_job_than_may_be(store: Tables) -> None:
     """All three sick hosts of a gang were proposed: no limit knew that they had one job."""
-    world = World(hosts=6, gpus=GPUS)
-    world.run(10)
+    world = World(hosts=6, gpus=GPUS, seconds=10)
     working(world)
     sick(world, 0, 2, 4)
     book = book_of(store, world, job_hosts_max=2, shared_unplaced_hosts_min=99)
@@ -165,8 +161,7 @@ def test_after_a_restart_a_host_that_has_not_spoken_works_at_what_it_did(
     store: Tables,
 ) -> None:
     """At each restart schedulers received the gang's end, and a second later its begin."""
-    world = World(hosts=3, gpus=GPUS)
-    world.run(10)
+    world = World(hosts=3, gpus=GPUS, seconds=10)
     working(world, checkpoint_seconds="900")
     sick(world, 1)
     (before,) = advised(book_of(store, world), world)
@@ -180,125 +175,105 @@ def test_after_a_restart_a_host_that_has_not_spoken_works_at_what_it_did(
     assert after.revision == before.revision
 
 
-def test_a_schedulers_word_on_its_gang_counts_most_and_survives_a_restart(store: Tables) -> None:
+async def test_a_schedulers_word_on_its_gang_counts_most_and_survives_a_restart(
+    store: Tables,
+) -> None:
     """The scheduler knows 512 GPUs where agents see two hosts, and the checkpoint interval."""
-
-    async def run() -> None:
-        world = World(hosts=3, gpus=GPUS)
-        world.run(10)
-        working(world)
-        book = book_of(store, world)
-        async with served(book, world) as (stub, _):
-            gang = wire.Gang(
-                workload="llm-7", nodes=["nodes/h1", "nodes/elsewhere"], gpus_count=512
-            )
-            gang.checkpoint_interval.FromSeconds(1800)
-            request = wire.ReportGangsRequest(actor="slurm", gangs=[gang])
-            response = await stub.ReportGangs(request)
-            assert (response.gangs_count, list(response.unknown_nodes)) == (1, ["nodes/elsewhere"])
-        sick(world, 1)
-        again = book_of(store, world)
-        observe(again, world)
-        await again.flush()
-        (advisory,) = again.feed.open
-        assert (advisory.job, advisory.action) == ("llm-7", Action.DRAIN_AT_CHECKPOINT)
-        assert "512 GPUs x" in advisory.price.arithmetic
-        async with served(again, world) as (stub, _):
-            ended = wire.ReportGangsRequest(actor="slurm", ended_workloads=["llm-7", "unknown"])
-            assert (await stub.ReportGangs(ended)).gangs_count == 0
-        observe(again, world)
-        await again.flush()
-        (advisory,) = again.feed.open
-        assert (advisory.job, advisory.action) == ("123", Action.EVICT_NOW)
-
-    asyncio.run(run())
+    world = World(hosts=3, gpus=GPUS, seconds=10)
+    working(world)
+    book = book_of(store, world)
+    async with served(book, world) as (stub, _):
+        gang = wire.Gang(workload="llm-7", nodes=["nodes/h1", "nodes/elsewhere"], gpus_count=512)
+        gang.checkpoint_interval.FromSeconds(1800)
+        request = wire.ReportGangsRequest(actor="slurm", gangs=[gang])
+        response = await stub.ReportGangs(request)
+        assert (response.gangs_count, list(response.unknown_nodes)) == (1, ["nodes/elsewhere"])
+    sick(world, 1)
+    again = book_of(store, world)
+    observe(again, world)
+    await again.flush()
+    (advisory,) = again.feed.open
+    assert (advisory.job, advisory.action) == ("llm-7", Action.DRAIN_AT_CHECKPOINT)
+    assert "512 GPUs x" in advisory.price.arithmetic
+    async with served(again, world) as (stub, _):
+        ended = wire.ReportGangsRequest(actor="slurm", ended_workloads=["llm-7", "unknown"])
+        assert (await stub.ReportGangs(ended)).gangs_count == 0
+    observe(again, world)
+    await again.flush()
+    (advisory,) = again.feed.open
+    assert (advisory.job, advisory.action) == ("123", Action.EVICT_NOW)
     assert asked(store, "SELECT * FROM gangs") == []
 
 
-def test_what_a_scheduler_does_not_say_again_ends(store: Tables) -> None:
+async def test_what_a_scheduler_does_not_say_again_ends(store: Tables) -> None:
     """The gangs of a scheduler that was stopped never ended."""
+    world = World(hosts=2, gpus=GPUS, seconds=10)
+    book = book_of(store, world)
+    async with served(book, world) as (stub, _):
+        gang = wire.Gang(workload="llm-7", nodes=["nodes/h1"])
+        await stub.ReportGangs(wire.ReportGangsRequest(actor="slurm", gangs=[gang]))
+    assert asked(store, "SELECT workload, hosts FROM gangs") == [("llm-7", ["h1"])]
+    world.now_ns += 3601 * 10**9
+    world.snapshot = world.run(1)
+    observe(book, world)
+    await book.flush()
+    assert asked(store, "SELECT count(*) FROM gangs") == [(0,)]
 
-    async def run() -> None:
-        world = World(hosts=2, gpus=GPUS)
-        world.run(10)
-        book = book_of(store, world)
-        async with served(book, world) as (stub, _):
-            gang = wire.Gang(workload="llm-7", nodes=["nodes/h1"])
-            await stub.ReportGangs(wire.ReportGangsRequest(actor="slurm", gangs=[gang]))
-        assert asked(store, "SELECT workload, hosts FROM gangs") == [("llm-7", ["h1"])]
-        world.now_ns += 3601 * 10**9
-        world.snapshot = world.run(1)
+
+async def test_what_a_report_may_not_be(store: Tables) -> None:
+    """Each wrong field is answered with its correct form, and nothing of the request applies."""
+    world = World(hosts=2, gpus=GPUS, seconds=2)
+    book = book_of(store, world)
+    async with served(book, world) as (stub, _):
+        for case, (call, fields, reason) in REFUSED.items():
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                if call == "out":
+                    request = wire.ReportUnavailableNodesRequest(**{"actor": "slurm", **fields})
+                    await stub.ReportUnavailableNodes(request)
+                else:
+                    gangs = wire.ReportGangsRequest(**{"actor": "slurm", **fields})
+                    await stub.ReportGangs(gangs)
+            assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT, case
+            assert reason in (raised.value.details() or ""), case
+    assert not book.machine.state.absent and not len(book.gangs)
+
+
+async def test_hosts_that_others_took_out_are_counted_shown_and_end(store: Tables) -> None:
+    """A scheduler had drained a host for burn-in, and advice exceeded the limit."""
+    world = World(hosts=4, gpus=GPUS, seconds=10)
+    book = book_of(store, world, cluster_share_max=0.25)
+    async with served(book, world) as (stub, _):
+        nodes = [
+            wire.UnavailableNode(**NODE),
+            wire.UnavailableNode(node="nodes/no", reason="x"),
+        ]
+        request = wire.ReportUnavailableNodesRequest(actor="slurm", nodes=nodes)
+        for _ in range(2):  # reported again: one row of history
+            response = await stub.ReportUnavailableNodes(request)
+            assert (response.nodes_count, list(response.unknown_nodes)) == (1, ["nodes/no"])
+        sick(world, 2)
         observe(book, world)
         await book.flush()
-        assert asked(store, "SELECT count(*) FROM gangs") == [(0,)]
-
-    asyncio.run(run())
-
-
-def test_what_a_report_may_not_be(store: Tables) -> None:
-    """Each wrong field is answered with its correct form, and nothing of the request applies."""
-
-    async def run() -> None:
-        world = World(hosts=2, gpus=GPUS)
-        world.run(2)
-        book = book_of(store, world)
-        async with served(book, world) as (stub, _):
-            for case, (call, fields, reason) in REFUSED.items():
-                with pytest.raises(grpc.aio.AioRpcError) as raised:
-                    if call == "out":
-                        request = wire.ReportUnavailableNodesRequest(**{"actor": "slurm", **fields})
-                        await stub.ReportUnavailableNodes(request)
-                    else:
-                        gangs = wire.ReportGangsRequest(**{"actor": "slurm", **fields})
-                        await stub.ReportGangs(gangs)
-                assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT, case
-                assert reason in (raised.value.details() or ""), case
-        assert not book.machine.state.absent and not len(book.gangs)
-
-    asyncio.run(run())
-
-
-def test_hosts_that_others_took_out_are_counted_shown_and_end(store: Tables) -> None:
-    """A scheduler had drained a host for burn-in, and advice exceeded the limit."""
-
-    async def run() -> None:
-        world = World(hosts=4, gpus=GPUS)
-        world.run(10)
-        book = book_of(store, world, cluster_share_max=0.25)
-        async with served(book, world) as (stub, _):
-            nodes = [
-                wire.UnavailableNode(**NODE),
-                wire.UnavailableNode(node="nodes/no", reason="x"),
-            ]
-            request = wire.ReportUnavailableNodesRequest(actor="slurm", nodes=nodes)
-            for _ in range(2):  # reported again: one row of history
-                response = await stub.ReportUnavailableNodes(request)
-                assert (response.nodes_count, list(response.unknown_nodes)) == (1, ["nodes/no"])
-            sick(world, 2)
-            observe(book, world)
-            await book.flush()
-            listed = await stub.ListAdvisories(wire.ListAdvisoriesRequest())
-            assert not listed.advisories and listed.unavailable_nodes_count == 1
-            (held,) = listed.held_back
-            assert (held.node, listed.held_back_count) == ("nodes/h2", 1)
-            assert "XID" in held.reason_text and "out of service reached" in held.held_back_text
-            elsewhere = await stub.ListAdvisories(wire.ListAdvisoriesRequest(node="nodes/h1"))
-            assert not elsewhere.held_back
-            (out,) = listed.unavailable_nodes
-            assert (out.node, out.reason, out.actor) == ("nodes/h1", "burn-in", "slurm")
-            other = wire.ReportUnavailableNodesRequest(actor="other", returned_nodes=["nodes/h1"])
-            await stub.ReportUnavailableNodes(other)
-            assert book.machine.state.absent  # another caller reported it
-        again = book_of(store, world, cluster_share_max=0.25)
-        assert again.machine.state.absent == book.machine.state.absent
-        world.now_ns += 3601 * 10**9
-        world.snapshot = world.run(1)
-        observe(again, world)
-        observe(again, world)
-        await again.flush()
-        assert not again.machine.state.absent and len(again.feed.open) == 1
-
-    asyncio.run(run())
+        listed = await stub.ListAdvisories(wire.ListAdvisoriesRequest())
+        assert not listed.advisories and listed.unavailable_nodes_count == 1
+        (held,) = listed.held_back
+        assert (held.node, listed.held_back_count) == ("nodes/h2", 1)
+        assert "XID" in held.reason_text and "out of service reached" in held.held_back_text
+        elsewhere = await stub.ListAdvisories(wire.ListAdvisoriesRequest(node="nodes/h1"))
+        assert not elsewhere.held_back
+        (out,) = listed.unavailable_nodes
+        assert (out.node, out.reason, out.actor) == ("nodes/h1", "burn-in", "slurm")
+        other = wire.ReportUnavailableNodesRequest(actor="other", returned_nodes=["nodes/h1"])
+        await stub.ReportUnavailableNodes(other)
+        assert book.machine.state.absent  # another caller reported it
+    again = book_of(store, world, cluster_share_max=0.25)
+    assert again.machine.state.absent == book.machine.state.absent
+    world.now_ns += 3601 * 10**9
+    world.snapshot = world.run(1)
+    observe(again, world)
+    observe(again, world)
+    await again.flush()
+    assert not again.machine.state.absent and len(again.feed.open) == 1
     assert asked(store, "SELECT kind, host FROM advice_decisions ORDER BY number, kind LIMIT 5") == [
         ("Out", "h1"), ("StillOut", ""), ("HeldBack", "h2"), ("Back", "h1"), ("Publish", "h2"),
     ]  # fmt: skip

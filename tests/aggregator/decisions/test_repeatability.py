@@ -45,11 +45,9 @@ def test_a_single_measurement_does_not_count_beside_repeated_ones() -> None:
     unknown = np.full(5, np.nan)
     assert lasting_speeds(speeds, unknown).tolist()[:4] == speeds.tolist()[:4]
     lasting = lasting_speeds(speeds, np.array([0.0, 0.0, 0.0, np.nan, 0.0]))
-    assert (
-        lasting[:3].tolist() == [0.9, 1.0, 1.1]
-        and lasting[3] == np.median(speeds[:4])
-        and np.isnan(lasting[4])
-    )
+    assert lasting[:3].tolist() == [0.9, 1.0, 1.1]
+    assert lasting[3] == np.median(speeds[:4])
+    assert np.isnan(lasting[4])
 
 
 def variation(speeds: list[list[float]]) -> SpeedVariation:

@@ -113,12 +113,10 @@ def test_what_is_no_pattern_is_told(text: object, words: str) -> None:
 def test_wildcards_and_places() -> None:
     """A rack's window holds for all hosts in the rack, also for new hosts."""
     selection = Selection((parse_host_pattern("gpu-0?"),), {"rack": frozenset({"r1"})})
-    assert selection.matches("gpu-01", HostPlacement()) and not selection.matches(
-        "gpu-011", HostPlacement()
-    )
-    assert selection.matches("x", HostPlacement(rack="r1")) and not selection.matches(
-        "x", HostPlacement(rack="r2")
-    )
+    assert selection.matches("gpu-01", HostPlacement())
+    assert not selection.matches("gpu-011", HostPlacement())
+    assert selection.matches("x", HostPlacement(rack="r1"))
+    assert not selection.matches("x", HostPlacement(rack="r2"))
     assert selection.description == "gpu-0?, rack r1" and not selection.is_all
     assert Selection((parse_host_pattern("*"),)).is_all
     assert isinstance(selection.patterns[0], HostPattern) and selection.patterns[0].has_wildcards

@@ -21,9 +21,8 @@ def test_a_share_is_the_same_hosts_each_time_and_grows_by_adding(share: float) -
     first = {name for name in NAMES if is_rolled_out(share, name)}
     assert len(first) == pytest.approx(share * len(NAMES), rel=0.25)
     assert first <= {name for name in NAMES if is_rolled_out(2 * share, name)}
-    assert all(is_rolled_out(1.0, name) for name in NAMES) and not any(
-        is_rolled_out(0.0, n) for n in NAMES
-    )
+    assert all(is_rolled_out(1.0, name) for name in NAMES)
+    assert not any(is_rolled_out(0.0, n) for n in NAMES)
     assert rollout_rank("gpu-001") == pytest.approx(
         0.7401050242265335
     )  # equal on any machine, in any version
@@ -40,65 +39,40 @@ def said(world: World) -> dict[str, str]:
     return {h.host: "; ".join(e.words for e in h.evidence) for h in world.snapshot.hosts}
 
 
-def test_a_stricter_threshold_counts_on_its_share_and_is_shown_on_the_rest() -> None:
-    """Set for all hosts at once, it made half of the fleet WATCH without a warning."""
+@pytest.mark.parametrize(
+    ("text", "readings", "first_state", "others_state", "words"),
+    [
+        # Set for all hosts at once, it made half of the fleet WATCH without a warning.
+        ('[thresholds]\n"host.cpu_steal_ratio" = {{ value = 0.03, rollout = {share} }}\n',
+         {"cpu_steal_ratio": 0.05}, "WATCH", "HEALTHY", "not rolled out to this host yet"),
+        # It was to silence a rule; outside the share the rule continues, and announces its end.
+        ('[thresholds]\n"host.cpu_steal_ratio" = {{ value = 0.3, before = 0.12, rollout = {share} }}\n',
+         {"cpu_steal_ratio": 0.15}, "HEALTHY", "WATCH", "no longer, by a threshold"),
+        # An override that was too wide hid a real fault in the whole fleet at once.
+        (('[[override]]\nhosts = ["h*"]\nrule = "host.cpu_*"\nuntil = 2024-01-01T00:00:00Z\n'
+          'who = "b"\nwhy = "builds"\nrollout = {share}\n'),
+         {"pressure_cpu_some_ratio": 0.9}, "HEALTHY", "WATCH", "noise by an override"),
+    ],
+    ids=["stricter threshold", "milder threshold", "override"],
+)  # fmt: skip
+def test_a_change_counts_on_its_share_and_is_shown_on_the_rest(
+    text: str, readings: dict[str, float], first_state: str, others_state: str, words: str
+) -> None:
     world = World()
     for host in world.hosts:
-        host.set("host_1s", "host", cpu_steal_ratio=0.05)
+        host.set("host_1s", "host", **readings)
     share = between(NAMES_OF_WORLD)
-    declare(
-        world,
-        f'[thresholds]\n"host.cpu_steal_ratio" = {{ value = 0.03, rollout = {share} }}\n',
-    )
+    declare(world, text.format(share=share))
     world.run(40)
     (first,) = [name for name in NAMES_OF_WORLD if is_rolled_out(share, name)]
     states = world.states()
-    assert states.pop(first) == "WATCH" and set(states.values()) == {"HEALTHY"}
-    for name, message in said(world).items():
-        assert ("not rolled out to this host yet" in message) == (name != first)
-    declare(world, "[thresholds]\nhost.cpu_steal_ratio = { value = 0.03, rollout = 1.0 }\n")
-    world.run(40)
-    assert set(world.states().values()) == {"WATCH"}
-
-
-def test_a_milder_threshold_leaves_the_rest_as_they_were() -> None:
-    """It was to silence a rule; outside the share the rule continues, and announces its end."""
-    world = World()
-    for host in world.hosts:
-        host.set("host_1s", "host", cpu_steal_ratio=0.15)
-    share = between(NAMES_OF_WORLD)
-    declare(
-        world,
-        '[thresholds]\n"host.cpu_steal_ratio" = '
-        f"{{ value = 0.3, before = 0.12, rollout = {share} }}\n",
-    )
-    world.run(40)
-    (first,) = [name for name in NAMES_OF_WORLD if is_rolled_out(share, name)]
-    states = world.states()
-    assert states.pop(first) == "HEALTHY" and set(states.values()) == {"WATCH"}
-    assert all(
-        "no longer, by a threshold" in message for n, message in said(world).items() if n != first
-    )
-
-
-def test_an_override_is_noise_on_its_share_and_says_so_on_the_rest() -> None:
-    """An override that was too wide hid a real fault in the whole fleet at once."""
-    world = World()
-    share = between(NAMES_OF_WORLD)
-    declare(
-        world,
-        '[[override]]\nhosts = ["h*"]\nrule = "host.cpu_*"\nuntil = 2024-01-01T00:00:00Z\n'
-        f'who = "b"\nwhy = "builds"\nrollout = {share}\n',
-    )
-    for host in world.hosts:
-        host.set("host_1s", "host", pressure_cpu_some_ratio=0.9)
-    world.run(40)
-    (first,) = [name for name in NAMES_OF_WORLD if is_rolled_out(share, name)]
-    states = world.states()
-    assert states.pop(first) == "HEALTHY" and set(states.values()) == {"WATCH"}
-    assert all(
-        "noise by an override" in message for n, message in said(world).items() if n != first
-    )
+    assert states.pop(first) == first_state and set(states.values()) == {others_state}
+    assert all(words in message for name, message in said(world).items() if name != first)
+    if first_state == "WATCH":
+        assert words not in said(world)[first]
+        declare(world, "[thresholds]\nhost.cpu_steal_ratio = { value = 0.03, rollout = 1.0 }\n")
+        world.run(40)
+        assert set(world.states().values()) == {"WATCH"}
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,33 @@ def ahead(more: list[float]) -> tuple[FormEvaluation, FormEvaluation]:
     return FormEvaluation([fold], 0, NODES), FormEvaluation([fold], 1, NODES)
 
 
-def test_a_richer_form_that_is_better_for_many_nodes_is_taken() -> None:
-    """Without other forms, a cluster with lasting differences of hosts is ranked by chance."""
-    better, plain = ahead([0.4] * 60)
-    assert ranks_better(better, plain)
+@pytest.mark.parametrize(
+    ("more", "gains", "bound", "is_taken"),
+    [
+        # Without other forms, a cluster with lasting differences of hosts is ranked by chance.
+        pytest.param([0.4] * 60, True, "above", True, id="many nodes"),
+        # A gain by one host ends with it: by likelihood, its units counted as separate proofs.
+        pytest.param([0.9] + [-0.02] * (NODES_POSITIVE_MIN - 1), True, "below", False, id="a few nodes"),
+        # Hardware faults before day 120: in every draw all features led, by 0.001 of AUC.
+        pytest.param([0.003] * 60, False, "above", False, id="next to nothing"),
+        # With one host's faults, every draw has the same AUC, so each preferred the other form.
+        pytest.param([0.6], True, "none", False, id="one node failed"),
+        pytest.param([0.6] * (NODES_POSITIVE_MIN - 1), True, "none", False, id="few nodes failed"),
+    ],
+)  # fmt: skip
+def test_a_richer_form_is_taken_if_it_is_clearly_better(
+    more: list[float], gains: bool, bound: str, is_taken: bool
+) -> None:
+    better, plain = ahead(more)
+    assert better.figures[0] > plain.figures[0]
+    assert (better.figures[0] > plain.figures[0] + GAINS_MIN[0]) is gains
+    estimate = better.bootstraps[0].minus(plain.bootstraps[0]).estimate()
+    if bound == "none":
+        for drawn in (estimate, *(bootstrap.estimate() for bootstrap in better.bootstraps)):
+            assert isnan(drawn.lower) and isnan(drawn.upper)
+    else:
+        assert (estimate.lower > 0.0) is (bound == "above")
+    assert ranks_better(better, plain) is is_taken
     assert not ranks_better(plain, better)
     assert not ranks_better(plain, plain)
 
@@ -54,25 +77,6 @@ def test_a_chance_is_one_at_the_most() -> None:
     assert max(max(column) for column in bins) == 1.0
 
 
-def test_one_that_is_better_by_a_few_nodes_is_not() -> None:
-    """A gain by one host ends with it: by likelihood, a node's units counted as separate proofs."""
-    better, plain = ahead([0.9] + [-0.02] * (NODES_POSITIVE_MIN - 1))
-    assert better.figures[0] > plain.figures[0] + GAINS_MIN[0]
-    assert better.bootstraps[0].minus(plain.bootstraps[0]).estimate().lower <= 0.0
-    assert not ranks_better(better, plain)
-
-
-def test_of_a_few_nodes_that_failed_none_is_plainly_better() -> None:
-    """With one host's faults, every draw has the same AUC, so each preferred the other form."""
-    for positives in (1, NODES_POSITIVE_MIN - 1):
-        better, plain = ahead([0.6] * positives)
-        assert better.figures[0] > plain.figures[0] + GAINS_MIN[0]
-        for drawn in (*better.bootstraps, better.bootstraps[0].minus(plain.bootstraps[0])):
-            estimate = drawn.estimate()
-            assert isnan(estimate.lower) and isnan(estimate.upper)
-        assert not ranks_better(better, plain)
-
-
 def test_one_host_that_fails_again_and_again_chooses_no_form() -> None:
     """In a new fleet with one bad host, the ranking that suited it was chosen for all."""
     lemon = [day + 0.3 for day in range(2, 100, 2) if not 30 < day < 47]
@@ -83,14 +87,6 @@ def test_one_host_that_fails_again_and_again_chooses_no_form() -> None:
     faults = parse_events(data_of(rows)).with_nodes(60)
     choice = choose_form(units_of(faults, 1), units_of(faults), ALL, faults.end_days, 60)
     assert choice.form == AVERAGE_RANK
-
-
-def test_one_that_is_better_by_next_to_nothing_is_not() -> None:
-    """Hardware faults before day 120: in every draw all features led, by 0.001 of AUC."""
-    better, plain = ahead([0.003] * 60)
-    assert 0.0 < better.figures[0] - plain.figures[0] < GAINS_MIN[0]
-    assert better.bootstraps[0].minus(plain.bootstraps[0]).estimate().lower > 0.0
-    assert not ranks_better(better, plain)
 
 
 def test_one_that_is_better_by_auc_and_worse_by_recall_is_not() -> None:

@@ -26,7 +26,7 @@ from gangline.aggregator.hazard.models import ModelRegistry
 from gangline.aggregator.rule_catalogue import FAULTS
 from gangline.aggregator.scoring.evaluate import evaluate
 from tests.aggregator.hazard.fleets import data_of, fault
-from tests.aggregator.hazard.test_measured import NAMES_OF_BEFORE
+from tests.aggregator.hazard.test_model import NAMES_OF_BEFORE
 from tests.aggregator.hazard.test_models import NOW_US, opened
 from tests.worlds import SECOND_NS, World, gpu_of
 
@@ -57,8 +57,7 @@ def test_counts_fade_by_class() -> None:
 
 def test_remaps_are_told_as_a_rate() -> None:
     """A count of pending remaps shows nothing if rows are remapped each week, and reset."""
-    world = World(hosts=2, gpus=2)
-    world.run(5)
+    world = World(hosts=2, gpus=2, seconds=5)
     sick = gpu_of(world.hosts[0], 1)
     world.hosts[0].set("gpu_10s_changes", sick, remap_pending_state=1)
     world.run(30)
@@ -110,8 +109,7 @@ def test_a_stored_model_of_before_is_in_use_as_it_was(tmp_path: Path) -> None:
     )
     assert model.to_text() == text
     assert model.version.endswith(hashlib.sha256(text.encode()).hexdigest()[:8])
-    world = World(hosts=2, gpus=2)
-    world.run(5)
+    world = World(hosts=2, gpus=2, seconds=5)
     world.event(world.hosts[0], 79, gpu_of(world.hosts[0], 0))
     world.run(5)
     host = evaluate(world.fleet, world.now_ns, world.snapshot, model=model).hosts[0]

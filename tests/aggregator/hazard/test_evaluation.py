@@ -57,10 +57,8 @@ def test_a_disk_that_takes_no_tables_costs_no_work(
     command = ["evaluate", "hazard", str(events), "--train-until", "90", "--bootstrap", "5"]
     assert cli.main([*command, "--out", "/dev/full"]) == cli.FAILED
     output = capsys.readouterr()
-    assert (
-        "The model learns from days 0 to 90" in output.out
-        and "/dev/full: No space left" in output.err
-    )
+    assert "The model learns from days 0 to 90" in output.out
+    assert "/dev/full: No space left" in output.err
 
 
 def test_json_has_the_figures_and_no_nan(events: Path, tmp_path: Path) -> None:

@@ -103,18 +103,7 @@ def test_a_wrong_event_is_named(change: dict[str, Any], words: str) -> None:
         (b'"events"', "expected a list of events, found a string"),
         (b"7", "not JSON: expected a list"),
         (b"[1 2]", "event 0: expected an object"),
-    ],
-)
-def test_what_is_no_recording_is_refused(data: bytes, words: str) -> None:
-    """The wrong file was named."""
-    with pytest.raises(EventsError) as refused:
-        parse_events(data)
-    assert words in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
+        # A truncated copy, two joined files, an export by hand.
         (GOOD + b"x", "not JSON: unexpected text after the list, at character"),
         (GOOD[:-1], "not JSON: expected , or ] at character"),
         (GOOD[:-1] + b",]", "not JSON: Expecting value"),
@@ -124,8 +113,8 @@ def test_what_is_no_recording_is_refused(data: bytes, words: str) -> None:
         (GOOD.replace(b"1.0", b"-1e999"), "event 0: event_time -inf: expected days from 0"),
     ],
 )
-def test_a_torn_list_is_refused(data: bytes, words: str) -> None:
-    """A truncated copy, two joined files, an export by hand."""
+def test_what_is_no_recording_is_refused(data: bytes, words: str) -> None:
+    """The wrong file was named."""
     with pytest.raises(EventsError) as refused:
         parse_events(data)
     assert words in str(refused.value)

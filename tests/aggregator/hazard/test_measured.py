@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,7 +12,6 @@ from gangline.aggregator.hazard.events import FaultTable, Floats
 from gangline.aggregator.hazard.features import (
     AVERAGE_RANK,
     FEATURE_NAMES,
-    FEATURES,
     HISTORY_FEATURE_NAMES,
     MEASURED_FORM,
     features_of,
@@ -24,16 +19,11 @@ from gangline.aggregator.hazard.features import (
 from gangline.aggregator.hazard.history import ALL, WINDOW_DAYS, units_of
 from gangline.aggregator.hazard.measured import MEASURED, MODEL_INPUT_MAX, HostDays, model_inputs
 from gangline.aggregator.hazard.metrics import Ranking
-from gangline.aggregator.hazard.model import HazardModel, prior
+from gangline.aggregator.hazard.model import HazardModel
 from gangline.aggregator.hazard.training import KNOWN_SHARE_MIN, train
 from tests.aggregator.hazard.fleets import DAYS, days_of, normal, planted
 
 SPLIT = 110
-#: The features of a model before fault classes and measurements.
-NAMES_OF_BEFORE = [
-    "returned_1d", "returned_10d", "failed_before", "faults_7d", "faults_30d", "faults_90d", "returned", "faults_ever",
-    "faults_last_7d",
-]  # fmt: skip
 
 
 def auc_later(model: HazardModel, faults: FaultTable, days: HostDays | None) -> float:
@@ -147,18 +137,3 @@ def test_worse_weighs_more(at: int) -> None:
     inputs = model_inputs(values)[:, at]
     assert inputs[0] == 0.0 and inputs[-1] > 0.5
     assert np.all(np.diff(inputs) >= 0.0)
-
-
-def test_a_model_of_before_loads_and_keeps_its_version() -> None:
-    """After the upgrade `scores.hazard_model` named a model that `ops.models` did not know."""
-    trained = replace(prior(), is_prior=False, last_time="2026-11-20 10:00:00")
-    fields = json.loads(trained.to_text())
-    assert list(fields["weights"]) == NAMES_OF_BEFORE
-    old_text = json.dumps(fields, indent=1)  # as an earlier version wrote it
-    model = HazardModel.from_text(old_text)
-    assert model.to_text() == old_text
-    assert model.version.endswith(hashlib.sha256(old_text.encode()).hexdigest()[:8])
-    assert len(model.weights) == len(FEATURES)
-    weights = (*trained.weights[:-1], 0.7)
-    measured = HazardModel.from_text(replace(trained, weights=weights).to_text())
-    assert measured.weights == weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from dataclasses import replace
@@ -26,6 +27,11 @@ from gangline.aggregator.hazard.regression import fit
 from gangline.aggregator.hazard.training import train
 from tests.aggregator.hazard.fleets import data_of, recording
 
+#: The features of a model before fault classes and measurements.
+NAMES_OF_BEFORE = [
+    "returned_1d", "returned_10d", "failed_before", "faults_7d", "faults_30d", "faults_90d", "returned", "faults_ever",
+    "faults_last_7d",
+]  # fmt: skip
 NUMBERS = st.floats(-50, 50)
 MODELS = st.builds(
     HazardModel,
@@ -51,11 +57,21 @@ def test_a_model_comes_back_from_its_text(model: HazardModel) -> None:
     assert HazardModel.from_text(model.to_text()) == model
 
 
-def test_a_model_of_before_spreads_were_measured_keeps_its_text() -> None:
-    """Every old score has its version: a changed digest would hide the model."""
-    text = prior().to_text()
-    assert "spread" not in json.loads(text)
-    assert HazardModel.from_text(text).spread == SPREAD_ASSUMED
+def test_a_model_of_an_earlier_version_keeps_its_text_and_version() -> None:
+    """After an upgrade the prior returned, and scores named a model that `ops.models` lacked."""
+    trained = replace(prior(), is_prior=False, last_time="2026-11-20 10:00:00")
+    fields = json.loads(trained.to_text())
+    assert "spread" not in fields
+    assert list(fields["weights"]) == NAMES_OF_BEFORE
+    old_text = json.dumps(fields, indent=1)  # as an earlier version wrote it
+    model = HazardModel.from_text(old_text)
+    assert model.to_text() == old_text and model.spread == SPREAD_ASSUMED
+    assert model.version.endswith(hashlib.sha256(old_text.encode()).hexdigest()[:8])
+    measured = HazardModel.from_text(replace(model, weights=(*model.weights[:-1], 0.7)).to_text())
+    assert measured.weights == (*model.weights[:-1], 0.7)
+    del fields["weights"][BASIC_FEATURE_NAMES[-1]]
+    model = HazardModel.from_text(json.dumps(fields))
+    assert model == trained and len(model.weights) == len(FEATURE_NAMES) == len(FEATURES)
 
 
 @given(MODELS, st.lists(st.floats(0, 1), min_size=len(FEATURE_NAMES), max_size=len(FEATURE_NAMES)))
@@ -148,11 +164,3 @@ def test_too_few_faults_teach_nothing() -> None:
         train(faults, ALL, "a test")
     with pytest.raises(EventsError, match=r"0 fault starts \(hardware\)"):
         train(replace(faults, hardware=np.zeros(len(faults.node), dtype=bool)), HARDWARE, "a test")
-
-
-def test_a_model_of_an_earlier_version_has_no_weight_for_what_came_later() -> None:
-    """After an upgrade the prior returned, because the stored model lacked one weight."""
-    fields = json.loads(prior().to_text())
-    del fields["weights"][BASIC_FEATURE_NAMES[-1]]
-    model = HazardModel.from_text(json.dumps(fields))
-    assert model == prior() and len(model.weights) == len(FEATURE_NAMES)

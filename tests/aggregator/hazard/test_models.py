@@ -458,31 +458,27 @@ def test_the_command_trains_and_tells(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.slow
-def test_a_running_aggregator_takes_the_new_model_over(
+async def test_a_running_aggregator_takes_the_new_model_over(
     lab: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without a restart, the next judgement has the new model."""
-
-    async def train_twice() -> None:
-        async with lab.aggregator() as aggregator:
-            address = ["--data", str(lab.folder), "--aggregator", f"127.0.0.1:{aggregator.port}"]
-            assert aggregator.models.in_use.is_prior
-            assert await asyncio.to_thread(cli.main, ["admin", "train", *address]) == cli.FAILED
-            assert "no fault is on record" in capsys.readouterr().err
-            now_us = time.time_ns() // 1000
-            await asyncio.to_thread(
-                aggregator.store.in_transaction,
-                lambda connection: put(connection, simulated=True, now_us=now_us),
-            )
-            command = ["admin", "train", "--simulated", *address]
-            assert await asyncio.to_thread(cli.main, command) == cli.OK
-            assert "in use from now on: log loss of the last 28 days" in capsys.readouterr().out
-            assert not aggregator.models.in_use.is_prior
-
-    asyncio.run(train_twice())
+    async with lab.aggregator() as aggregator:
+        address = ["--data", str(lab.folder), "--aggregator", f"127.0.0.1:{aggregator.port}"]
+        assert aggregator.models.in_use.is_prior
+        assert await asyncio.to_thread(cli.main, ["admin", "train", *address]) == cli.FAILED
+        assert "no fault is on record" in capsys.readouterr().err
+        now_us = time.time_ns() // 1000
+        await asyncio.to_thread(
+            aggregator.store.in_transaction,
+            lambda connection: put(connection, simulated=True, now_us=now_us),
+        )
+        command = ["admin", "train", "--simulated", *address]
+        assert await asyncio.to_thread(cli.main, command) == cli.OK
+        assert "in use from now on: log loss of the last 28 days" in capsys.readouterr().out
+        assert not aggregator.models.in_use.is_prior
 
 
-def test_who_hangs_up_does_not_have_two_models_trained_at_once() -> None:
+async def test_who_hangs_up_does_not_have_two_models_trained_at_once() -> None:
     """Aborted trainings in a loop: each held a thread for advice, until all were busy."""
     begun, go = threading.Event(), threading.Event()
 
@@ -492,23 +488,20 @@ def test_who_hangs_up_does_not_have_two_models_trained_at_once() -> None:
             assert go.wait(GUARD_SECONDS)
             raise EventsError("no fault is on record")
 
-    async def cancel_and_retry() -> None:
-        service, request = AdminService(None, 0, Slow()), admin_pb2.TrainHazardRequest()  # type: ignore[arg-type]
-        request_task = asyncio.create_task(service.TrainHazard(request, None))
-        await asyncio.to_thread(begun.wait, GUARD_SECONDS)
-        request_task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await request_task
-        with pytest.raises(ResourceExhausted, match="already being trained"):
-            await service.TrainHazard(request, None)
-        go.set()
-        async with asyncio.timeout(GUARD_SECONDS):
-            while True:
-                try:
-                    await service.TrainHazard(request, None)
-                except ResourceExhausted:
-                    await asyncio.sleep(0)
-                except InsufficientData:
-                    break
-
-    asyncio.run(cancel_and_retry())
+    service, request = AdminService(None, 0, Slow()), admin_pb2.TrainHazardRequest()  # type: ignore[arg-type]
+    request_task = asyncio.create_task(service.TrainHazard(request, None))
+    await asyncio.to_thread(begun.wait, GUARD_SECONDS)
+    request_task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request_task
+    with pytest.raises(ResourceExhausted, match="already being trained"):
+        await service.TrainHazard(request, None)
+    go.set()
+    async with asyncio.timeout(GUARD_SECONDS):
+        while True:
+            try:
+                await service.TrainHazard(request, None)
+            except ResourceExhausted:
+                await asyncio.sleep(0)
+            except InsufficientData:
+                break

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -179,8 +178,7 @@ def test_faults_of_others_within_ten_minutes() -> None:
 
 def test_a_fault_counts_and_a_planned_reboot_does_not() -> None:
     """Kernel updates reboot every host: counted as returns, they made a fleet look sick."""
-    world = World(hosts=3, gpus=2)
-    world.run(5)
+    world = World(hosts=3, gpus=2, seconds=5)
     world.event(world.hosts[0], 79, gpu_of(world.hosts[0], 0))
     world.run(5)
     for host in world.hosts[:2]:  # the first for repair, the second as planned
@@ -208,61 +206,51 @@ def test_a_fault_counts_and_a_planned_reboot_does_not() -> None:
 
 
 @pytest.mark.slow
-def test_a_model_takes_over_between_two_judgements_and_stands_with_each_score(
+async def test_a_model_takes_over_between_two_judgements_and_stands_with_each_score(
     lab: Any, make_agent: Any, until: Any
 ) -> None:
     """`gangline admin train` printed "in use from now on", and judging used the prior."""
-
-    async def replace_model() -> None:
-        async with lab.aggregator() as aggregator, lab.agent(aggregator, make_agent()):
-            await until(
-                lambda: (
-                    aggregator.snapshot_holder.snapshot
-                    and aggregator.snapshot_holder.snapshot.hosts
-                )
+    async with lab.aggregator() as aggregator, lab.agent(aggregator, make_agent()):
+        await until(
+            lambda: (
+                aggregator.snapshot_holder.snapshot and aggregator.snapshot_holder.snapshot.hosts
             )
-            (before,) = aggregator.snapshot_holder.snapshot.hosts
-            aggregator.models.in_use = TRAINED
-            await until(lambda: aggregator.snapshot_holder.snapshot.model == TRAINED.version)
-            (after,) = aggregator.snapshot_holder.snapshot.hosts
-            assert before.inputs.model == "prior"
-            assert after.inputs.model == TRAINED.version
-            assert np.exp(after.inputs.log_hazard_base) == pytest.approx(np.exp(-5.0) / 24)
-            # a snapshot is stored after it is visible
-            shown = aggregator.snapshot_holder.snapshot.version
-            await until(lambda: aggregator.snapshot_holder.snapshot.version > shown)
-
-    asyncio.run(replace_model())
+        )
+        (before,) = aggregator.snapshot_holder.snapshot.hosts
+        aggregator.models.in_use = TRAINED
+        await until(lambda: aggregator.snapshot_holder.snapshot.model == TRAINED.version)
+        (after,) = aggregator.snapshot_holder.snapshot.hosts
+        assert before.inputs.model == "prior"
+        assert after.inputs.model == TRAINED.version
+        assert np.exp(after.inputs.log_hazard_base) == pytest.approx(np.exp(-5.0) / 24)
+        # a snapshot is stored after it is visible
+        shown = aggregator.snapshot_holder.snapshot.version
+        await until(lambda: aggregator.snapshot_holder.snapshot.version > shown)
     stored = lab.rows("SELECT DISTINCT hazard_model FROM scores ORDER BY 1")
     assert stored == [("prior",), (TRAINED.version,)]
 
 
 @pytest.mark.slow
-def test_what_is_on_record_counts_from_the_first_judgement_on(
+async def test_what_is_on_record_counts_from_the_first_judgement_on(
     lab: Any, make_agent: Any, until: Any
 ) -> None:
     """After our upgrade, each host that had just returned looked like a host without faults."""
-
-    async def restart() -> None:
-        async with lab.aggregator() as aggregator:
-            now_us = aggregator._wall_ns() // 1000
-            times = [now_us - 2 * DAY_US, now_us - DAY_US]
-            aggregator.store.in_transaction(
-                lambda c: c.execute(
-                    "INSERT INTO past_findings VALUES ('host-1', 'gpu.xid', make_timestamp(?::BIGINT), "
-                    "make_timestamp(?::BIGINT))",
-                    times,
-                )
+    async with lab.aggregator() as aggregator:
+        now_us = aggregator._wall_ns() // 1000
+        times = [now_us - 2 * DAY_US, now_us - DAY_US]
+        aggregator.store.in_transaction(
+            lambda c: c.execute(
+                "INSERT INTO past_findings VALUES ('host-1', 'gpu.xid', make_timestamp(?::BIGINT), "
+                "make_timestamp(?::BIGINT))",
+                times,
             )
-        async with lab.aggregator() as aggregator, lab.agent(aggregator, make_agent()):
-            await until(
-                lambda: (
-                    aggregator.snapshot_holder.snapshot
-                    and aggregator.snapshot_holder.snapshot.hosts
-                )
+        )
+    async with lab.aggregator() as aggregator, lab.agent(aggregator, make_agent()):
+        await until(
+            lambda: (
+                aggregator.snapshot_holder.snapshot and aggregator.snapshot_holder.snapshot.hosts
             )
-            (host,) = aggregator.snapshot_holder.snapshot.hosts
-            expected = [np.exp(-1.0), np.exp(-0.1), 1.0]
-            assert host.inputs.features[:3] == pytest.approx(expected, rel=1e-3)
-
-    asyncio.run(restart())
+        )
+        (host,) = aggregator.snapshot_holder.snapshot.hosts
+        expected = [np.exp(-1.0), np.exp(-0.1), 1.0]
+        assert host.inputs.features[:3] == pytest.approx(expected, rel=1e-3)

@@ -49,110 +49,91 @@ async def until_heard(connection: Connection, sequences: set[int]) -> None:
 
 
 @pytest.mark.slow
-def test_each_frame_of_a_message_is_stored_and_receipted_once(lab: Any) -> None:
+async def test_each_frame_of_a_message_is_stored_and_receipted_once(lab: Any) -> None:
     """The message arrived twice, once with a frame that had also arrived alone."""
-
-    async def send_twice() -> None:
-        async with lab.aggregator(**AT_ONCE) as aggregator, lab.agent(aggregator) as connection:
-            answer = await connection.register()
-            assert answer.late_frames_max == LATE_FRAMES_MAX
-            agent = connection.agent
-            alone = wire.TelemetryBatch(sequence=3, frame=agent.frame(3), backlog=True)
-            await connection.send(alone)
-            for _ in range(2):
-                connection.durable.clear()
-                await connection.stream.write(of(agent, 1, 2, 3, 700, 701))
-                await until_heard(connection, {1, 2, 3, 700, 701})
-            assert not connection.refused
-            assert (
-                aggregator.admission_control.backlog.waiting_frames
-                == aggregator.admission_control.backlog.waiting_bytes
-                == 0
-            )
-            assert aggregator._ingest.backlog_frames == 11
-
-    asyncio.run(send_twice())
+    async with lab.aggregator(**AT_ONCE) as aggregator, lab.agent(aggregator) as connection:
+        answer = await connection.register()
+        assert answer.late_frames_max == LATE_FRAMES_MAX
+        agent = connection.agent
+        alone = wire.TelemetryBatch(sequence=3, frame=agent.frame(3), backlog=True)
+        await connection.send(alone)
+        for _ in range(2):
+            connection.durable.clear()
+            await connection.stream.write(of(agent, 1, 2, 3, 700, 701))
+            await until_heard(connection, {1, 2, 3, 700, 701})
+        assert not connection.refused
+        assert (
+            aggregator.admission_control.backlog.waiting_frames
+            == aggregator.admission_control.backlog.waiting_bytes
+            == 0
+        )
+        assert aggregator._ingest.backlog_frames == 11
     counted = lab.rows("SELECT count(*), count(DISTINCT power_watts) FROM readings.gpu_1s")
     assert counted == [(10, 5)]
 
 
 @pytest.mark.slow
-def test_frames_are_paced_not_messages_and_live_ones_do_not_wait(lab: Any) -> None:
+async def test_frames_are_paced_not_messages_and_live_ones_do_not_wait(lab: Any) -> None:
     """With sixteen frames from every host at once, the promised rate was exceeded 16 times."""
-
-    async def send_late_and_live() -> None:
-        async with lab.aggregator() as aggregator, lab.agent(aggregator) as connection:
-            agent, began = connection.agent, time.monotonic()
-            connection.open()
-            await connection.stream.write(of(agent, *range(1, 17)))
-            await connection.stream.write(of(agent, *range(17, 33)))
-            await connection.send(*(agent.message(n) for n in (101, 102)))
-            admission = aggregator.admission_control
-            (stream,) = admission.streams
-            waiting = admission.backlog.frames_of(stream)
-            assert 32 - waiting <= BURST_FRAMES + 2 * 2 + 2 * (time.monotonic() - began)
-            await until_heard(connection, set(range(1, BURST_FRAMES + 5)))
-            late_sequences = {n for n in connection.durable if n < 100}
-            assert late_sequences == set(range(1, len(late_sequences) + 1))
-        assert admission.backlog.waiting_frames == admission.backlog.waiting_bytes == 0
-
-    asyncio.run(send_late_and_live())
+    async with lab.aggregator() as aggregator, lab.agent(aggregator) as connection:
+        agent, began = connection.agent, time.monotonic()
+        connection.open()
+        await connection.stream.write(of(agent, *range(1, 17)))
+        await connection.stream.write(of(agent, *range(17, 33)))
+        await connection.send(*(agent.message(n) for n in (101, 102)))
+        admission = aggregator.admission_control
+        (stream,) = admission.streams
+        waiting = admission.backlog.frames_of(stream)
+        assert 32 - waiting <= BURST_FRAMES + 2 * 2 + 2 * (time.monotonic() - began)
+        await until_heard(connection, set(range(1, BURST_FRAMES + 5)))
+        late_sequences = {n for n in connection.durable if n < 100}
+        assert late_sequences == set(range(1, len(late_sequences) + 1))
+    assert admission.backlog.waiting_frames == admission.backlog.waiting_bytes == 0
 
 
 @pytest.mark.slow
-def test_a_bad_frame_among_good_ones_costs_itself(lab: Any, make_agent: Any) -> None:
+async def test_a_bad_frame_among_good_ones_costs_itself(lab: Any, make_agent: Any) -> None:
     """A frame of another run and a malformed frame made the aggregator refuse all valid frames.
 
     The checksum of the malformed frame is right, so it arrived as it was sent: a second attempt
     would not help.
     """
     other_run = make_agent(run_id=b"another spool's ")
-
-    async def send_bad_among_good() -> None:
-        async with lab.aggregator(**AT_ONCE) as aggregator, lab.agent(aggregator) as connection:
-            connection.open()
-            agent = connection.agent
-            bad = frames.inflate_frame(agent.frame(4)).replace(b"GPU-1", b"GPU\xff1")
-            bad = frames._with_checksum(bad[:72], bad[72:])
-            message = together(
-                agent.frame(1), other_run.frame(2), agent.frame(3), bad, agent.frame(5)
-            )
-            await connection.stream.write(message)
-            await until_heard(connection, {1, 2, 3, 4, 5})
-            assert connection.durable == {1, 3, 5}
-            assert "register with the spool" in connection.refused[2]
-            assert "utf-8" in connection.refused[4]
-
-    asyncio.run(send_bad_among_good())
+    async with lab.aggregator(**AT_ONCE) as aggregator, lab.agent(aggregator) as connection:
+        connection.open()
+        agent = connection.agent
+        bad = frames.inflate_frame(agent.frame(4)).replace(b"GPU-1", b"GPU\xff1")
+        bad = frames._with_checksum(bad[:72], bad[72:])
+        message = together(agent.frame(1), other_run.frame(2), agent.frame(3), bad, agent.frame(5))
+        await connection.stream.write(message)
+        await until_heard(connection, {1, 2, 3, 4, 5})
+        assert connection.durable == {1, 3, 5}
+        assert "register with the spool" in connection.refused[2]
+        assert "utf-8" in connection.refused[4]
 
 
 @pytest.mark.slow
-def test_damage_on_the_way_ends_the_stream_and_nothing_is_forgotten(lab: Any) -> None:
+async def test_damage_on_the_way_ends_the_stream_and_nothing_is_forgotten(lab: Any) -> None:
     """Later frames build on it: a refused message would cost the agent sixteen good frames."""
-
-    async def send_damaged() -> None:
-        async with lab.aggregator(**AT_ONCE) as aggregator, lab.agent(aggregator) as connection:
-            agent = connection.agent
-            for damage in DAMAGES:
-                connection.open()
-                message = of(agent, 1, 2, 3, 4)
-                message.late[1] = damage(message.late[1])
-                await connection.stream.write(message)
-                with pytest.raises(grpc.aio.AioRpcError) as error:
-                    await until_heard(connection, {1, 2, 3, 4})
-                assert error.value.code() == grpc.StatusCode.DATA_LOSS
-                details = str(error.value.details())
-                assert "frame 2 of 4 late ones in message 1 is not a valid frame" in details
-                assert not connection.refused and connection.durable <= {1}
+    async with lab.aggregator(**AT_ONCE) as aggregator, lab.agent(aggregator) as connection:
+        agent = connection.agent
+        for damage in DAMAGES:
             connection.open()
-            intact = [
-                wire.TelemetryBatch(sequence=n, frame=agent.frame(n), backlog=True)
-                for n in range(1, 5)
-            ]
-            await connection.send(*intact)
-            assert connection.durable == {1, 2, 3, 4}
-
-    asyncio.run(send_damaged())
+            message = of(agent, 1, 2, 3, 4)
+            message.late[1] = damage(message.late[1])
+            await connection.stream.write(message)
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await until_heard(connection, {1, 2, 3, 4})
+            assert error.value.code() == grpc.StatusCode.DATA_LOSS
+            details = str(error.value.details())
+            assert "frame 2 of 4 late ones in message 1 is not a valid frame" in details
+            assert not connection.refused and connection.durable <= {1}
+        connection.open()
+        intact = [
+            wire.TelemetryBatch(sequence=n, frame=agent.frame(n), backlog=True) for n in range(1, 5)
+        ]
+        await connection.send(*intact)
+        assert connection.durable == {1, 2, 3, 4}
 
 
 def too_many(agent: Agent) -> wire.TelemetryBatch:
@@ -172,48 +153,40 @@ def not_said(agent: Agent) -> wire.TelemetryBatch:
 
 
 @pytest.mark.slow
-def test_a_message_that_is_not_as_agreed_ends_the_stream(lab: Any) -> None:
+async def test_a_message_that_is_not_as_agreed_ends_the_stream(lab: Any) -> None:
     """Its frames are valid, and a refusal would lose them."""
-
-    async def send_malformed() -> None:
-        async with lab.aggregator(**AT_ONCE) as aggregator, lab.agent(aggregator) as connection:
-            for make, expected in (
-                (too_many, "17 late frames in a message, at most 16"),
-                (another_beside, "and another frame"),
-                (not_said, "does not set backlog"),
-            ):
-                connection.open()
-                await connection.stream.write(make(connection.agent))
-                with pytest.raises(grpc.aio.AioRpcError) as error:
-                    await connection.acknowledgement()
-                assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-                assert expected in str(error.value.details())
-            assert not connection.refused and not connection.durable
-            assert aggregator.admission_control.backlog.waiting_frames == 0
-
-    asyncio.run(send_malformed())
+    async with lab.aggregator(**AT_ONCE) as aggregator, lab.agent(aggregator) as connection:
+        for make, expected in (
+            (too_many, "17 late frames in a message, at most 16"),
+            (another_beside, "and another frame"),
+            (not_said, "does not set backlog"),
+        ):
+            connection.open()
+            await connection.stream.write(make(connection.agent))
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await connection.acknowledgement()
+            assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert expected in str(error.value.details())
+        assert not connection.refused and not connection.durable
+        assert aggregator.admission_control.backlog.waiting_frames == 0
 
 
 @pytest.mark.slow
-def test_a_store_that_fills_in_the_middle_of_a_message_loses_none_of_it(lab: Any) -> None:
+async def test_a_store_that_fills_in_the_middle_of_a_message_loses_none_of_it(lab: Any) -> None:
     """The frame without room had already changed the state on which the next frames build."""
+    async with lab.aggregator(**AT_ONCE) as aggregator, lab.agent(aggregator) as connection:
+        submit, asked = aggregator.store.submit_frame, 0
 
-    async def send_to_filling_store() -> None:
-        async with lab.aggregator(**AT_ONCE) as aggregator, lab.agent(aggregator) as connection:
-            submit, asked = aggregator.store.submit_frame, 0
+        def every_third(*args: Any) -> bool:
+            nonlocal asked
+            asked += 1
+            return asked % 3 == 0 and bool(submit(*args))
 
-            def every_third(*args: Any) -> bool:
-                nonlocal asked
-                asked += 1
-                return asked % 3 == 0 and bool(submit(*args))
-
-            aggregator.store.submit_frame = every_third
-            connection.open()
-            await connection.stream.write(of(connection.agent, *range(1, 9)))
-            await until_heard(connection, set(range(1, 9)))
-            assert not connection.refused and aggregator._ingest.backlog_frames == 8
-
-    asyncio.run(send_to_filling_store())
+        aggregator.store.submit_frame = every_third
+        connection.open()
+        await connection.stream.write(of(connection.agent, *range(1, 9)))
+        await until_heard(connection, set(range(1, 9)))
+        assert not connection.refused and aggregator._ingest.backlog_frames == 8
     assert lab.rows("SELECT count(DISTINCT power_watts) FROM readings.gpu_1s") == [(8,)]
 
 

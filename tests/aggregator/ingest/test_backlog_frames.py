@@ -37,35 +37,33 @@ def late(agent: Any, sequence: int, ago_ns: int, power: float) -> wire.Telemetry
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("operators_file")
-def test_the_past_is_stored_as_the_past_and_the_present_stands(lab: Any, make_agent: Any) -> None:
+async def test_the_past_is_stored_as_the_past_and_the_present_stands(
+    lab: Any, make_agent: Any
+) -> None:
     """During an hour's backlog every dashboard and score showed the state of an hour ago."""
     agent = make_agent(booted_ns=time.time_ns() - 2 * HOUR_NS)
-
-    async def send_backlog() -> None:
-        async with lab.aggregator() as aggregator, lab.agent(aggregator, agent) as connection:
-            live = frame(agent, 100, 0, 500.0, 5e6)
-            await connection.send(wire.TelemetryBatch(sequence=100, frame=live))
-            fleet = aggregator.fleet
-            table = fleet.tables["gpu_1s"]
-            before = (
-                int(fleet.last_received_ns[0]), int(fleet._boottime_ns[0]), table.gauge("power_watts")[0]
-            )  # fmt: skip
-            error_ns = aggregator._ingest._clocks["host-1"].error_ns
-            late_messages = [late(agent, n, HOUR_NS - n * 10**9, float(n)) for n in range(1, 7)]
-            other_boot = make_agent(
-                boot_id=b"before the boot.", booted_ns=agent.booted_ns - 5 * HOUR_NS
-            )
-            late_messages.append(late(other_boot, 7, 3 * HOUR_NS, 7.0))
-            await connection.send(*late_messages)
-            assert connection.durable == {*range(1, 8), 100}
-            after = (
-                int(fleet.last_received_ns[0]), int(fleet._boottime_ns[0]), table.gauge("power_watts")[0]
-            )  # fmt: skip
-            assert after == before and int(fleet.boot[0]) == 1
-            assert aggregator._ingest._clocks["host-1"].error_ns == error_ns
-            assert fleet.backlog_age_seconds(0, time.time_ns()) < 60
-
-    asyncio.run(send_backlog())
+    async with lab.aggregator() as aggregator, lab.agent(aggregator, agent) as connection:
+        live = frame(agent, 100, 0, 500.0, 5e6)
+        await connection.send(wire.TelemetryBatch(sequence=100, frame=live))
+        fleet = aggregator.fleet
+        table = fleet.tables["gpu_1s"]
+        before = (
+            int(fleet.last_received_ns[0]), int(fleet._boottime_ns[0]), table.gauge("power_watts")[0]
+        )  # fmt: skip
+        error_ns = aggregator._ingest._clocks["host-1"].error_ns
+        late_messages = [late(agent, n, HOUR_NS - n * 10**9, float(n)) for n in range(1, 7)]
+        other_boot = make_agent(
+            boot_id=b"before the boot.", booted_ns=agent.booted_ns - 5 * HOUR_NS
+        )
+        late_messages.append(late(other_boot, 7, 3 * HOUR_NS, 7.0))
+        await connection.send(*late_messages)
+        assert connection.durable == {*range(1, 8), 100}
+        after = (
+            int(fleet.last_received_ns[0]), int(fleet._boottime_ns[0]), table.gauge("power_watts")[0]
+        )  # fmt: skip
+        assert after == before and int(fleet.boot[0]) == 1
+        assert aggregator._ingest._clocks["host-1"].error_ns == error_ns
+        assert fleet.backlog_age_seconds(0, time.time_ns()) < 60
     ages = lab.rows(
         "SELECT power_watts, round(epoch(h.registered - r.time)) FROM readings.gpu_1s r, hosts h "
         "WHERE power_watts < 100 ORDER BY 1"
@@ -78,33 +76,31 @@ def test_the_past_is_stored_as_the_past_and_the_present_stands(lab: Any, make_ag
 
 
 @pytest.mark.slow
-def test_an_agent_that_pours_its_past_out_is_paced_and_its_present_is_not_held(lab: Any) -> None:
+async def test_an_agent_that_pours_its_past_out_is_paced_and_its_present_is_not_held(
+    lab: Any,
+) -> None:
     """An agent without a limit sent its hour at once: receipts of its live frames waited."""
-
-    async def send_backlog() -> None:
-        async with lab.aggregator() as aggregator, lab.agent(aggregator) as connection:
-            agent, began = connection.agent, time.monotonic()
-            connection.open()
-            for n in range(1, 41):
-                await connection.stream.write(late(agent, n, HOUR_NS, float(n)))
-            await connection.send(*(agent.message(n) for n in (101, 102, 103)))
-            admission = aggregator.admission_control
-            late_sequences = {n for n in connection.durable if n < 100}
-            elapsed = time.monotonic() - began
-            assert len(late_sequences) <= BURST_FRAMES + 2 * 3 + 2 * elapsed
-            assert admission.backlog.waiting_frames > 0
-            # and the late frames continue, in order
-            while len(connection.durable) < 3 + BURST_FRAMES + 6:
-                await connection.acknowledgement()
-            late_sequences = {n for n in connection.durable if n < 100}
-            assert late_sequences == set(range(1, len(late_sequences) + 1))
-        assert admission.backlog.waiting_frames == admission.backlog.waiting_bytes == 0
-
-    asyncio.run(send_backlog())
+    async with lab.aggregator() as aggregator, lab.agent(aggregator) as connection:
+        agent, began = connection.agent, time.monotonic()
+        connection.open()
+        for n in range(1, 41):
+            await connection.stream.write(late(agent, n, HOUR_NS, float(n)))
+        await connection.send(*(agent.message(n) for n in (101, 102, 103)))
+        admission = aggregator.admission_control
+        late_sequences = {n for n in connection.durable if n < 100}
+        elapsed = time.monotonic() - began
+        assert len(late_sequences) <= BURST_FRAMES + 2 * 3 + 2 * elapsed
+        assert admission.backlog.waiting_frames > 0
+        # and the late frames continue, in order
+        while len(connection.durable) < 3 + BURST_FRAMES + 6:
+            await connection.acknowledgement()
+        late_sequences = {n for n in connection.durable if n < 100}
+        assert late_sequences == set(range(1, len(late_sequences) + 1))
+    assert admission.backlog.waiting_frames == admission.backlog.waiting_bytes == 0
 
 
 @pytest.mark.slow
-def test_what_had_no_room_to_wait_is_sent_again(
+async def test_what_had_no_room_to_wait_is_sent_again(
     lab: Any, monkeypatch: pytest.MonkeyPatch, until: Any
 ) -> None:
     """10,000 hosts catch up: memory stays bounded, and no frame that had no room is lost.
@@ -112,110 +108,90 @@ def test_what_had_no_room_to_wait_is_sent_again(
     A host that has sent its allowed late frames sends no more before the next acknowledgement.
     """
     monkeypatch.setattr(backlog, "WAITING_FRAMES_MAX", 4)
-
-    async def send_to_full_queue() -> None:
-        async with (
-            lab.aggregator(backlog_frames_per_second=10_000) as aggregator,
-            lab.agent(aggregator) as connection,
-        ):
-            agent, admission = connection.agent, aggregator.admission_control
-            connection.open()
-            with pytest.MonkeyPatch.context() as patch:
-                # The stream ends once a frame has no room: only after all are written, else the
-                # client's own error is raised.
-                patch.setattr(admission.backlog, "passed_over", lambda _: [])
-                for n in range(1, 21):
-                    await connection.stream.write(late(agent, n, HOUR_NS, float(n)))
-            await until(
-                lambda: (
-                    admission.backlog.passed_over_frames and not admission.backlog.waiting_frames
-                )
-            )
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                while True:
-                    await connection.acknowledgement()
-            assert error.value.code() == grpc.StatusCode.UNAVAILABLE
-            assert "late frames arrived when the queue was full" in str(error.value.details())
-            retry = dict(error.value.trailing_metadata() or ())["grpc-retry-pushback-ms"]
-            assert retry == "500"  # a single host reconnects at once
-            connection.open()
-            for n in sorted(set(range(1, 21)) - connection.durable):
-                await connection.send(late(agent, n, HOUR_NS, float(n)))
-            assert connection.durable == set(range(1, 21))
-
-    asyncio.run(send_to_full_queue())
+    async with (
+        lab.aggregator(backlog_frames_per_second=10_000) as aggregator,
+        lab.agent(aggregator) as connection,
+    ):
+        agent, admission = connection.agent, aggregator.admission_control
+        connection.open()
+        with pytest.MonkeyPatch.context() as patch:
+            # The stream ends once a frame has no room: only after all are written, else the
+            # client's own error is raised.
+            patch.setattr(admission.backlog, "passed_over", lambda _: [])
+            for n in range(1, 21):
+                await connection.stream.write(late(agent, n, HOUR_NS, float(n)))
+        await until(
+            lambda: admission.backlog.passed_over_frames and not admission.backlog.waiting_frames
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            while True:
+                await connection.acknowledgement()
+        assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert "late frames arrived when the queue was full" in str(error.value.details())
+        retry = dict(error.value.trailing_metadata() or ())["grpc-retry-pushback-ms"]
+        assert retry == "500"  # a single host reconnects at once
+        connection.open()
+        for n in sorted(set(range(1, 21)) - connection.durable):
+            await connection.send(late(agent, n, HOUR_NS, float(n)))
+        assert connection.durable == set(range(1, 21))
     counted = lab.rows("SELECT count(*), count(DISTINCT power_watts) FROM readings.gpu_1s")
     assert counted == [(20, 20)]
 
 
 @pytest.mark.slow
-def test_agents_are_told_to_send_less_of_their_past_while_much_of_it_waits(lab: Any) -> None:
+async def test_agents_are_told_to_send_less_of_their_past_while_much_of_it_waits(lab: Any) -> None:
     """The acknowledgement limits late frames; an older agent obeys the credit for all frames.
 
     Waiting late frames do not count against the credit, else live frames would wait for them.
     """
-
-    async def fill_queue() -> None:
-        async with (
-            lab.aggregator(queue_bytes_max=1 << 20) as aggregator,
-            lab.agent(aggregator) as connection,
-        ):
-            answer = await connection.register()
-            assert (answer.backlog_frames, answer.credit_frames) == (backlog.BACKLOG_FRAMES, 64)
-            agent, admission = connection.agent, aggregator.admission_control
-            admission.backlog.step = lambda *_: None  # other hosts have their turn first
-            connection.open()
-            n = 0
-            while not admission.backlog.is_pressed:
-                n += 1
-                data = late(agent, n, HOUR_NS, 1.0)
-                data.frame += bytes(60_000)
-                await connection.stream.write(data)
-                await asyncio.sleep(0)
-            await connection.stream.write(agent.message(1000))
-            ack = wire.IngestAck()
-            while 1000 not in connection.durable:
-                ack = await connection.acknowledgement()
-            assert (ack.backlog_frames, ack.credit_frames) == (1, n + backlog.CREDIT_FRAMES_PRESSED)
-
-    asyncio.run(fill_queue())
+    async with (
+        lab.aggregator(queue_bytes_max=1 << 20) as aggregator,
+        lab.agent(aggregator) as connection,
+    ):
+        answer = await connection.register()
+        assert (answer.backlog_frames, answer.credit_frames) == (backlog.BACKLOG_FRAMES, 64)
+        agent, admission = connection.agent, aggregator.admission_control
+        admission.backlog.step = lambda *_: None  # other hosts have their turn first
+        connection.open()
+        n = 0
+        while not admission.backlog.is_pressed:
+            n += 1
+            data = late(agent, n, HOUR_NS, 1.0)
+            data.frame += bytes(60_000)
+            await connection.stream.write(data)
+            await asyncio.sleep(0)
+        await connection.stream.write(agent.message(1000))
+        ack = wire.IngestAck()
+        while 1000 not in connection.durable:
+            ack = await connection.acknowledgement()
+        assert (ack.backlog_frames, ack.credit_frames) == (1, n + backlog.CREDIT_FRAMES_PRESSED)
 
 
 @pytest.mark.slow
-def test_a_late_frame_as_differences_is_refused(lab: Any) -> None:
+async def test_a_late_frame_as_differences_is_refused(lab: Any) -> None:
     """It would need decoding before its turn; agents send late frames whole."""
-
-    async def send_differences() -> None:
-        async with lab.aggregator() as aggregator, lab.agent(aggregator) as connection:
-            bad = wire.TelemetryBatch(sequence=1, differences=b"\0", backlog=True)
-            await connection.send(bad, connection.agent.message(2))
-            assert "must be complete" in connection.refused[1] and connection.durable == {2}
-
-    asyncio.run(send_differences())
+    async with lab.aggregator() as aggregator, lab.agent(aggregator) as connection:
+        bad = wire.TelemetryBatch(sequence=1, differences=b"\0", backlog=True)
+        await connection.send(bad, connection.agent.message(2))
+        assert "must be complete" in connection.refused[1] and connection.durable == {2}
 
 
 @pytest.mark.slow
-def test_a_frame_that_is_a_commit_by_itself_is_refused(lab: Any) -> None:
+async def test_a_frame_that_is_a_commit_by_itself_is_refused(lab: Any) -> None:
     """Half a megabyte of single cells would be 150 MB of rows; no host has that many devices."""
     names, table = [f"mlx5_{port}/1" for port in range(4096)], "rdma_10s_changes"
     blocks = [Block(table, names, (TABLES[table][0].signal_id,)) for _ in range(60)]
-
-    async def send_large() -> None:
-        async with lab.aggregator() as aggregator, lab.agent(aggregator) as connection:
-            agent, now = connection.agent, time.time_ns()
-            stamp = frames.Stamp(agent.run_id, agent.boot_id, 1, now - agent.booted_ns, now)
-            large = wire.TelemetryBatch(
-                sequence=1, frame=frames.encode(stamp, blocks, deflate=True)
-            )
-            await connection.send(large, agent.message(2))
-            assert "in a commit, at most 64" in connection.refused[1]
-            assert connection.durable == {2}
-
-    asyncio.run(send_large())
+    async with lab.aggregator() as aggregator, lab.agent(aggregator) as connection:
+        agent, now = connection.agent, time.time_ns()
+        stamp = frames.Stamp(agent.run_id, agent.boot_id, 1, now - agent.booted_ns, now)
+        large = wire.TelemetryBatch(sequence=1, frame=frames.encode(stamp, blocks, deflate=True))
+        await connection.send(large, agent.message(2))
+        assert "in a commit, at most 64" in connection.refused[1]
+        assert connection.durable == {2}
 
 
 @pytest.mark.slow
-def test_the_rows_of_late_frames_count(lab: Any) -> None:
+async def test_the_rows_of_late_frames_count(lab: Any) -> None:
     """A logged-in agent has a limit of rows a second, for late rows as well."""
     charged_rows: list[int] = []
 
@@ -224,26 +200,19 @@ def test_the_rows_of_late_frames_count(lab: Any) -> None:
             charged_rows.append(rows)
             return 0.0
 
-    async def send_late() -> None:
-        async with lab.aggregator() as aggregator, lab.agent(aggregator) as connection:
-            await connection.send(connection.agent.message(1))
-            (stream,) = aggregator.admission_control.streams
-            stream._rate_limit = Pace()
-            await connection.send(late(connection.agent, 2, HOUR_NS, 2.0))
-            assert connection.durable == {1, 2}
-
-    asyncio.run(send_late())
+    async with lab.aggregator() as aggregator, lab.agent(aggregator) as connection:
+        await connection.send(connection.agent.message(1))
+        (stream,) = aggregator.admission_control.streams
+        stream._rate_limit = Pace()
+        await connection.send(late(connection.agent, 2, HOUR_NS, 2.0))
+        assert connection.durable == {1, 2}
     assert sorted(charged_rows) == [0, 1]
 
 
 @pytest.mark.slow
-def test_a_late_frame_that_is_bad_is_refused_in_its_turn(lab: Any) -> None:
+async def test_a_late_frame_that_is_bad_is_refused_in_its_turn(lab: Any) -> None:
     """A spool on a dying disk: the bad frame is refused with the reason, the next are stored."""
-
-    async def send_bad() -> None:
-        async with lab.aggregator() as aggregator, lab.agent(aggregator) as connection:
-            bad = wire.TelemetryBatch(sequence=1, frame=b"hello", backlog=True)
-            await connection.send(bad, late(connection.agent, 2, HOUR_NS, 2.0))
-            assert "truncated" in connection.refused[1] and connection.durable == {2}
-
-    asyncio.run(send_bad())
+    async with lab.aggregator() as aggregator, lab.agent(aggregator) as connection:
+        bad = wire.TelemetryBatch(sequence=1, frame=b"hello", backlog=True)
+        await connection.send(bad, late(connection.agent, 2, HOUR_NS, 2.0))
+        assert "truncated" in connection.refused[1] and connection.durable == {2}

@@ -25,7 +25,7 @@ SECOND = 1_000_000_000
 START = 1_000_000 * SECOND
 
 
-class Host:
+class ClockOfHost:
     """A host whose wall clock is off by *error* seconds and whose messages take *delay*."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Host:
 
 def test_a_clock_is_written_when_it_changed_and_every_five_minutes() -> None:
     """If 10,000 hosts each wrote their clock every second, the table would be huge."""
-    host, log, written = Host(), ClockLog(), []
+    host, log, written = ClockOfHost(), ClockLog(), []
     for second in range(3 * REPEAT_SECONDS):
         if second == 400:
             host.error = 2 * CHANGE_SECONDS
@@ -51,7 +51,7 @@ def test_a_clock_is_written_when_it_changed_and_every_five_minutes() -> None:
 
 def test_a_silent_host_is_not_written_again() -> None:
     """Its clock is as old as its last frame; a step back of our clock does not make it silent."""
-    host, log = Host(), ClockLog()
+    host, log = ClockOfHost(), ClockLog()
     sample = host.speak()
     assert len(log.due([sample])) == 1
     assert log.due([sample]) == log.due([sample]) == []
@@ -62,7 +62,7 @@ def test_a_silent_host_is_not_written_again() -> None:
 
 def test_how_far_an_offset_may_be_off() -> None:
     """It is unknown after one span; later it is the difference of two spans, plus drift."""
-    host, log = Host(), ClockLog()
+    host, log = ClockOfHost(), ClockLog()
     [record] = log.due([host.speak()])
     assert math.isnan(record.error_seconds)
     host.delay = 0.051  # a congested link: the smallest delay in ten minutes is 50 ms longer
@@ -74,37 +74,33 @@ def test_how_far_an_offset_may_be_off() -> None:
 
 def test_what_could_not_be_written_is_written_later() -> None:
     """The disk was full at that moment."""
-    host, log = Host(), ClockLog()
+    host, log = ClockOfHost(), ClockLog()
     sample = host.speak()
     log.forget(log.due([sample]))
     assert len(log.due([sample])) == 1
 
 
 @pytest.mark.usefixtures("operators_file")
-def test_a_clock_is_stored_and_shown(
+async def test_a_clock_is_stored_and_shown(
     lab: Any, make_agent: Any, until: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ "Why are this host's readings off by an hour?": each host has a row."""
     monkeypatch.setattr(clocks, "CHECK_SECONDS", 0)
     right = make_agent(host="right", run_id=b"r" * 16)
     wrong = make_agent(host="wrong", run_id=b"w" * 16, clock_error_ns=-3_600 * SECOND)
-
-    async def send_and_print() -> None:
-        async with (
-            lab.aggregator() as aggregator,
-            lab.agent(aggregator, right) as right_connection,
-            lab.agent(aggregator, wrong) as wrong_connection,
-        ):
-            for connection in (right_connection, wrong_connection):
-                await connection.send(connection.agent.message(1))
-            writer = aggregator._clocks
-            await until(lambda: len(writer._log._written) == 2 and writer._task.done())
-            await until(lambda: aggregator.snapshot_holder.snapshot.version > 2)
-            address = ["--aggregator", f"127.0.0.1:{aggregator.port}"]
-            assert await asyncio.to_thread(hosts.main, address) == 0
-            assert await asyncio.to_thread(explain.main, ["wrong", *address]) == 0
-
-    asyncio.run(send_and_print())
+    async with (
+        lab.aggregator() as aggregator,
+        lab.agent(aggregator, right) as right_connection,
+        lab.agent(aggregator, wrong) as wrong_connection,
+    ):
+        for connection in (right_connection, wrong_connection):
+            await connection.send(connection.agent.message(1))
+        writer = aggregator._clocks
+        await until(lambda: len(writer._log._written) == 2 and writer._task.done())
+        await until(lambda: aggregator.snapshot_holder.snapshot.version > 2)
+        address = ["--aggregator", f"127.0.0.1:{aggregator.port}"]
+        assert await asyncio.to_thread(hosts.main, address) == 0
+        assert await asyncio.to_thread(explain.main, ["wrong", *address]) == 0
     output = capsys.readouterr().out
     assert output.count("60.0 minutes behind") >= 1
     rows = lab.rows(

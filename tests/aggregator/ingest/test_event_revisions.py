@@ -41,22 +41,18 @@ async def report(agent: Any, *events: wire.HealthEvent) -> wire.ReportEventsResp
 
 
 @pytest.mark.usefixtures("operators_file")
-def test_a_later_revision_replaces_the_row_and_an_earlier_one_never_does(lab: Any) -> None:
+async def test_a_later_revision_replaces_the_row_and_an_earlier_one_never_does(lab: Any) -> None:
     """800,000 lines of one incident: one row with the latest count."""
-
-    async def report_revisions() -> None:
-        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
-            first = await report(agent, storm(0, 1))
-            assert (first.accepted, list(first.duplicate_event_ids)) == (1, [])
-            grown = await report(agent, storm(3, 800_000))
-            assert (grown.accepted, list(grown.duplicate_event_ids)) == (1, [])
-            for late in (storm(3, 800_000), storm(2, 500)):
-                answer = await report(agent, late)
-                assert (answer.accepted, list(answer.duplicate_event_ids)) == (0, ["storm"])
-            [record] = aggregator.fleet.active_events
-            assert (record.count, record.process_name) == (800_000, "python3")
-
-    asyncio.run(report_revisions())
+    async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+        first = await report(agent, storm(0, 1))
+        assert (first.accepted, list(first.duplicate_event_ids)) == (1, [])
+        grown = await report(agent, storm(3, 800_000))
+        assert (grown.accepted, list(grown.duplicate_event_ids)) == (1, [])
+        for late in (storm(3, 800_000), storm(2, 500)):
+            answer = await report(agent, late)
+            assert (answer.accepted, list(answer.duplicate_event_ids)) == (0, ["storm"])
+        [record] = aggregator.fleet.active_events
+        assert (record.count, record.process_name) == (800_000, "python3")
     for file, where in (("gangline.duckdb", "events"), ("operators.duckdb", "ops.faults")):
         assert lab.rows(
             "SELECT code, count, forms, forms_count, process_id, process_name, "
@@ -66,15 +62,11 @@ def test_a_later_revision_replaces_the_row_and_an_earlier_one_never_does(lab: An
 
 
 @pytest.mark.slow
-def test_revisions_of_one_request_are_one_row(lab: Any) -> None:
+async def test_revisions_of_one_request_are_one_row(lab: Any) -> None:
     """After an outage an agent sends all its revisions at once, in any order."""
-
-    async def report_together() -> None:
-        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
-            answer = await report(agent, storm(1, 10), storm(2, 20), storm(0, 1))
-            assert (answer.accepted, list(answer.duplicate_event_ids)) == (1, ["storm"])
-
-    asyncio.run(report_together())
+    async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+        answer = await report(agent, storm(1, 10), storm(2, 20), storm(0, 1))
+        assert (answer.accepted, list(answer.duplicate_event_ids)) == (1, ["storm"])
     assert lab.rows("SELECT revision, count FROM events") == [(2, 20)]
 
 
@@ -120,21 +112,17 @@ def test_a_crash_between_two_revisions_keeps_the_later(lab: Any, stored_revision
         ({"boot_id": b"short"}, "events.boot_id: 16 bytes or none, got 5"),
     ],
 )
-def test_an_event_past_a_limit_is_refused_with_words(
+async def test_an_event_past_a_limit_is_refused_with_words(
     lab: Any, more: dict[str, Any], words: str
 ) -> None:
     """For a defective or foreign agent: the excess, and the limit."""
-
-    async def report_excess() -> None:
-        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                await report(agent, storm(0, 1, **more))
-            assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-            assert words in str(error.value.details())
-            with pytest.raises(grpc.aio.AioRpcError, match=r"events\.count"):
-                await report(agent, storm(0, EVENT_COUNT_MAX + 1))
-
-    asyncio.run(report_excess())
+    async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await report(agent, storm(0, 1, **more))
+        assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert words in str(error.value.details())
+        with pytest.raises(grpc.aio.AioRpcError, match=r"events\.count"):
+            await report(agent, storm(0, EVENT_COUNT_MAX + 1))
     assert lab.rows("FROM events") == []
 
 
@@ -203,17 +191,13 @@ def old_store(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_store_of_before_opens_and_keeps_what_it_had(lab: Any) -> None:
+async def test_a_store_of_before_opens_and_keeps_what_it_had(lab: Any) -> None:
     """An upgrade on a Friday keeps yesterday's events beside today's."""
     old_store(lab.folder)
-
-    async def report_to_old_store() -> None:
-        # Judge once, before the host registers: a score of these events would be one more finding.
-        unjudged = lab.aggregator(judge_seconds=60.0)
-        async with unjudged as aggregator, lab.agent(aggregator) as agent:
-            await report(agent, storm(1, 7), storm(1, 2, event_id="old"))
-
-    asyncio.run(report_to_old_store())
+    # Judge once, before the host registers: a score of these events would be one more finding.
+    unjudged = lab.aggregator(judge_seconds=60.0)
+    async with unjudged as aggregator, lab.agent(aggregator) as agent:
+        await report(agent, storm(1, 7), storm(1, 2, event_id="old"))
     assert lab.rows(
         "SELECT event_id, revision, count, forms, process_name, last_time >= time FROM events "
         "ORDER BY event_id"

@@ -34,8 +34,8 @@ def test_a_gpu_that_moves() -> None:
     assert not owners.register("b", ONE)
     owners.silent.clear()
     assert not owners.register("a", TWO)
-    assert not owners.register("a")
-    assert not owners.register("b", ONE, TWO)
+    assert not owners.register("a", "GPU-0")  # no UUID: hosts without a driver report it
+    assert not owners.register("b", ONE, TWO, "GPU-0")
     assert not owners.found()
 
 
@@ -95,10 +95,3 @@ def test_an_aggregator_that_starts_again_knows_whose_they_are() -> None:
     assert owners.register("b", ONE)
     assert not owners.register("a", ONE)
     assert owners.found()
-
-
-def test_names_that_are_no_uuid_are_nobodys() -> None:
-    """Hosts without a driver report GPU-0, each for its own GPU."""
-    owners = Owners()
-    owners.register("a", "GPU-0")
-    assert not owners.register("b", "GPU-0")

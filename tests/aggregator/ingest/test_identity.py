@@ -78,9 +78,8 @@ def test_the_incumbent_of_a_name_stays(lab: Any, connect: Any, make_agent: Any, 
             await first.send(first.agent.message(1))
             second = connect(aggregator.port, make_agent(run_id=b"s" * 16))
             reason = await refused(second.register())
-            assert (
-                first.agent.run_id.hex()[:8] in reason and second.agent.run_id.hex()[:8] in reason
-            )
+            assert first.agent.run_id.hex()[:8] in reason
+            assert second.agent.run_id.hex()[:8] in reason
             assert "127.0.0.1" in reason and "60 s" in reason
             await first.send(first.agent.message(2))
             assert first.durable == {1, 2}
@@ -158,24 +157,20 @@ def test_a_rebooted_host_goes_on_with_its_spool(lab: Any, connect: Any, make_age
 
 
 @pytest.mark.slow
-def test_a_cloned_image_under_two_names(lab: Any, connect: Any, make_agent: Any) -> None:
+async def test_a_cloned_image_under_two_names(lab: Any, connect: Any, make_agent: Any) -> None:
     """A disk was copied with its spool, and renamed: both hosts continue, both have a finding."""
-
-    async def send_from_both() -> None:
-        async with lab.aggregator() as aggregator, lab.agent(aggregator) as first:
-            await first.send(first.agent.message(1))
-            other = connect(aggregator.port, make_agent(host="host-2", boot_id=b"c" * 16))
-            await other.register()
-            await other.send(other.agent.message(1))
-            await asyncio.sleep(0)
-            while (
-                not aggregator.snapshot_holder.snapshot
-                or len(aggregator.snapshot_holder.snapshot.hosts) < 2
-            ):
-                await asyncio.sleep(0.01)
-            await other.close()
-
-    asyncio.run(send_from_both())
+    async with lab.aggregator() as aggregator, lab.agent(aggregator) as first:
+        await first.send(first.agent.message(1))
+        other = connect(aggregator.port, make_agent(host="host-2", boot_id=b"c" * 16))
+        await other.register()
+        await other.send(other.agent.message(1))
+        await asyncio.sleep(0)
+        while (
+            not aggregator.snapshot_holder.snapshot
+            or len(aggregator.snapshot_holder.snapshot.hosts) < 2
+        ):
+            await asyncio.sleep(0.01)
+        await other.close()
     findings = lab.rows(FINDINGS)
     assert [(host, name) for host, name, _ in findings] == [
         ("host-1", "identity.cloned_image"),
@@ -189,51 +184,43 @@ def test_a_cloned_image_under_two_names(lab: Any, connect: Any, make_agent: Any)
 
 
 @pytest.mark.slow
-def test_an_old_finding_ends(lab: Any, connect: Any, make_agent: Any, until: Any) -> None:
+async def test_an_old_finding_ends(lab: Any, connect: Any, make_agent: Any, until: Any) -> None:
     """The impostor was renamed: five minutes later the finding ends."""
     clock = Clock()
-
-    async def wait_for_end() -> None:
-        async with lab.aggregator(clock) as aggregator, lab.agent(aggregator):
-            second = connect(aggregator.port, make_agent(run_id=b"s" * 16))
-            await refused(second.register())
-            await second.close()
-            await until(lambda: aggregator.fleet.findings)
-            version = (
-                aggregator.snapshot_holder.snapshot.version
-                if aggregator.snapshot_holder.snapshot
-                else 0
+    async with lab.aggregator(clock) as aggregator, lab.agent(aggregator):
+        second = connect(aggregator.port, make_agent(run_id=b"s" * 16))
+        await refused(second.register())
+        await second.close()
+        await until(lambda: aggregator.fleet.findings)
+        version = (
+            aggregator.snapshot_holder.snapshot.version
+            if aggregator.snapshot_holder.snapshot
+            else 0
+        )
+        await until(
+            lambda: (
+                aggregator.snapshot_holder.snapshot
+                and aggregator.snapshot_holder.snapshot.version > version + 1
             )
-            await until(
-                lambda: (
-                    aggregator.snapshot_holder.snapshot
-                    and aggregator.snapshot_holder.snapshot.version > version + 1
-                )
-            )
-            clock.ahead_ns = 301 * 10**9
-            await until(lambda: not aggregator.fleet.findings)
-
-    asyncio.run(wait_for_end())
+        )
+        clock.ahead_ns = 301 * 10**9
+        await until(lambda: not aggregator.fleet.findings)
     assert lab.rows("SELECT cleared > since FROM findings") == [(True,)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("error_ns", [HOUR_NS, -HOUR_NS])
-def test_a_clock_an_hour_off(lab: Any, make_agent: Any, until: Any, error_ns: int) -> None:
+async def test_a_clock_an_hour_off(lab: Any, make_agent: Any, until: Any, error_ns: int) -> None:
     """One host without time synchronization: its readings have right times; a finding names it."""
-
-    async def correct_clock() -> None:
-        async with lab.aggregator() as aggregator:
-            wrong = make_agent(host="wrong", clock_error_ns=error_ns)
-            async with lab.agent(aggregator) as right, lab.agent(aggregator, wrong) as agent:
-                await right.send(right.agent.message(1))
-                await agent.send(agent.agent.message(1))
-                await until(lambda: ("wrong", "clock.offset", "") in aggregator.fleet.findings)
-                wrong.clock_error_ns = 0  # an operator corrected it
-                await agent.send(agent.agent.message(2))
-                await until(lambda: not aggregator.fleet.findings)
-
-    asyncio.run(correct_clock())
+    async with lab.aggregator() as aggregator:
+        wrong = make_agent(host="wrong", clock_error_ns=error_ns)
+        async with lab.agent(aggregator) as right, lab.agent(aggregator, wrong) as agent:
+            await right.send(right.agent.message(1))
+            await agent.send(agent.agent.message(1))
+            await until(lambda: ("wrong", "clock.offset", "") in aggregator.fleet.findings)
+            wrong.clock_error_ns = 0  # an operator corrected it
+            await agent.send(agent.agent.message(2))
+            await until(lambda: not aggregator.fleet.findings)
     now = time.time_ns() // 1000
     ((first, last),) = lab.rows(
         "SELECT epoch_us(min(time)), epoch_us(max(time)) FROM readings.gpu_1s"
@@ -245,19 +232,13 @@ def test_a_clock_an_hour_off(lab: Any, make_agent: Any, until: Any, error_ns: in
 
 
 @pytest.mark.slow
-def test_a_late_frame_keeps_its_time(lab: Any) -> None:
+async def test_a_late_frame_keeps_its_time(lab: Any) -> None:
     """An hour of backlog after an outage: stored with its own times, not its arrival."""
-
-    async def send_late() -> None:
-        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
-            block = agent.agent.block(1)
-            block.offset_ns = -HOUR_NS // 2
-            late = wire.TelemetryBatch(
-                sequence=1, frame=agent.agent.frame(1, [block]), backlog=True
-            )
-            await agent.send(late)
-
-    asyncio.run(send_late())
+    async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+        block = agent.agent.block(1)
+        block.offset_ns = -HOUR_NS // 2
+        late = wire.TelemetryBatch(sequence=1, frame=agent.agent.frame(1, [block]), backlog=True)
+        await agent.send(late)
     ((age,),) = lab.rows(
         "SELECT epoch_us(registered) - epoch_us(time) FROM readings.gpu_1s, hosts LIMIT 1"
     )
@@ -265,7 +246,7 @@ def test_a_late_frame_keeps_its_time(lab: Any) -> None:
 
 
 @pytest.mark.slow
-def test_an_older_and_a_newer_dictionary_side_by_side(lab: Any, make_agent: Any) -> None:
+async def test_an_older_and_a_newer_dictionary_side_by_side(lab: Any, make_agent: Any) -> None:
     """In an upgrade: signals that the old agent lacks are NULL, new signals are stored by name."""
     gpu = TABLES["gpu_1s"]
     old_ids = [s.signal_id for s in gpu if s.column in ("power_watts", "temperature_celsius")]
@@ -277,30 +258,22 @@ def test_an_older_and_a_newer_dictionary_side_by_side(lab: Any, make_agent: Any)
     )
     old = make_agent(host="old", signals=[s for s in signal_dictionary() if s.signal_id in old_ids])
     young = make_agent(host="young", run_id=b"y" * 16, signals=[*signal_dictionary(), new, count])
-
-    async def send_from_both() -> None:
-        async with (
-            lab.aggregator() as aggregator,
-            lab.agent(aggregator, old) as old_connection,
-            lab.agent(aggregator, young) as young_connection,
-        ):
-            old_block = Block("gpu_1s", ["GPU-0"], old_ids[::-1])
-            old_block.put_float(0, 0, 55.0)
-            old_block.put_float(1, 0, 300.0)
-            await old_connection.send(
-                wire.TelemetryBatch(sequence=1, frame=old.frame(1, [old_block]))
-            )
-            new_block = Block("gpu_1s", ["GPU-0"], [*(s.signal_id for s in gpu), 60_000])
-            new_block.put_float(len(gpu), 0, 0.5)
-            new_block.put_float([s.column for s in gpu].index("power_watts"), 0, 400.0)
-            fans = Block("fan_1s", ["fan0", "fan1"], [60_001])
-            fans.put_int(0, 1, 2**63 + 1)
-            blocks = [new_block, fans]
-            await young_connection.send(
-                wire.TelemetryBatch(sequence=1, frame=young.frame(1, blocks))
-            )
-
-    asyncio.run(send_from_both())
+    async with (
+        lab.aggregator() as aggregator,
+        lab.agent(aggregator, old) as old_connection,
+        lab.agent(aggregator, young) as young_connection,
+    ):
+        old_block = Block("gpu_1s", ["GPU-0"], old_ids[::-1])
+        old_block.put_float(0, 0, 55.0)
+        old_block.put_float(1, 0, 300.0)
+        await old_connection.send(wire.TelemetryBatch(sequence=1, frame=old.frame(1, [old_block])))
+        new_block = Block("gpu_1s", ["GPU-0"], [*(s.signal_id for s in gpu), 60_000])
+        new_block.put_float(len(gpu), 0, 0.5)
+        new_block.put_float([s.column for s in gpu].index("power_watts"), 0, 400.0)
+        fans = Block("fan_1s", ["fan0", "fan1"], [60_001])
+        fans.put_int(0, 1, 2**63 + 1)
+        blocks = [new_block, fans]
+        await young_connection.send(wire.TelemetryBatch(sequence=1, frame=young.frame(1, blocks)))
     assert lab.rows(
         "SELECT host, power_watts, temperature_celsius FROM readings.gpu_1s ORDER BY 1"
     ) == [("old", 300.0, 55.0), ("young", 400.0, None)]
@@ -315,28 +288,24 @@ def test_an_older_and_a_newer_dictionary_side_by_side(lab: Any, make_agent: Any)
 
 
 @pytest.mark.slow
-def test_a_dictionary_that_grows_in_mid_stream(lab: Any, make_agent: Any) -> None:
+async def test_a_dictionary_that_grows_in_mid_stream(lab: Any, make_agent: Any) -> None:
     """A GPU fell off, or a driver was loaded: the new registration ended the agent's stream."""
     new = wire.SignalDefinition(
         signal_id=60_000, name="gpu.quantum_flux_ratio", kind="gauge", width_bits=64, table="gpu_1s"
     )
     agent = make_agent(signals=signal_dictionary())
-
-    async def grow() -> None:
-        async with lab.aggregator() as aggregator, lab.agent(aggregator, agent) as connection:
-            await connection.send(agent.message(1))
-            before = connection.metadata
-            agent.signals.append(new)
-            await connection.register()
-            assert connection.metadata == before
-            flux = Block("gpu_1s", ["GPU-0"], [60_000])
-            flux.put_float(0, 0, 0.5)
-            await connection.send(
-                wire.TelemetryBatch(sequence=2, frame=agent.frame(2, [flux])), agent.message(3)
-            )
-            assert connection.durable == {1, 2, 3}
-
-    asyncio.run(grow())
+    async with lab.aggregator() as aggregator, lab.agent(aggregator, agent) as connection:
+        await connection.send(agent.message(1))
+        before = connection.metadata
+        agent.signals.append(new)
+        await connection.register()
+        assert connection.metadata == before
+        flux = Block("gpu_1s", ["GPU-0"], [60_000])
+        flux.put_float(0, 0, 0.5)
+        await connection.send(
+            wire.TelemetryBatch(sequence=2, frame=agent.frame(2, [flux])), agent.message(3)
+        )
+        assert connection.durable == {1, 2, 3}
     assert lab.rows("SELECT signal, value FROM readings.by_name") == [
         ("gpu.quantum_flux_ratio", 0.5)
     ]
@@ -361,15 +330,11 @@ def test_a_registration_past_a_limit_names_field_and_limit(
 
 
 @pytest.mark.slow
-def test_more_hosts_than_the_limit(lab: Any, connect: Any, make_agent: Any) -> None:
+async def test_more_hosts_than_the_limit(lab: Any, connect: Any, make_agent: Any) -> None:
     """A script that registers without end does not fill the memory; known hosts continue."""
-
-    async def register_second() -> None:
-        async with lab.aggregator(hosts_max=1) as aggregator, lab.agent(aggregator) as first:
-            second = connect(aggregator.port, make_agent(host="host-2", run_id=b"s" * 16))
-            reason = await refused(second.register(), grpc.StatusCode.RESOURCE_EXHAUSTED)
-            assert "hosts_max" in reason
-            await second.close()
-            await first.register()
-
-    asyncio.run(register_second())
+    async with lab.aggregator(hosts_max=1) as aggregator, lab.agent(aggregator) as first:
+        second = connect(aggregator.port, make_agent(host="host-2", run_id=b"s" * 16))
+        reason = await refused(second.register(), grpc.StatusCode.RESOURCE_EXHAUSTED)
+        assert "hosts_max" in reason
+        await second.close()
+        await first.register()

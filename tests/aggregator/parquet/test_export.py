@@ -162,9 +162,8 @@ def test_ranges_cover_every_host_once(counts: list[int], rows_max: int) -> None:
             if (host_range.after is None or host > host_range.after)
             and (host_range.last is None or host <= host_range.last)
         ]
-        assert sum(counts_in_range) == host_range.rows and (
-            host_range.rows <= rows_max or len(counts_in_range) == 1
-        )
+        assert sum(counts_in_range) == host_range.rows
+        assert host_range.rows <= rows_max or len(counts_in_range) == 1
 
 
 @given(

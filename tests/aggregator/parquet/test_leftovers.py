@@ -95,36 +95,29 @@ def test_a_segment_that_cannot_be_read_costs_only_itself(
 
 
 @pytest.mark.slow
-def test_a_bit_that_fell_over_is_found_by_reading_again(two: Any) -> None:
-    """A failing disk keeps sizes and footers: the damage appeared when the readings were needed."""
+@pytest.mark.parametrize("is_merged", [False, True])
+def test_a_bit_that_fell_over_is_found_by_reading_again(two: Any, is_merged: bool) -> None:
+    """A failing disk keeps sizes and footers: the damage appeared when the readings were needed.
+
+    If it is merged, the hour gets the damage as well, and the good part is lost.
+    """
     path = raw(two)
     data = bytearray(path.read_bytes())
     data[len(data) // 3] ^= 0x10
     path.write_bytes(data)
-    two.later(31)
-    two.turn()
-    two.turn()
-    assert [finding.name for finding in two.findings] == ["store.segment_damaged"]
-    assert "differs from what was written (CRC-32)" in two.findings[0].message
-    assert two.ask(POWER) == [(1.0,), (2.0,)]
-
-
-@pytest.mark.slow
-def test_a_damaged_file_is_not_merged(two: Any) -> None:
-    """Otherwise the hour gets the damage as well, and the good part is lost."""
-    path = raw(two)
-    data = bytearray(path.read_bytes())
-    data[len(data) // 3] ^= 0x10
-    path.write_bytes(data)
-    two.history._unread = ["none"]
-    two.later(3700)
-    for _ in range(5):
+    if is_merged:
+        two.history._unread = ["none"]
+    two.later(3700 if is_merged else 31)
+    for _ in range(5 if is_merged else 2):
         two.turn()
-        two.later(31)
+        two.later(31 if is_merged else 0)
     assert two.ask(POWER) == [(1.0,), (2.0,)]
-    assert [name.rsplit("/")[-1] for name in two.files() if name.startswith("segments/gpu_1s")] == [
-        "2026112010-0.parquet"
-    ]
+    if is_merged:
+        parts = [name for name in two.files() if name.startswith("segments/gpu_1s")]
+        assert [name.rsplit("/")[-1] for name in parts] == ["2026112010-0.parquet"]
+    else:
+        assert [finding.name for finding in two.findings] == ["store.segment_damaged"]
+        assert "differs from what was written (CRC-32)" in two.findings[0].message
 
 
 @pytest.mark.slow

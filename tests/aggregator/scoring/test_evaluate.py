@@ -40,8 +40,7 @@ def test_a_host_is_unknown_until_it_was_heard_for_five_seconds() -> None:
 
 def test_a_healthy_host_has_the_base_hazard_and_a_measured_speed() -> None:
     """The numbers of a host of which only the size is known."""
-    world = World()
-    world.run(20)
+    world = World(seconds=20)
     score = world.score(world.hosts[0])
     assert score.hazard_per_hour == pytest.approx(base_hazard_per_hour(8))
     assert score.score == pytest.approx(math.exp(-8 * (8 * 2.2e-5 + 5e-6)))
@@ -51,8 +50,7 @@ def test_a_healthy_host_has_the_base_hazard_and_a_measured_speed() -> None:
 
 def test_a_silent_host_is_stale_with_wide_bounds_and_comes_back() -> None:
     """The cause may be a dead agent, host or link; the host is not HEALTHY."""
-    world = World()
-    world.run(20)
+    world = World(seconds=20)
     fresh = world.score(world.hosts[0])
     world.hosts[0].silent = True
     world.run(14)
@@ -69,8 +67,7 @@ def test_a_silent_host_is_stale_with_wide_bounds_and_comes_back() -> None:
 
 def test_what_is_measured_of_a_silent_host_is_not_known() -> None:
     """Hosts that had been switched off were recorded each morning as free of errors."""
-    world = World()
-    world.run(20)
+    world = World(seconds=20)
     world.hosts[0].silent = True
     world.run(30)
     measured = ("corrected_errors", "remaps_waiting", "link_errors", "link_downs", "gpus_unread")
@@ -83,8 +80,7 @@ def test_what_is_measured_of_a_silent_host_is_not_known() -> None:
 
 def test_a_sick_host_that_falls_silent_is_still_sick() -> None:
     """After XID 95 the host hangs: silence must not clear the fault."""
-    world = World()
-    world.run(10)
+    world = World(seconds=10)
     world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
     world.hosts[1].grow("rdma_1s_changes", "mlx5_0/1", packet_sequence_errors=300)
     world.run(20)
@@ -129,8 +125,7 @@ def test_more_findings_than_are_kept_stand_as_they_were_found(
 @pytest.mark.slow
 def test_silence_makes_nothing_younger() -> None:
     """A fault that was nearly over restarted with each silence: a host stayed slow for an hour."""
-    world = World()
-    world.run(20)
+    world = World(seconds=20)
     device = gpu_of(world.hosts[0], 0)
     world.hosts[0].grow("gpu_1s_changes", device, ecc_corrected_volatile_errors=5)
     world.run(10)
@@ -148,8 +143,7 @@ def test_silence_makes_nothing_younger() -> None:
 
 def test_rates_do_not_decay_while_nobody_reports_them() -> None:
     """Ten seconds without a frame are not ten seconds without errors."""
-    world = World()
-    world.run(20)
+    world = World(seconds=20)
     world.hosts[0].grow("rdma_1s_changes", "mlx5_0/1", packet_sequence_errors=300)
     world.run(30)
     before = world.score(world.hosts[0]).evidence[0].value
@@ -160,8 +154,7 @@ def test_rates_do_not_decay_while_nobody_reports_them() -> None:
 
 def test_many_hosts_silent_at_once_are_our_fault_and_frozen() -> None:
     """A switch in front of the aggregator died: 20 hosts must not be drained for it."""
-    world = World(hosts=8, gpus=1)
-    world.run(20)
+    world = World(hosts=8, gpus=1, seconds=20)
     for host in world.hosts[:5]:
         host.silent = True
     snapshot = world.run(60)
@@ -176,8 +169,7 @@ def test_many_hosts_silent_at_once_are_our_fault_and_frozen() -> None:
 
 def test_an_outage_is_not_frozen_for_ever() -> None:
     """Five hosts were removed for good."""
-    world = World(hosts=8, gpus=1)
-    world.run(20)
+    world = World(hosts=8, gpus=1, seconds=20)
     for host in world.hosts[:5]:
         host.silent = True
     world.now_ns += 880 * SECOND_NS
@@ -261,8 +253,7 @@ def test_a_host_heard_by_the_clock_as_it_is_now_did_not_boot_later() -> None:
 
     Until its next frame the host's events were attributed to the boot before.
     """
-    world = World(hosts=2)
-    world.run(5)
+    world = World(hosts=2, seconds=5)
     set_back(world, -3600)
     world.now_ns += SECOND_NS
     world.fleet.observe("h0", world.frame(world.hosts[0]), world.now_ns)
@@ -366,26 +357,21 @@ def test_a_collector_that_is_switched_off_is_told_of_no_more() -> None:
         "one that was left out once is not off"
     )
     world.run(60)
-    assert collector_messages(0).keys() == {
-        "gpu_1s",
-        "host_1s",
-    } and "rdma_1s" in collector_messages(2)
+    assert collector_messages(0).keys() == {"gpu_1s", "host_1s"}
+    assert "rdma_1s" in collector_messages(2)
     assert "nvme_60s" not in collector_messages(1)
     world.hosts[0].set("collector_10s", "rdma_1s", outcome_state=0, turn_seconds=0.001)
     world.hosts[2].reboot(world.now_ns - 30 * SECOND_NS)
     del world.hosts[2].readings["collector_10s", "host_1s"]
     world.register(world.hosts[2])
     world.run(90)
-    assert "rdma_1s" in collector_messages(0) and collector_messages(2).keys() == {
-        "gpu_1s",
-        "rdma_1s",
-    }
+    assert "rdma_1s" in collector_messages(0)
+    assert collector_messages(2).keys() == {"gpu_1s", "rdma_1s"}
 
 
 def test_late_frames_do_not_move_the_present() -> None:
     """A frame that waited on disk reports the past."""
-    world = World()
-    world.run(10)
+    world = World(seconds=10)
     late = world.frame(world.hosts[0])
     device = gpu_of(world.hosts[0], 0)
     world.hosts[0].set("gpu_1s", device, temperature_celsius=90)
@@ -397,8 +383,7 @@ def test_late_frames_do_not_move_the_present() -> None:
 
 def test_backlog_does_not_make_a_silent_host_fresh() -> None:
     """After an outage the agent drains its spool: the host is connected, its readings are old."""
-    world = World()
-    world.run(20)
+    world = World(seconds=20)
     world.hosts[0].silent = True
     world.run(30)
     world.fleet.note_backlog("h0", world.now_ns)
@@ -409,8 +394,7 @@ def test_backlog_does_not_make_a_silent_host_fresh() -> None:
 
 def test_a_late_frame_of_the_boot_before_is_late() -> None:
     """Its boottime is larger than the new boot's, and must not make it the newer frame."""
-    world = World()
-    world.run(10)
+    world = World(seconds=10)
     old = world.frame(world.hosts[0])
     world.hosts[0].reboot(world.now_ns)
     world.run(10)
@@ -441,8 +425,7 @@ def test_unknown_signals_are_left_to_the_store() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e308, -5.0])
 def test_odd_numbers_break_nothing(value: float) -> None:
     """A driver that reports NaN, or minus infinity degrees, spoils no other host's score."""
-    world = World()
-    world.run(10)
+    world = World(seconds=10)
     sick = world.hosts[0]
     for table, device in list(sick.readings):
         if table in ("gpu_1s", "gpu_10s", "host_1s", "filesystem_60s"):
@@ -459,8 +442,7 @@ def test_odd_numbers_break_nothing(value: float) -> None:
 
 def test_frames_of_strangers_and_of_the_far_future_are_left_alone() -> None:
     """A frame of a host that never registered, and a frame from the year 2500."""
-    world = World()
-    world.run(10)
+    world = World(seconds=10)
     stamp = frame.Stamp(b"R" * 16, b"B" * 16, 99, 2**64 - 1, 2**64 - 1)
     world.fleet.observe("nobody", read_frame(frame.encode(stamp, ())), world.now_ns)
     world.fleet.observe("h0", read_frame(frame.encode(stamp, ())), world.now_ns)
@@ -481,8 +463,7 @@ def test_node_indexes_stay_and_names_are_shared() -> None:
 
 def test_a_snapshot_of_another_epoch_is_not_built_upon() -> None:
     """After a restart node 3 may be another host: its symptoms are not carried over."""
-    world = World()
-    world.run(10)
+    world = World(seconds=10)
     world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
     old = world.run(1)
     fresh = Fleet(epoch=8)
@@ -506,8 +487,7 @@ def test_a_rule_that_fails_blinds_no_other(
     def broken(_: object) -> list[object]:
         raise ZeroDivisionError("by zero")
 
-    world = World()
-    world.run(10)
+    world = World(seconds=10)
     monkeypatch.setattr(rules, "DETECTORS", (broken, *rules.DETECTORS))
     world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
     snapshot = world.run(1)
@@ -552,8 +532,7 @@ def test_what_nothing_counts_is_not_asked_when_it_was_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Most queries of a turn match no row: looking up their ages took a third of the turn."""
-    world = World(hosts=2, gpus=2)
-    world.run(20)
+    world = World(hosts=2, gpus=2, seconds=20)
     present = FleetView(world.fleet, world.now_ns)
 
     def fail(*_: object) -> None:

@@ -478,9 +478,8 @@ def test_what_differs_from_what_was_declared_computes_again(tmp_path: Path) -> N
     value, item_rows = rows("nvlinks_up")
     assert sum(row["link_state"] for row in item_rows) == value == 3 and len(item_rows) == 4
     value, item_rows = rows("gpu_pcie_width_lanes")
-    assert (
-        min(row["pcie_width_max_lanes"] for row in item_rows) == value == 8 and len(item_rows) == 2
-    )
+    assert min(row["pcie_width_max_lanes"] for row in item_rows) == value == 8
+    assert len(item_rows) == 2
     stored_answers.connection.close()
 
 

@@ -42,8 +42,7 @@ def test_a_part_of_the_fleet_that_fails_stops_no_judging(
     part: str, owner: Any, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     """One GPU's odd reading made an array of the wrong shape: judging stopped silently."""
-    world = World(gpus=2)
-    world.run(10)
+    world = World(gpus=2, seconds=10)
     with monkeypatch.context() as patch:
         patch.setattr(owner(world.fleet), method, broken)
         world.event(world.hosts[0], 79, gpu_of(world.hosts[0], 0))
@@ -58,8 +57,7 @@ def test_a_part_of_the_fleet_that_fails_stops_no_judging(
 
 def test_what_a_rule_found_stands_while_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug in one rule made every host with a fatal XID HEALTHY, and cleared its finding."""
-    world = World(gpus=2)
-    world.run(10)
+    world = World(gpus=2, seconds=10)
     world.event(world.hosts[0], 79, gpu_of(world.hosts[0], 0))
     world.run(2)
     findings = dict(world.fleet.findings)
@@ -100,8 +98,7 @@ def test_who_waits_for_whom_that_fails_stops_no_judging(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Waits are only an explanation: a bug there left all hosts with scores hours old."""
-    world = World(gpus=2)
-    world.run(10)
+    world = World(gpus=2, seconds=10)
     with monkeypatch.context() as patch:
         patch.setattr(evaluate, "find_waits", broken)
         world.event(world.hosts[0], 79, gpu_of(world.hosts[0], 0))
@@ -144,53 +141,47 @@ def test_a_failure_is_told_for_a_minute_after_the_last_by_any_clock() -> None:
 
 
 @pytest.mark.slow
-def test_what_was_shown_is_on_record_though_the_end_comes_just_then(lab: Any, until: Any) -> None:
+async def test_what_was_shown_is_on_record_though_the_end_comes_just_then(
+    lab: Any, until: Any
+) -> None:
     """A scheduler received UNHEALTHY, but a restart came before the state was stored."""
-
-    async def cancel_turn() -> int:
-        async with lab.aggregator(judge_seconds=60.0) as aggregator, lab.agent(aggregator):
-            before = aggregator.snapshot_holder.snapshot
-            turn = asyncio.create_task(aggregator.judge_loop.turn())
-            while aggregator.snapshot_holder.snapshot is before:
-                await asyncio.sleep(0)
-            turn.cancel()
-            await asyncio.wait([turn])
-            assert turn.cancelled()
-            return int(aggregator.snapshot_holder.snapshot.version)
-
-    version = asyncio.run(cancel_turn())
+    async with lab.aggregator(judge_seconds=60.0) as aggregator, lab.agent(aggregator):
+        before = aggregator.snapshot_holder.snapshot
+        turn = asyncio.create_task(aggregator.judge_loop.turn())
+        while aggregator.snapshot_holder.snapshot is before:
+            await asyncio.sleep(0)
+        turn.cancel()
+        await asyncio.wait([turn])
+        assert turn.cancelled()
+        version = int(aggregator.snapshot_holder.snapshot.version)
     assert lab.rows("SELECT max(version) FROM scores") == [(version,)]
 
 
 @pytest.mark.slow
-def test_judging_that_fails_as_a_whole_is_told_of(
+async def test_judging_that_fails_as_a_whole_is_told_of(
     lab: Any, until: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Scores stayed HEALTHY for a night: responses must say that they are old, and why."""
-
-    async def fail_judging() -> None:
-        async with lab.aggregator(judge_seconds=0.05) as aggregator, lab.agent(aggregator) as agent:
-            stub: Any = ScoreServiceStub(agent.channel)  # type: ignore[no-untyped-call]
-            holder, findings = aggregator.snapshot_holder, aggregator.fleet.findings
-            await until(lambda: holder.snapshot and len(holder.snapshot.names) == 1)
-            version = holder.snapshot.version
-            with monkeypatch.context() as patch:
-                patch.setattr(judge_loop, "evaluate", broken)
-                await until(lambda: holder.snapshot.degraded_reason)
-                memory, before = aggregator.advisory_engine.machine.state, holder.snapshot
-                assert memory.frozen.startswith("judging failed"), "nothing is granted meanwhile"
-                assert before.version > version and before.names == ("host-1",)
-                answer = await stub.ListNodeScores(score_pb2.ListNodeScoresRequest())
-                assert answer.degraded and answer.node_scores
-                assert answer.degraded_reason.startswith(
-                    "judging failed: ZeroDivisionError: by zero; scores are of "
-                )
-                key = AGGREGATOR_HOST, judge_loop.JUDGING_FINDING, ""
-                assert findings[key].message == "judging failed: ZeroDivisionError: by zero"
-            await until(lambda: not holder.snapshot.degraded_reason and not memory.frozen)
-            assert key not in findings and holder.snapshot.version > before.version
-
-    asyncio.run(fail_judging())
+    async with lab.aggregator(judge_seconds=0.05) as aggregator, lab.agent(aggregator) as agent:
+        stub: Any = ScoreServiceStub(agent.channel)  # type: ignore[no-untyped-call]
+        holder, findings = aggregator.snapshot_holder, aggregator.fleet.findings
+        await until(lambda: holder.snapshot and len(holder.snapshot.names) == 1)
+        version = holder.snapshot.version
+        with monkeypatch.context() as patch:
+            patch.setattr(judge_loop, "evaluate", broken)
+            await until(lambda: holder.snapshot.degraded_reason)
+            memory, before = aggregator.advisory_engine.machine.state, holder.snapshot
+            assert memory.frozen.startswith("judging failed"), "nothing is granted meanwhile"
+            assert before.version > version and before.names == ("host-1",)
+            answer = await stub.ListNodeScores(score_pb2.ListNodeScoresRequest())
+            assert answer.degraded and answer.node_scores
+            assert answer.degraded_reason.startswith(
+                "judging failed: ZeroDivisionError: by zero; scores are of "
+            )
+            key = AGGREGATOR_HOST, judge_loop.JUDGING_FINDING, ""
+            assert findings[key].message == "judging failed: ZeroDivisionError: by zero"
+        await until(lambda: not holder.snapshot.degraded_reason and not memory.frozen)
+        assert key not in findings and holder.snapshot.version > before.version
     assert len([record for record in caplog.records if "judging failed" in record.message]) == 1
     assert lab.rows(
         "SELECT words, cleared IS NULL FROM findings WHERE name = 'judging.failed'"

@@ -302,8 +302,7 @@ def test_what_was_known_before_a_restart_is_stored_again_as_it_was(
     state: HealthState | None,
 ) -> None:
     """A GPU broke; for a minute after a deployment SQL showed it as HEALTHY."""
-    world = World()
-    world.run(20)
+    world = World(seconds=20)
     world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
     snapshot = world.run(2)
     scores = [
@@ -324,8 +323,7 @@ def test_what_was_known_before_a_restart_is_stored_again_as_it_was(
 
 def test_hosts_that_change_together_are_looked_up_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """10,000 hosts changed in one second: for each, all GPUs were searched, on the loop."""
-    world = World(hosts=4, gpus=2)
-    world.run(5)
+    world = World(hosts=4, gpus=2, seconds=5)
     late = gpu_of(world.hosts[0], 2)  # its row is behind those of all other hosts
     world.register(world.hosts[0], gpus=3)
     for key in ("gpu_1s", "gpu_10s"):

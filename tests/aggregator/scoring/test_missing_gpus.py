@@ -79,9 +79,8 @@ def test_lost_gpus_are_never_health(numbers: Sequence[int], boots: bool) -> None
         assert score.score <= before + 1e-9 and score.state is not HealthState.HEALTHY
     assert score.state is HealthState.UNHEALTHY and not is_allowed(world, host)
     (message,) = missing(score)
-    assert (
-        message.startswith(f"{8 - len(numbers)} GPUs, it had 8: GPU-h0-") and "missing" in message
-    )
+    assert message.startswith(f"{8 - len(numbers)} GPUs, it had 8: GPU-h0-")
+    assert "missing" in message
     assert score.reason is Reason.GPU_UNUSABLE
     assert ("h0", "gpu.missing", "host gpu.missing") in world.fleet.findings
     assert world.score(other).state is HealthState.HEALTHY
@@ -186,8 +185,7 @@ def _comes_back_late(world: World, host: Host) -> None:
 )  # fmt: skip
 def test_what_looks_like_lost_gpus_and_is_not(what: Callable[[World, Host], None]) -> None:
     """A replacement, a driver update, `gangline release` or a virtual machine is not a loss."""
-    world = World(hosts=2)
-    world.run(20)
+    world = World(hosts=2, seconds=20)
     what(world, world.hosts[0])
     for _ in range(LONG_SECONDS // 20):
         world.run(20)
@@ -198,8 +196,7 @@ def test_what_looks_like_lost_gpus_and_is_not(what: Callable[[World, Host], None
 @pytest.mark.slow
 def test_a_gpu_that_its_driver_lists_and_that_does_not_answer_is_lost_if_it_did_before() -> None:
     """After a boot the driver could not start GPU 3: /proc lists it, NVML does not."""
-    world = World(hosts=2)
-    world.run(20)
+    world = World(hosts=2, seconds=20)
     host = world.hosts[0]
     loses(world, host, [3], boots=True)
     registers(
@@ -291,8 +288,7 @@ def test_who_is_expected_after(
 
 def test_a_lost_gpu_is_counted_once_where_only_its_address_is_told() -> None:
     """XID 79 names a PCI address that is no longer in the inventory: the GPU was listed twice."""
-    world = World(hosts=2)
-    world.run(20)
+    world = World(hosts=2, seconds=20)
     host = world.hosts[0]
     loses(world, host, [3], boots=False)
     host.set("gpu_1s", gpu_of(host, 3), lost_state=1)

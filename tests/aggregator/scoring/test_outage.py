@@ -52,8 +52,7 @@ def test_a_twentieth_is_the_share_and_a_minute_the_time(
     silent: int, apart_seconds: int, ours: bool
 ) -> None:
     """In a fleet of 80, three silent hosts, or four at intervals of 40 s, are dead hosts."""
-    world = World(hosts=80, gpus=1)
-    world.run(8)
+    world = World(hosts=80, gpus=1, seconds=8)
     for host in world.hosts[:silent]:
         host.silent = True
         world.run(apart_seconds)
@@ -87,8 +86,7 @@ def test_a_model_that_weighs_silence_counts_none_that_is_ours(silent: int, ours:
 @pytest.mark.parametrize(("apart_seconds", "frozen"), [(25, 3), (50, 0)])
 def test_hosts_booted_one_after_another_are_no_outage(apart_seconds: int, frozen: int) -> None:
     """Three hosts were booted 50 s apart: only the second was frozen, by overlapping windows."""
-    world = World(hosts=20, gpus=1)
-    world.run(8)
+    world = World(hosts=20, gpus=1, seconds=8)
     for number, host in enumerate(world.hosts[:3]):
         host.silent = True
         world.run(apart_seconds if number < 2 else 20)
@@ -99,8 +97,7 @@ def test_hosts_booted_one_after_another_are_no_outage(apart_seconds: int, frozen
 @pytest.mark.slow
 def test_hosts_that_are_gone_are_no_part_of_the_fleet_that_falls_silent() -> None:
     """After sixty of eighty hosts were switched off for good, three silent ones are an outage."""
-    world = World(hosts=80, gpus=1)
-    world.run(8)
+    world = World(hosts=80, gpus=1, seconds=8)
     for host in world.hosts[20:]:
         host.silent = True
     world.run(920, every_seconds=30)

@@ -57,8 +57,7 @@ SEEN = OutcomeFeedback(outcomes=Calibration((50.0,) * 4, (20.0,) * 4, (2.5, 2.0,
 @pytest.fixture
 def world() -> World:
     """A hot GPU, a fatal XID, a silent host, a counted link error, and a host without a fault."""
-    world = World(hosts=5)
-    world.run(8)
+    world = World(hosts=5, seconds=8)
     throttle(world.hosts[0], 3)
     world.event(world.hosts[1], 79, gpu_of(world.hosts[1], 0))
     world.event(world.hosts[1], 94, gpu_of(world.hosts[1], 2))
@@ -233,11 +232,9 @@ def test_outcomes_are_a_part_of_every_score_and_compute_again(world: World, mode
         if uncalibrated.hazard_per_hour < 1.0:
             assert host.hazard_per_hour == pytest.approx(factor * uncalibrated.hazard_per_hour)
         outcome_evidence = [e for e in host.evidence if e.signal == "hazard.outcomes"]
-        assert (
-            len(outcome_evidence) == 1
-            and outcome_evidence[0].value == pytest.approx(factor)
-            and "ops.outcomes" in outcome_evidence[0].sql
-        )
+        assert len(outcome_evidence) == 1
+        assert outcome_evidence[0].value == pytest.approx(factor)
+        assert "ops.outcomes" in outcome_evidence[0].sql
         assert (
             outcome_evidence[0].score_delta < 0
             if factor > 1.0

@@ -56,8 +56,7 @@ def same(one: HostScore, other: HostScore) -> bool:
 
 def test_hosts_stand_as_before_until_they_are_heard() -> None:
     """A deployment of the aggregator at noon made 1,000 hosts UNKNOWN for every scheduler."""
-    world = World()
-    world.run(20)
+    world = World(seconds=20)
     world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
     world.run(2)
     before = [world.score(host) for host in world.hosts]
@@ -76,8 +75,7 @@ def test_hosts_stand_as_before_until_they_are_heard() -> None:
 
 def test_a_fleet_that_was_well_is_not_degraded_once_all_are_heard() -> None:
     """While a snapshot is degraded nothing is proposed, and no permit given."""
-    world = World(hosts=2)
-    world.run(20)
+    world = World(hosts=2, seconds=20)
     restarted(world)
     back(world)
     assert world.run(6).degraded_reason == ""  # the first five seconds are those of a new host
@@ -86,8 +84,7 @@ def test_a_fleet_that_was_well_is_not_degraded_once_all_are_heard() -> None:
 
 def test_a_sick_host_is_not_well_after_six_seconds() -> None:
     """Symptoms take seconds to show: a thermal fault was HEALTHY for 10 s after each restart."""
-    world = World()
-    world.run(20)
+    world = World(seconds=20)
     world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
     world.run(2)
     restarted(world)
@@ -97,9 +94,8 @@ def test_a_sick_host_is_not_well_after_six_seconds() -> None:
         assert world.score(world.hosts[0]).state is HealthState.UNHEALTHY
     world.run(2)  # the event was not reported again: a reboot had cleared it
     snapshot = world.run(1)
-    assert (
-        world.score(world.hosts[0]).state is HealthState.HEALTHY and snapshot.degraded_reason == ""
-    )
+    assert world.score(world.hosts[0]).state is HealthState.HEALTHY
+    assert snapshot.degraded_reason == ""
 
 
 @pytest.mark.slow
@@ -156,9 +152,8 @@ def test_an_interface_that_was_removed_before_our_start_is_still_missed() -> Non
         world.event(host, 2, device, "net.link", ago=60.0)
     world.run(90)
     score = world.score(host)
-    assert score.state is HealthState.WATCH and [
-        evidence.device for evidence in score.evidence
-    ] == ["eth0"]
+    assert score.state is HealthState.WATCH
+    assert [evidence.device for evidence in score.evidence] == ["eth0"]
 
 
 @pytest.mark.slow
@@ -212,8 +207,7 @@ def test_a_sick_gpu_that_nothing_reads_is_as_sick_after_a_restart(boots: bool) -
 
 def test_a_clock_that_is_put_right_after_our_start_makes_our_minute_no_hour() -> None:
     """The machine booted with a clock 1 h fast; nothing was proposed until that hour was over."""
-    world = World()
-    world.run(20)
+    world = World(seconds=20)
     restarted(world)
     back(world)
     world.run(3)
@@ -227,8 +221,7 @@ def test_a_clock_that_is_put_right_after_our_start_makes_our_minute_no_hour() ->
 
 def test_what_is_worse_than_before_shows_at_once() -> None:
     """A host broke while the aggregator was down."""
-    world = World()
-    world.run(20)
+    world = World(seconds=20)
     world.hosts[0].set("filesystem_60s", "/", available_bytes=1e8)
     world.run(60)
     assert world.score(world.hosts[0]).state is HealthState.WATCH
@@ -241,8 +234,7 @@ def test_what_is_worse_than_before_shows_at_once() -> None:
 
 def test_hosts_that_do_not_come_back_turn_stale_and_sick_ones_stay_sick() -> None:
     """Two hosts die while the aggregator moves: its own outage excuses one minute of silence."""
-    world = World(hosts=6)
-    world.run(20)
+    world = World(hosts=6, seconds=20)
     world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
     world.run(2)
     world.hosts[0].silent = world.hosts[1].silent = True

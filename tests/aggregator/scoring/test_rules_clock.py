@@ -53,8 +53,7 @@ HELD = [
 @pytest.mark.parametrize("seed", range(5))
 def test_a_throttled_gpu_is_found_within_25_seconds_and_its_victims_are_not(seed: int) -> None:
     """One GPU of 32 loses 32 % of its clock to heat; 31 wait for it at 100 % utilization."""
-    world = World(seed=seed)
-    world.run(20)
+    world = World(seed=seed, seconds=20)
     assert all_well(world)
     sick = world.hosts[2]
     throttle(sick, 5)
@@ -82,8 +81,7 @@ def test_the_heat_that_holds_a_gpu_down_is_what_is_told(
     die: float | None, beside: dict[str, float], told: str
 ) -> None:
     """Hot memory was reported as "66 C, slowdown at 89 C", a temperature margin as "nan C"."""
-    world = World()
-    world.run(10)
+    world = World(seconds=10)
     throttle(world.hosts[0], 5)
     device = gpu_of(world.hosts[0], 5)
     world.hosts[0].readings["gpu_1s", device].pop("temperature_celsius")
@@ -94,8 +92,7 @@ def test_the_heat_that_holds_a_gpu_down_is_what_is_told(
 
 def test_a_power_limit_that_is_not_told_is_no_number() -> None:
     """The message was "nan W of nan W"."""
-    world = World()
-    world.run(10)
+    world = World(seconds=10)
     host, device = world.hosts[0], gpu_of(world.hosts[0], 1)
     host.set("gpu_1s", device, sm_clock_hertz=0.6 * CLOCK_HERTZ, clock_event_reasons_flags=0x4)
     host.readings["gpu_10s", device].pop("power_limit_watts")
@@ -107,8 +104,7 @@ def test_a_power_limit_that_is_not_told_is_no_number() -> None:
 
 def test_throttling_ends_a_minute_after_the_clock_came_back_and_not_before() -> None:
     """A GPU that throttles every half minute must not alternate between DEGRADED and HEALTHY."""
-    world = World()
-    world.run(20)
+    world = World(seconds=20)
     sick, device = world.hosts[0], gpu_of(world.hosts[0], 0)
     throttle(sick, 0)
     world.run(20)
@@ -132,100 +128,69 @@ def test_throttling_ends_a_minute_after_the_clock_came_back_and_not_before() -> 
     assert all_well(world)
 
 
-def test_an_idle_gpu_with_a_low_clock_is_not_slow() -> None:
-    """An idle GPU clocks down to 345 MHz by itself: half a cluster idles at any time."""
+@pytest.mark.parametrize(
+    ("warm_seconds", "readings"),
+    [
+        # An idle GPU clocks down by itself: half a cluster idles at any time.
+        pytest.param(0, {"sm_clock_hertz": 345e6, "power_watts": IDLE_WATTS, "utilization_ratio": 0.0,
+                         "clock_event_reasons_flags": 1}, id="idle"),
+        # 100 % utilization at 150 W is waiting; a governor may lower the clock meanwhile.
+        pytest.param(10, {"sm_clock_hertz": 1.2e9, "power_watts": WAITING_WATTS}, id="waiting"),
+        # The cap flag is set on every H100 at full load; the clock is as high as the peers'.
+        pytest.param(0, {"clock_event_reasons_flags": 0x4, "power_watts": LIMIT_WATTS}, id="capped at full load"),
+    ],
+)  # fmt: skip
+def test_gpus_that_are_not_slow(warm_seconds: int, readings: dict[str, float]) -> None:
     world = World()
+    if warm_seconds:
+        world.run(warm_seconds)
+    host = world.hosts[1]
     for gpu in range(8):
-        world.hosts[1].set("gpu_1s", gpu_of(world.hosts[1], gpu), sm_clock_hertz=345e6,
-                           power_watts=IDLE_WATTS, utilization_ratio=0.0,
-                           clock_event_reasons_flags=1)  # fmt: skip
+        host.set("gpu_1s", gpu_of(host, gpu), **readings)
+        if readings["power_watts"] == LIMIT_WATTS:
+            host.grow("gpu_1s", gpu_of(host, gpu), violation_power_nanoseconds=9e8)
     world.run(60)
     assert all_well(world)
-    assert math.isnan(world.score(world.hosts[1]).relative_speed)
+    assert math.isnan(world.score(host).relative_speed) == ("utilization_ratio" in readings)
 
 
-def test_waiting_gpus_are_not_slow_whatever_their_clock() -> None:
-    """100 % utilization at 150 W is waiting; a governor may lower the clock meanwhile."""
-    world = World()
-    world.run(10)
-    victim = world.hosts[3]
-    for gpu in range(8):
-        victim.set("gpu_1s", gpu_of(victim, gpu), sm_clock_hertz=1.2e9, power_watts=WAITING_WATTS)
-    world.run(60)
-    assert all_well(world)
-
-
-def test_a_power_cap_at_full_load_is_normal() -> None:
-    """The cap flag is set on every H100 at full load; the clock is as high as the peers'."""
-    world = World()
-    for gpu in range(8):
-        world.hosts[0].set("gpu_1s", gpu_of(world.hosts[0], gpu), clock_event_reasons_flags=0x4,
-                           power_watts=LIMIT_WATTS)  # fmt: skip
-        world.hosts[0].grow("gpu_1s", gpu_of(world.hosts[0], gpu), violation_power_nanoseconds=9e8)
-    world.run(60)
-    assert all_well(world)
-
-
-def test_a_power_cap_below_that_of_the_peers_is_named() -> None:
-    """A power limit of 400 W left behind by an experiment slows the whole gang."""
-    world = World()
-    world.run(10)
-    device = gpu_of(world.hosts[0], 3)
-    world.hosts[0].set("gpu_1s", device, sm_clock_hertz=1.35e9, power_watts=398.0,
-                       clock_event_reasons_flags=0x4)  # fmt: skip
-    world.hosts[0].set("gpu_10s", device, power_limit_watts=400.0)
-    world.run(30)
-    score = world.score(world.hosts[0])
-    assert (score.state, score.reason) == (HealthState.DEGRADED, Reason.POWER_CAP)
-    assert "its power limit (398 W of 400 W)" in score.reason_message
-
-
-def test_a_hardware_power_brake_is_named_though_it_draws_like_a_waiting_gpu() -> None:
-    """A braked GPU fell to 150 W and 100 % utilization: by power alone it seems to wait."""
-    world = World()
-    world.run(10)
-    world.hosts[0].set("gpu_1s", gpu_of(world.hosts[0], 3), sm_clock_hertz=6e8, power_watts=160.0,
-                       clock_event_reasons_flags=0x88)  # fmt: skip
-    world.run(25)
-    assert world.score(world.hosts[0]).reason is Reason.POWER_CAP
-    assert "power brake" in world.score(world.hosts[0]).reason_message
-
-
-def test_a_slow_gpu_without_a_cause_is_a_straggler() -> None:
-    """A GPU without flag, heat or limit that is 25 % slow is a straggler."""
-    world = World()
-    world.run(10)
-    world.hosts[0].set("gpu_1s", gpu_of(world.hosts[0], 3), sm_clock_hertz=CLOCK_HERTZ * 0.75)
-    world.run(60)
-    score = world.score(world.hosts[0])
-    assert (score.state, score.reason) == (HealthState.DEGRADED, Reason.STRAGGLER)
-
-
-def test_heat_is_not_named_without_heat() -> None:
-    """A driver reports heat at 60 C: the GPU is slow, but not because of heat."""
-    world = World()
-    world.run(10)
-    throttle(world.hosts[0], 3)
-    world.hosts[0].set("gpu_1s", gpu_of(world.hosts[0], 3), temperature_celsius=60)
-    world.run(40)
-    assert world.score(world.hosts[0]).reason is Reason.STRAGGLER
-
-
-def test_a_clock_locked_on_purpose_is_policy_not_a_fault() -> None:
-    """Someone locked the clocks of one GPU for a measurement and forgot it."""
-    world = World()
-    world.run(10)
-    world.hosts[0].set("gpu_1s", gpu_of(world.hosts[0], 3), sm_clock_hertz=1.2e9,
-                       clock_event_reasons_flags=0x2)  # fmt: skip
-    world.run(60)
-    score = world.score(world.hosts[0])
-    assert (score.state, score.reason) == (HealthState.WATCH, Reason.POLICY)
+@pytest.mark.parametrize(
+    ("seconds", "readings", "state", "reason", "message"),
+    [
+        # A power limit of 400 W left behind by an experiment slows the whole gang.
+        (30, {"sm_clock_hertz": 1.35e9, "power_watts": 398.0, "clock_event_reasons_flags": 0x4},
+         HealthState.DEGRADED, Reason.POWER_CAP, "its power limit (398 W of 400 W)"),
+        # A braked GPU fell to 150 W and 100 % utilization: by power alone it seems to wait.
+        (25, {"sm_clock_hertz": 6e8, "power_watts": 160.0, "clock_event_reasons_flags": 0x88},
+         HealthState.DEGRADED, Reason.POWER_CAP, "power brake"),
+        (60, {"sm_clock_hertz": CLOCK_HERTZ * 0.75}, HealthState.DEGRADED, Reason.STRAGGLER, ""),
+        # A driver reports heat at 60 C: the GPU is slow, but not because of heat.
+        (40, {"temperature_celsius": 60}, HealthState.DEGRADED, Reason.STRAGGLER, ""),
+        # Someone locked the clocks of one GPU for a measurement and forgot it.
+        (60, {"sm_clock_hertz": 1.2e9, "clock_event_reasons_flags": 0x2},
+         HealthState.WATCH, Reason.POLICY, ""),
+    ],
+    ids=["power cap below the peers'", "power brake", "no cause", "heat without heat", "locked"],
+)  # fmt: skip
+def test_the_cause_of_a_slow_gpu(
+    seconds: int, readings: dict[str, float], state: HealthState, reason: Reason, message: str
+) -> None:
+    world = World(seconds=10)
+    host, device = world.hosts[0], gpu_of(world.hosts[0], 3)
+    if "temperature_celsius" in readings:
+        throttle(host, 3)
+    if "400 W" in message:
+        host.set("gpu_10s", device, power_limit_watts=400.0)
+    host.set("gpu_1s", device, **readings)
+    world.run(seconds)
+    score = world.score(host)
+    assert (score.state, score.reason) == (state, reason)
+    assert message in score.reason_message
 
 
 def test_all_slow_alike_blames_nobody() -> None:
     """A hot afternoon, or a cap on the whole hall: no host is to blame."""
-    world = World()
-    world.run(10)
+    world = World(seconds=10)
     for host in world.hosts:
         for gpu in range(8):
             throttle(host, gpu, 0.7)
@@ -245,8 +210,7 @@ def test_what_holds_a_gpu_down_a_little_is_told(
     readings: dict[str, float], reason: Reason, said: str, share: float, state: HealthState
 ) -> None:
     """A GPU held 10 % by heat was HEALTHY; a GPU at 0.87 by a cap had no reason."""
-    world = World(spread=0.005)
-    world.run(10)
+    world = World(spread=0.005, seconds=10)
     device = gpu_of(world.hosts[0], 3)
     world.hosts[0].set("gpu_1s", device, sm_clock_hertz=share * CLOCK_HERTZ, **readings)
     world.run(60)
@@ -261,8 +225,7 @@ def test_what_holds_a_gpu_down_a_little_is_told(
 @pytest.mark.slow
 def test_a_level_ends_above_where_it_begins_and_a_minute_later() -> None:
     """At 92 % of its peers' clock a GPU alternated between DEGRADED and WATCH."""
-    world = World(spread=0.0)
-    world.run(10)
+    world = World(spread=0.0, seconds=10)
     sick, device = world.hosts[0], gpu_of(world.hosts[0], 3)
 
     def hold(share: float, seconds: int) -> HealthState:
@@ -284,8 +247,7 @@ def test_a_level_ends_above_where_it_begins_and_a_minute_later() -> None:
 
 def test_work_that_reaches_the_limit_in_bursts_is_not_held_down() -> None:
     """A dense job draws its limit for half of each second: cap and lower clock are right."""
-    world = World(spread=0.005)
-    world.run(10)
+    world = World(spread=0.005, seconds=10)
 
     def burst(_: int) -> None:
         for gpu in range(8):

@@ -10,8 +10,7 @@ TABLE = "gpu_job_1s_changes"
 
 def test_a_gpu_held_by_the_dead_is_found() -> None:
     """Three jobs in a row ran out of memory on a GPU that seemed idle and healthy otherwise."""
-    world = World()
-    world.run(10)
+    world = World(seconds=10)
     host = world.hosts[0]
     host.set(TABLE, gpu_of(host, 0), dead_count=1, dead_memory_bytes=60e9, unknown_count=0)
     world.run(45)
@@ -26,8 +25,7 @@ def test_a_gpu_held_by_the_dead_is_found() -> None:
 
 def test_processes_that_end_as_others_do_are_none() -> None:
     """The end of every job leaves its processes in the driver's list for moments."""
-    world = World()
-    world.run(10)
+    world = World(seconds=10)
     host = world.hosts[0]
     host.set(TABLE, gpu_of(host, 0), dead_count=8, dead_memory_bytes=400e9)
     world.run(10)

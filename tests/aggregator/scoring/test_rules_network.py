@@ -59,16 +59,26 @@ def with_past(hosts: int = 6, made: World | None = None) -> World:
     return world
 
 
+def move_all(world: World, share: float = 1.0, waits: float = 1.0) -> None:
+    for host in world.hosts:
+        move(host, share, waits)
+
+
+def congested(hosts: int = 6, share: float = 0.88, waits: float = 2.5) -> World:
+    """Return a world with a past whose traffic changed for more than two minutes."""
+    world = with_past(hosts)
+    move_all(world, share, waits)
+    pass_steps(world, AFTER)
+    return world
+
+
 def watched(world: World) -> set[str]:
     return {name for name, state in world.states().items() if state == "WATCH"}
 
 
 def test_a_congested_network_is_named_at_all_hosts_of_its_job_and_blames_none() -> None:
     """A job lost an eighth for half an hour without errors, and every host was inspected."""
-    world = with_past()
-    for host in world.hosts:
-        move(host, share=0.88, waits=2.5)
-    pass_steps(world, AFTER)
+    world = congested()
     assert watched(world) == {f"h{n}" for n in range(6)} == set(blamed(world))
     score = world.score(world.hosts[3])
     assert (score.state, score.reason) == (HealthState.WATCH, Reason.FABRIC)
@@ -79,12 +89,8 @@ def test_a_congested_network_is_named_at_all_hosts_of_its_job_and_blames_none() 
 
 def test_it_ends_when_the_network_is_free_again() -> None:
     """The finding must clear without manual action."""
-    world = with_past()
-    for host in world.hosts:
-        move(host, share=0.88, waits=2.5)
-    pass_steps(world, AFTER)
-    for host in world.hosts:
-        move(host)
+    world = congested()
+    move_all(world)
     pass_steps(world, AFTER + 8)
     assert all_well(world)
 
@@ -99,28 +105,22 @@ def test_one_rail_is_named_as_that() -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "waits", "what"),
+    ("share", "waits", "others_wait"),
     [
-        (0.8, 1.0, "another phase of the job moves less, and waits as it did"),
-        (0.8, 0.4, "one host is slow: all send less and have less to wait for"),
-        (1.0, 3.0, "ports wait more and nobody is slower for it"),
-        (1.3, 2.5, "the job sends more, and so waits more"),
+        pytest.param(0.8, 1.0, 1.0, id="another phase of the job moves less, and waits as it did"),
+        pytest.param(0.8, 0.4, 0.4, id="one host is slow: all send less and have less to wait for"),
+        pytest.param(1.0, 3.0, 3.0, id="ports wait more and nobody is slower for it"),
+        pytest.param(1.3, 2.5, 2.5, id="the job sends more, and so waits more"),
+        pytest.param(0.88, 2.5, 1.0, id="a slow receiver makes one sender wait"),
     ],
 )
-def test_what_is_no_congestion_is_not_called_so(share: float, waits: float, what: str) -> None:
+def test_what_is_no_congestion_is_not_called_so(
+    share: float, waits: float, others_wait: float
+) -> None:
     """Less traffic, or more waiting, is normal: only both at once are congestion."""
     world = with_past()
-    for host in world.hosts:
-        move(host, share=share, waits=waits)
-    pass_steps(world, AFTER)
-    assert all_well(world), what
-
-
-def test_one_host_whose_ports_wait_is_not_the_network_of_all() -> None:
-    """A slow receiver makes one sender wait."""
-    world = with_past()
-    for host in world.hosts:
-        move(host, share=0.88, waits=2.5 if host is world.hosts[0] else 1.0)
+    move_all(world, share, others_wait)
+    move(world.hosts[0], share, waits)
     pass_steps(world, AFTER)
     assert all_well(world)
 
@@ -128,8 +128,7 @@ def test_one_host_whose_ports_wait_is_not_the_network_of_all() -> None:
 def test_a_bad_link_is_the_links_and_not_the_networks() -> None:
     """One cable repeated half its packets; credits ran out behind it, and all ports waited."""
     world = with_past()
-    for host in world.hosts:
-        move(host, share=0.85, waits=2.5)
+    move_all(world, share=0.85, waits=2.5)
     world.hosts[2].grow("rdma_1s_changes", PORTS[0], packet_sequence_errors=500.0)
     pass_steps(world, AFTER)
     assert blamed(world) == ["h2"]
@@ -194,8 +193,7 @@ def test_what_lasts_for_an_hour_becomes_usual(monkeypatch: pytest.MonkeyPatch) -
     """The report of a lasting congestion ends, because its baseline is lost."""
     monkeypatch.setattr(host_baseline, "UNUSUAL_MAX", 30)  # five minutes
     world = with_past(3)
-    for host in world.hosts:
-        move(host, share=0.88, waits=2.5)
+    move_all(world, share=0.88, waits=2.5)
     pass_steps(world, 28)
     assert len(watched(world)) == 3
     pass_steps(world, 40)
@@ -207,8 +205,7 @@ def test_the_shared_leaf_is_named() -> None:
     world = with_past(4)
     places = {host.name: HostPlacement(leaf="leaf-7") for host in world.hosts}
     world.fleet.declared = replace(NOTHING, places=places)
-    for host in world.hosts:
-        move(host, share=0.88, waits=2.5)
+    move_all(world, share=0.88, waits=2.5)
     pass_steps(world, AFTER)
     assert (
         "leaf leaf-7, which they share, is congested" in world.score(world.hosts[0]).reason_message
@@ -223,8 +220,7 @@ def test_the_query_shows_the_waiting(tmp_path: Path) -> None:
     assert stored_world.store
     try:
         world = with_past(made=stored_world)
-        for host in world.hosts:
-            move(host, share=0.88, waits=2.5)
+        move_all(world, share=0.88, waits=2.5)
         pass_steps(world, AFTER)
         evidence = world.score(world.hosts[0]).evidence[0]
     finally:

@@ -70,31 +70,27 @@ def fill(folder: Any, now_ns: int) -> None:
 
 
 @pytest.mark.slow
-def test_ten_thousand_hosts_stand_as_before_at_once(lab: Any, make_agent: Any, until: Any) -> None:
+async def test_ten_thousand_hosts_stand_as_before_at_once(
+    lab: Any, make_agent: Any, until: Any
+) -> None:
     """A deployment of the aggregator made a cluster UNKNOWN, and a scheduler placed no jobs."""
     begin_ns = time.time_ns()
     fill(lab.folder, begin_ns)
-
-    async def restart() -> None:
-        async with lab.aggregator(judge_seconds=1.0) as aggregator:
-            first = aggregator.snapshot_holder.snapshot  # served from the start
-            states = Counter(host.state for host in first.hosts)
-            assert states == {
-                HealthState.HEALTHY: HOSTS * 9 // 10,
-                HealthState.UNHEALTHY: HOSTS // 10,
-            }
-            assert (
-                f"{HOSTS} of {HOSTS} hosts are shown as they were before" in first.degraded_reason
-            )
-            assert first.hosts[10].evidence[0].words == "GPU fell off the bus"
-            assert aggregator.admission_control.reconnect_seconds == HOSTS // 200
-            async with lab.agent(aggregator, make_agent(host="host-00001", run_id=b"host-00001".ljust(16))) as connection:  # fmt: skip
-                await connection.send(connection.agent.message(1))
-                await until(lambda: aggregator.snapshot_holder.snapshot.version > first.version)
-                states = Counter(host.state for host in aggregator.snapshot_holder.snapshot.hosts)
-                assert HealthState.UNKNOWN not in states and HealthState.STALE not in states
-
-    asyncio.run(restart())
+    async with lab.aggregator(judge_seconds=1.0) as aggregator:
+        first = aggregator.snapshot_holder.snapshot  # served from the start
+        states = Counter(host.state for host in first.hosts)
+        assert states == {
+            HealthState.HEALTHY: HOSTS * 9 // 10,
+            HealthState.UNHEALTHY: HOSTS // 10,
+        }
+        assert f"{HOSTS} of {HOSTS} hosts are shown as they were before" in first.degraded_reason
+        assert first.hosts[10].evidence[0].words == "GPU fell off the bus"
+        assert aggregator.admission_control.reconnect_seconds == HOSTS // 200
+        async with lab.agent(aggregator, make_agent(host="host-00001", run_id=b"host-00001".ljust(16))) as connection:  # fmt: skip
+            await connection.send(connection.agent.message(1))
+            await until(lambda: aggregator.snapshot_holder.snapshot.version > first.version)
+            states = Counter(host.state for host in aggregator.snapshot_holder.snapshot.hosts)
+            assert HealthState.UNKNOWN not in states and HealthState.STALE not in states
     # A busy machine adds findings about its own pauses and late frames.
     findings = lab.rows(
         "SELECT host, epoch_us(since), cleared IS NULL FROM findings WHERE name = 'gpu.xid' ORDER BY host"
@@ -213,8 +209,7 @@ def test_a_finding_keeps_its_first_moment_and_ends_when_it_does_not_show(
 
 def test_a_finding_of_before_is_given_a_minute() -> None:
     """Signals sent on change return within a minute: no finding is cleared before."""
-    world = World()
-    world.run(20)
+    world = World(seconds=20)
     world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
     world.run(2)
     assert world.snapshot

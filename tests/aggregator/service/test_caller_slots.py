@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import ExitStack
 
 import pytest
@@ -29,21 +28,17 @@ def taken(slots: CallerSlots, stack: ExitStack, who: Principal, count: int) -> i
     return count
 
 
-def test_one_login_leaves_slots_to_the_others() -> None:
+async def test_one_login_leaves_slots_to_the_others() -> None:
     """With 40 threads of A, 74 of 81 plans of B were refused; A held all 64 watches as well."""
-
-    async def run() -> None:
-        slots = CallerSlots()
-        with ExitStack() as stack:
-            assert taken(slots, stack, scheduler("a"), 40) == MAX // 2
-            with pytest.raises(ResourceExhausted, match="the login 'scheduler a' has 8, at most 8"):
-                stack.enter_context(slots.slot(MAX, "full", 1.0))
-            assert taken(slots, stack, scheduler("b"), 40) == MAX // 2
-            # All slots are held: a login without a slot gets one, up to a bound.
-            first = [taken(slots, stack, scheduler(f"c{number}"), 2) for number in range(40)]
-            assert first == [1] * MAX + [0] * (40 - MAX)
-        assert slots.count == 0
-        with ExitStack() as stack:
-            assert taken(slots, stack, LOCAL, 40) == MAX, "without logins there is one caller"
-
-    asyncio.run(run())
+    slots = CallerSlots()
+    with ExitStack() as stack:
+        assert taken(slots, stack, scheduler("a"), 40) == MAX // 2
+        with pytest.raises(ResourceExhausted, match="the login 'scheduler a' has 8, at most 8"):
+            stack.enter_context(slots.slot(MAX, "full", 1.0))
+        assert taken(slots, stack, scheduler("b"), 40) == MAX // 2
+        # All slots are held: a login without a slot gets one, up to a bound.
+        first = [taken(slots, stack, scheduler(f"c{number}"), 2) for number in range(40)]
+        assert first == [1] * MAX + [0] * (40 - MAX)
+    assert slots.count == 0
+    with ExitStack() as stack:
+        assert taken(slots, stack, LOCAL, 40) == MAX, "without logins there is one caller"

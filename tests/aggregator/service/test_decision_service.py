@@ -71,48 +71,44 @@ async def explain(port: int, *arguments: str) -> int:
 
 
 @pytest.mark.slow
-def test_by_default_the_port_after_listen_answers_scores_and_plans(
+async def test_by_default_the_port_after_listen_answers_scores_and_plans(
     lab: Lab, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The port for schedulers was off by default: a user called the judging loop."""
-
-    async def scenario() -> None:
-        default = AggregatorConfig().listen_scores
-        with caplog.at_level("INFO"):
-            async with (
-                lab.aggregator(listen_scores=default) as aggregator,
-                AsyncExitStack() as stack,
-            ):
-                assert aggregator.scores is not None
-                await reporting_hosts(lab, aggregator, stack)
-                assert f"also answered on 127.0.0.1:{aggregator.scores.port}" in caplog.text
-                channels = [
-                    await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
-                    for port in (aggregator.port, aggregator.scores.port)
-                ]
-                for channel in channels:
-                    scores: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
-                    assert (
-                        await scores.GetNodeDictionary(score_pb2.GetNodeDictionaryRequest())
-                    ).scores_port == aggregator.scores.port
-                placement: Any = PlacementServiceStub(channels[1])  # type: ignore[no-untyped-call]
-                plan = await placement.PlanPlacement(PLAN)
-                assert plan.options
-                recovery: Any = RecoveryServiceStub(channels[1])  # type: ignore[no-untyped-call]
-                lost = recovery_pb2.PlanRecoveryRequest(
-                    current_node_index=[0, 1], failed_node_index=[1]
-                )
-                assert (await recovery.PlanRecovery(lost)).options
-                # Stores and reservations have one writer, the aggregator.
-                with pytest.raises(grpc.aio.AioRpcError) as refused:
-                    await recovery.ReportRecovery(recovery_pb2.ReportRecoveryRequest())
-                assert "listen" in (refused.value.details() or "")
-                reservation: Any = ReservationServiceStub(channels[1])  # type: ignore[no-untyped-call]
-                with pytest.raises(grpc.aio.AioRpcError) as unknown:
-                    await reservation.Reserve(reservation_pb2.ReserveRequest())
-                assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-    asyncio.run(scenario())
+    default = AggregatorConfig().listen_scores
+    with caplog.at_level("INFO"):
+        async with (
+            lab.aggregator(listen_scores=default) as aggregator,
+            AsyncExitStack() as stack,
+        ):
+            assert aggregator.scores is not None
+            await reporting_hosts(lab, aggregator, stack)
+            assert f"also answered on 127.0.0.1:{aggregator.scores.port}" in caplog.text
+            channels = [
+                await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+                for port in (aggregator.port, aggregator.scores.port)
+            ]
+            for channel in channels:
+                scores: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
+                assert (
+                    await scores.GetNodeDictionary(score_pb2.GetNodeDictionaryRequest())
+                ).scores_port == aggregator.scores.port
+            placement: Any = PlacementServiceStub(channels[1])  # type: ignore[no-untyped-call]
+            plan = await placement.PlanPlacement(PLAN)
+            assert plan.options
+            recovery: Any = RecoveryServiceStub(channels[1])  # type: ignore[no-untyped-call]
+            lost = recovery_pb2.PlanRecoveryRequest(
+                current_node_index=[0, 1], failed_node_index=[1]
+            )
+            assert (await recovery.PlanRecovery(lost)).options
+            # Stores and reservations have one writer, the aggregator.
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await recovery.ReportRecovery(recovery_pb2.ReportRecoveryRequest())
+            assert "listen" in (refused.value.details() or "")
+            reservation: Any = ReservationServiceStub(channels[1])  # type: ignore[no-untyped-call]
+            with pytest.raises(grpc.aio.AioRpcError) as unknown:
+                await reservation.Reserve(reservation_pb2.ReserveRequest())
+            assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 @pytest.mark.slow
@@ -177,153 +173,126 @@ def test_a_decision_of_either_port_is_stored_and_replayed(
     assert price == replies["listen"].options[0].price.total_gpu_hours.value
 
 
-def test_a_decision_is_explained_with_who_took_which_option(
+async def test_a_decision_is_explained_with_who_took_which_option(
     lab: Lab, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A reservation names its plan and option; both SQL and the command show them."""
-
-    async def scenario() -> tuple[str, str]:
-        async with lab.aggregator() as aggregator, AsyncExitStack() as stack:
-            await reporting_hosts(lab, aggregator, stack)
-            channel = await stack.enter_async_context(
-                grpc.aio.insecure_channel(f"127.0.0.1:{aggregator.port}")
-            )
-            placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
-            reservations: Any = ReservationServiceStub(channel)  # type: ignore[no-untyped-call]
-            plan = await placement.PlanPlacement(PLAN)
-            request = reservation_pb2.ReserveRequest(
-                owner="slurm", node_index=plan.options[0].node_index, decision_id=plan.decision_id, option=1
-            )  # fmt: skip
-            reserved = (await reservations.Reserve(request)).reservation
-            assert reserved.option == 1
-            assert (
-                await explain(aggregator.port, "decision", plan.decision_id, "--replay") == cli.OK
-            )
-            text = capsys.readouterr().out
-            assert f"placement {plan.decision_id}" in text and "request: 2 nodes" in text
-            assert f"chosen: option 1, by slurm: {reserved.name} of 2 nodes" in text
-            assert "slowest member" in text and "replay: byte-identical" in text
-            assert (
-                await explain(aggregator.port, "decision", plan.decision_id, "--replay", "--json")
-                == cli.OK
-            )
-            fields = json.loads(capsys.readouterr().out)
-            assert fields["replay"]["identical"] and fields["choices"][0]["option"] == 1
-            many = placement_pb2.PlanPlacementRequest(gang=placement_pb2.GangRequirements(nodes=9))
-            blocked = await placement.PlanPlacement(many)
-            assert (
-                await explain(aggregator.port, "decision", blocked.decision_id, "--replay")
-                == cli.OK
-            )
-            assert "gang.nodes: 9 nodes are requested" in capsys.readouterr().out
-            return plan.decision_id, blocked.decision_id
-
-    chosen, blocked = asyncio.run(scenario())
+    async with lab.aggregator() as aggregator, AsyncExitStack() as stack:
+        await reporting_hosts(lab, aggregator, stack)
+        channel = await stack.enter_async_context(
+            grpc.aio.insecure_channel(f"127.0.0.1:{aggregator.port}")
+        )
+        placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
+        reservations: Any = ReservationServiceStub(channel)  # type: ignore[no-untyped-call]
+        plan = await placement.PlanPlacement(PLAN)
+        request = reservation_pb2.ReserveRequest(
+            owner="slurm", node_index=plan.options[0].node_index, decision_id=plan.decision_id, option=1
+        )  # fmt: skip
+        reserved = (await reservations.Reserve(request)).reservation
+        assert reserved.option == 1
+        assert await explain(aggregator.port, "decision", plan.decision_id, "--replay") == cli.OK
+        text = capsys.readouterr().out
+        assert f"placement {plan.decision_id}" in text and "request: 2 nodes" in text
+        assert f"chosen: option 1, by slurm: {reserved.name} of 2 nodes" in text
+        assert "slowest member" in text and "replay: byte-identical" in text
+        assert (
+            await explain(aggregator.port, "decision", plan.decision_id, "--replay", "--json")
+            == cli.OK
+        )
+        fields = json.loads(capsys.readouterr().out)
+        assert fields["replay"]["identical"] and fields["choices"][0]["option"] == 1
+        many = placement_pb2.PlanPlacementRequest(gang=placement_pb2.GangRequirements(nodes=9))
+        blocked = await placement.PlanPlacement(many)
+        assert await explain(aggregator.port, "decision", blocked.decision_id, "--replay") == cli.OK
+        assert "gang.nodes: 9 nodes are requested" in capsys.readouterr().out
     rows = lab.rows("SELECT decision, chosen_option, chosen_by, blockers FROM ops.decisions")
     by_id = {row[0]: row[1:] for row in rows}
-    assert by_id[chosen] == (1, "slurm", [])
-    option, owner, (message, *_) = by_id[blocked]
+    assert by_id[plan.decision_id] == (1, "slurm", [])
+    option, owner, (message, *_) = by_id[blocked.decision_id]
     assert option is None and owner is None and message.startswith("gang.nodes: 9 nodes")
 
 
-def test_ids_that_no_decision_has(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_ids_that_no_decision_has(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     """A mistyped id and a deleted decision have different errors."""
-
-    async def scenario() -> None:
-        async with lab.aggregator() as aggregator:
-            assert await explain(aggregator.port, "decision", "d12") == cli.FAILED
-            assert "'d12', expected a letter and 20 hexadecimal digits" in capsys.readouterr().err
-            assert await explain(aggregator.port, "decision", f"d{'0' * 20}") == cli.NOT_FOUND
-            error = capsys.readouterr().err
-            assert f"no decision 'd{'0' * 20}' is stored" in error and "decisions_days" in error
-
-    asyncio.run(scenario())
+    async with lab.aggregator() as aggregator:
+        assert await explain(aggregator.port, "decision", "d12") == cli.FAILED
+        assert "'d12', expected a letter and 20 hexadecimal digits" in capsys.readouterr().err
+        assert await explain(aggregator.port, "decision", f"d{'0' * 20}") == cli.NOT_FOUND
+        error = capsys.readouterr().err
+        assert f"no decision 'd{'0' * 20}' is stored" in error and "decisions_days" in error
     for arguments in (["h1", "d12"], ["h1", "--replay"]):
         with pytest.raises(SystemExit) as ended:
             cli.main(["explain", *arguments])
         assert ended.value.code == cli.USAGE and "decision ID" in capsys.readouterr().err
 
 
-def test_a_decision_whose_inputs_are_gone_says_so(
+async def test_a_decision_whose_inputs_are_gone_says_so(
     lab: Lab, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without stored inputs the response remains, and `--replay` fails with the reason."""
-
-    async def scenario() -> None:
-        async with (
-            lab.aggregator(decision_inputs_bytes_max=0) as aggregator,
-            AsyncExitStack() as stack,
-        ):
-            await reporting_hosts(lab, aggregator, stack)
-            channel = await stack.enter_async_context(
-                grpc.aio.insecure_channel(f"127.0.0.1:{aggregator.port}")
-            )
-            placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
-            plan = await placement.PlanPlacement(PLAN)
-            assert await explain(aggregator.port, "decision", plan.decision_id) == cli.OK
-            text = capsys.readouterr().out
-            assert "not replayable: its inputs are no longer stored" in text
-            assert "2 nodes in rank order" in text and "  h" in text
-            assert (
-                await explain(aggregator.port, "decision", plan.decision_id, "--replay")
-                == cli.FAILED
-            )
-            assert "replay: not possible" in capsys.readouterr().out
-
-    asyncio.run(scenario())
+    async with (
+        lab.aggregator(decision_inputs_bytes_max=0) as aggregator,
+        AsyncExitStack() as stack,
+    ):
+        await reporting_hosts(lab, aggregator, stack)
+        channel = await stack.enter_async_context(
+            grpc.aio.insecure_channel(f"127.0.0.1:{aggregator.port}")
+        )
+        placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
+        plan = await placement.PlanPlacement(PLAN)
+        assert await explain(aggregator.port, "decision", plan.decision_id) == cli.OK
+        text = capsys.readouterr().out
+        assert "not replayable: its inputs are no longer stored" in text
+        assert "2 nodes in rank order" in text and "  h" in text
+        assert (
+            await explain(aggregator.port, "decision", plan.decision_id, "--replay") == cli.FAILED
+        )
+        assert "replay: not possible" in capsys.readouterr().out
     assert lab.rows("SELECT replayable FROM ops.decisions") == [(False,)]
 
 
-def test_what_is_too_much_is_dropped_and_counted(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_too_much_is_dropped_and_counted(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A scheduler in a tight loop gets its responses: records are dropped instead."""
     monkeypatch.setattr(decision_recorder, "DECISIONS_WAITING_MAX", 3)
     monkeypatch.setattr(decision_recorder, "BATCH_SECONDS", 60.0)
-
-    async def scenario() -> None:
-        async with lab.aggregator() as aggregator, AsyncExitStack() as stack:
-            await reporting_hosts(lab, aggregator, stack)
-            channel = await stack.enter_async_context(
-                grpc.aio.insecure_channel(f"127.0.0.1:{aggregator.port}")
+    async with lab.aggregator() as aggregator, AsyncExitStack() as stack:
+        await reporting_hosts(lab, aggregator, stack)
+        channel = await stack.enter_async_context(
+            grpc.aio.insecure_channel(f"127.0.0.1:{aggregator.port}")
+        )
+        placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
+        for number in range(8):
+            request = placement_pb2.PlanPlacementRequest(
+                gang=placement_pb2.GangRequirements(nodes=1), request_id=str(number)
             )
-            placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
-            for number in range(8):
-                request = placement_pb2.PlanPlacementRequest(
-                    gang=placement_pb2.GangRequirements(nodes=1), request_id=str(number)
-                )
-                assert (await placement.PlanPlacement(request)).options
-            await aggregator.decisions.settle()
-            assert aggregator.store.dropped_decisions == 5
-            monkeypatch.setattr(decision_log, "BATCHES_BYTES_MAX", 10)
-            aggregator.decisions.add(b"x" * 11, 4)
-            assert aggregator.store.dropped_decisions == 9
-
-    asyncio.run(scenario())
+            assert (await placement.PlanPlacement(request)).options
+        await aggregator.decisions.settle()
+        assert aggregator.store.dropped_decisions == 5
+        monkeypatch.setattr(decision_log, "BATCHES_BYTES_MAX", 10)
+        aggregator.decisions.add(b"x" * 11, 4)
+        assert aggregator.store.dropped_decisions == 9
     assert lab.rows("SELECT count(*) FROM decisions") == [(3,)]
 
 
-def test_a_lookup_names_the_inputs_only_where_they_are_wanted(lab: Lab) -> None:
+async def test_a_lookup_names_the_inputs_only_where_they_are_wanted(lab: Lab) -> None:
     """Inputs of a large fleet are some hundred kB: a caller may leave them out."""
-
-    async def scenario() -> None:
-        async with lab.aggregator() as aggregator, AsyncExitStack() as stack:
-            await reporting_hosts(lab, aggregator, stack)
-            channel = await stack.enter_async_context(
-                grpc.aio.insecure_channel(f"127.0.0.1:{aggregator.port}")
-            )
-            placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
-            decisions: Any = DecisionServiceStub(channel)  # type: ignore[no-untyped-call]
-            plan = await placement.PlanPlacement(PLAN)
-            request = decision_pb2.GetDecisionRequest(decision_id=plan.decision_id)
-            with_inputs = await decisions.GetDecision(request)
-            request.without_inputs = True
-            short = await decisions.GetDecision(request)
-            assert with_inputs.inputs and not short.inputs
-            assert (
-                short.answer == with_inputs.answer and short.kind == decision_pb2.DECISION_PLACEMENT
-            )
-            assert list(short.hosts) and not short.not_replayable
-
-    asyncio.run(scenario())
+    async with lab.aggregator() as aggregator, AsyncExitStack() as stack:
+        await reporting_hosts(lab, aggregator, stack)
+        channel = await stack.enter_async_context(
+            grpc.aio.insecure_channel(f"127.0.0.1:{aggregator.port}")
+        )
+        placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
+        decisions: Any = DecisionServiceStub(channel)  # type: ignore[no-untyped-call]
+        plan = await placement.PlanPlacement(PLAN)
+        request = decision_pb2.GetDecisionRequest(decision_id=plan.decision_id)
+        with_inputs = await decisions.GetDecision(request)
+        request.without_inputs = True
+        short = await decisions.GetDecision(request)
+        assert with_inputs.inputs and not short.inputs
+        assert short.answer == with_inputs.answer and short.kind == decision_pb2.DECISION_PLACEMENT
+        assert list(short.hosts) and not short.not_replayable
 
 
 @dataclass
@@ -340,20 +309,16 @@ class ReceivedBatches:
         self.dropped += count
 
 
-def test_the_score_process_sends_its_last_decisions_before_it_ends(tmp_path: Path) -> None:
+async def test_the_score_process_sends_its_last_decisions_before_it_ends(tmp_path: Path) -> None:
     """A restart of the aggregator must not lose the last decisions, nor wait long for them."""
     snapshot = snapshot_of([Node(f"h{number}") for number in range(4)])
     received = ReceivedBatches()
-
-    async def scenario() -> Any:
-        async with running(tmp_path, snapshot) as score_process:
-            score_process.decisions = received  # type: ignore[assignment]
-            await answer(score_process)
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{score_process.port}") as channel:
-                placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
-                return await placement.PlanPlacement(PLAN)
-
-    reply = asyncio.run(scenario())
+    async with running(tmp_path, snapshot) as score_process:
+        score_process.decisions = received  # type: ignore[assignment]
+        await answer(score_process)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{score_process.port}") as channel:
+            placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
+            reply = await placement.PlanPlacement(PLAN)
     ((count, (records, parts)),) = received.batches
     assert count == 1 and received.dropped == 0
     assert records[0].decision == reply.decision_id and set(records[0].inputs) == parts.keys()

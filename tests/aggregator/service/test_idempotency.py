@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from gangline.aggregator.errors import ServiceUnavailable
@@ -35,50 +33,40 @@ class Counting:
         return permit_pb2.FleetPermit.FromString(reply).seconds_left
 
 
-def test_an_id_is_known_for_a_while_and_of_its_caller() -> None:
-    async def run() -> None:
-        service = Counting()
-        assert [await service.ask(name) for name in ("a", "a", "b", "a", "", "")] == [
-            1,
-            1,
-            2,
-            1,
-            3,
-            4,
-        ]
-        assert await service.ask("a", who="b") == 5
-        service.seconds += idempotency.ANSWERS_SECONDS_MAX
-        assert await service.ask("a") == 1
-        service.seconds += 1
-        assert await service.ask("a") == 6
-
-    asyncio.run(run())
+async def test_an_id_is_known_for_a_while_and_of_its_caller() -> None:
+    service = Counting()
+    assert [await service.ask(name) for name in ("a", "a", "b", "a", "", "")] == [
+        1,
+        1,
+        2,
+        1,
+        3,
+        4,
+    ]
+    assert await service.ask("a", who="b") == 5
+    service.seconds += idempotency.ANSWERS_SECONDS_MAX
+    assert await service.ask("a") == 1
+    service.seconds += 1
+    assert await service.ask("a") == 6
 
 
-def test_so_much_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        monkeypatch.setattr(idempotency, "ANSWERS_MAX", 3)
-        service = Counting()
-        for number in range(100):
-            await service.ask(str(number))
-        assert len(service.answers._known) == 3 and await service.ask("99") == 100
-        monkeypatch.setattr(idempotency, "ANSWERS_BYTES_MAX", 4)
-        assert await service.ask("new") == 101 and len(service.answers._known) == 2
-        assert service.answers._bytes == 4
-
-    asyncio.run(run())
+async def test_so_much_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idempotency, "ANSWERS_MAX", 3)
+    service = Counting()
+    for number in range(100):
+        await service.ask(str(number))
+    assert len(service.answers._known) == 3 and await service.ask("99") == 100
+    monkeypatch.setattr(idempotency, "ANSWERS_BYTES_MAX", 4)
+    assert await service.ask("new") == 101 and len(service.answers._known) == 2
+    assert service.answers._bytes == 4
 
 
-def test_what_the_disk_did_not_take_is_not_done_again() -> None:
+async def test_what_the_disk_did_not_take_is_not_done_again() -> None:
     """After ServiceUnavailable the executor retried, and the first request counted as well."""
-
-    async def run() -> None:
-        service = Counting()
-        service.full = True
-        for _ in range(3):
-            with pytest.raises(ServiceUnavailable):
-                await service.ask("a")
-        service.full = False
-        assert await service.ask("a") == 1 and service.count == 1
-
-    asyncio.run(run())
+    service = Counting()
+    service.full = True
+    for _ in range(3):
+        with pytest.raises(ServiceUnavailable):
+            await service.ask("a")
+    service.full = False
+    assert await service.ask("a") == 1 and service.count == 1

@@ -93,9 +93,8 @@ def test_a_plan_of_a_judged_fleet() -> None:
     total = sum(part.gpu_hours.value for part in option.price.parts)
     assert option.price.total_gpu_hours.value == pytest.approx(total)
     assert 0 < option.goodput.value <= 1 and option.goodput.lower < option.goodput.upper
-    assert (
-        option.topology_factor.source == wire.ESTIMATE_ASSUMED and option.topology_factor.evidence
-    )
+    assert option.topology_factor.source == wire.ESTIMATE_ASSUMED
+    assert option.topology_factor.evidence
     spanned = {span.tier: span.domains for span in option.spanned}
     assert spanned[wire.TIER_LEAF] == 1 and spanned[wire.TIER_RACK] == 2
     assert {span.tier: (span.nodes_before, span.nodes_after) for span in option.strands}[
@@ -166,9 +165,8 @@ def test_free_gpus_of_a_shared_node_are_chosen() -> None:
     )
     reply = plan(snapshot_of([Node("a"), Node("b")]), wire.PlanPlacementRequest(
         gang=gang(1, gpus_per_node=4), candidates=candidates))  # fmt: skip
-    assert list(reply.options[0].node_index) == [0] and reply.options[0].gpu_mask == bytes(
-        [0b11110000]
-    )
+    assert list(reply.options[0].node_index) == [0]
+    assert reply.options[0].gpu_mask == bytes([0b11110000])
 
 
 def test_a_workload_meets_its_own_speed_of_each_node() -> None:

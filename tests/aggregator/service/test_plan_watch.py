@@ -63,49 +63,45 @@ async def serving(holder: SnapshotStandIn) -> AsyncIterator[Any]:
         yield PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
 
 
-def test_a_plan_stays_until_a_member_breaks() -> None:
+async def test_a_plan_stays_until_a_member_breaks() -> None:
     """A waiting scheduler learns at once that its plan is broken, why, and its replacement."""
     world, holder = placed_world(), SnapshotStandIn()
     holder.snapshot = world.run(20)
-
-    async def scenario() -> None:
-        async with serving(holder) as stub:
-            call = stub.WatchPlan(timeout=GUARD_SECONDS)
-            request = wire.WatchPlanRequest(
-                plan=wire.PlanPlacementRequest(gang=gang(4), candidates=everyone(8))
-            )
-            await call.write(request)
-            first = await call.read()
-            assert first.change == wire.PLAN_FIRST
-            nodes = list(first.plan.options[0].node_index)
-            assert sorted(first.joined_node_index) == sorted(nodes) and 3 not in nodes
-            broken = nodes[1]
-            world.event(world.hosts[broken], 79, gpu_of(world.hosts[broken], 0))
+    async with serving(holder) as stub:
+        call = stub.WatchPlan(timeout=GUARD_SECONDS)
+        request = wire.WatchPlanRequest(
+            plan=wire.PlanPlacementRequest(gang=gang(4), candidates=everyone(8))
+        )
+        await call.write(request)
+        first = await call.read()
+        assert first.change == wire.PLAN_FIRST
+        nodes = list(first.plan.options[0].node_index)
+        assert sorted(first.joined_node_index) == sorted(nodes) and 3 not in nodes
+        broken = nodes[1]
+        world.event(world.hosts[broken], 79, gpu_of(world.hosts[broken], 0))
+        holder.snapshot = world.run(1)
+        second = await call.read()
+        assert second.change == wire.PLAN_BROKEN and f"h{broken}" in second.reasons[0]
+        assert broken in second.left_node_index
+        now = list(second.plan.options[0].node_index)
+        assert broken not in now and second.score_version == holder.snapshot.version
+        # With fewer free nodes the earlier plan stays if it still holds.
+        free = sorted({*now, 3})
+        request.plan.candidates.CopyFrom(bitmap(*free))
+        await call.write(request)
+        third = await call.read()
+        assert third.change == wire.PLAN_FIRST and list(third.plan.options[0].node_index) == now
+        request.plan.candidates.CopyFrom(bitmap(*now[1:]))
+        await call.write(request)
+        fourth = await call.read()
+        assert fourth.change == wire.PLAN_BROKEN and "no longer free" in fourth.reasons[0]
+        assert not fourth.plan.options and fourth.plan.blockers
+        await call.done_writing()  # grpcurl sends one request and keeps reading
+        for _ in range(plan_watch.QUIET_VERSIONS):
             holder.snapshot = world.run(1)
-            second = await call.read()
-            assert second.change == wire.PLAN_BROKEN and f"h{broken}" in second.reasons[0]
-            assert broken in second.left_node_index
-            now = list(second.plan.options[0].node_index)
-            assert broken not in now and second.score_version == holder.snapshot.version
-            # With fewer free nodes the earlier plan stays if it still holds.
-            free = sorted({*now, 3})
-            request.plan.candidates.CopyFrom(bitmap(*free))
-            await call.write(request)
-            third = await call.read()
-            assert third.change == wire.PLAN_FIRST and list(third.plan.options[0].node_index) == now
-            request.plan.candidates.CopyFrom(bitmap(*now[1:]))
-            await call.write(request)
-            fourth = await call.read()
-            assert fourth.change == wire.PLAN_BROKEN and "no longer free" in fourth.reasons[0]
-            assert not fourth.plan.options and fourth.plan.blockers
-            await call.done_writing()  # grpcurl sends one request and keeps reading
-            for _ in range(plan_watch.QUIET_VERSIONS):
-                holder.snapshot = world.run(1)
-                await asyncio.sleep(2 * plan_watch.POLL_SECONDS)
-            assert (await call.read()).change == wire.PLAN_UNCHANGED
-            call.cancel()
-
-    asyncio.run(scenario())
+            await asyncio.sleep(2 * plan_watch.POLL_SECONDS)
+        assert (await call.read()).change == wire.PLAN_UNCHANGED
+        call.cancel()
 
 
 @st.composite

@@ -126,33 +126,29 @@ def test_without_a_failure_there_is_nothing_to_recover() -> None:
         plan(snapshot, request_of(range(4), dictionary_version=3))
 
 
-def test_a_recovery_at_the_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_recovery_at_the_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`gangline recover` compares the options at 3 a.m.; without a gang it is wrong usage."""
     places = [("", "s0", f"l{number // 4}", f"r{number // 2}", "", "", "") for number in range(8)]
     nodes = [Node(f"gpu-{number:03d}", places=place, job="train" if number < 4 else "") for number, place in enumerate(places)]  # fmt: skip
     nodes[2] = replace(nodes[2], state=HealthState.UNHEALTHY)
     file = tmp_path / "members.txt"
     file.write_text("gpu-003 gpu-001\n")
-
-    async def scenario() -> list[tuple[int, str]]:
-        results: list[tuple[int, str]] = []
-        async with running(tmp_path, snapshot_of(nodes)) as score_process:
-            await answer(score_process)
-            for arguments in (
-                ["--job", "train", "--in-process", "--shrink-to", "2", "--checkpoint-age", "20m"],
-                ["--job", "train", "--json"],
-                ["--members", str(file), "--failed", "gpu-001", "--show", "99"],
-                ["--members", str(file), "--failed", "gpu-004"],
-                ["--job", "other"],
-                ["--members", str(tmp_path / "absent")],
-            ):
-                server = ["--aggregator", f"127.0.0.1:{score_process.port}"]
-                code = await asyncio.to_thread(cli.main, ["recover", *server, *arguments])
-                captured = capsys.readouterr()
-                results.append((code, captured.out + captured.err))
-        return results
-
-    job, as_json, members, stranger, unknown, absent = asyncio.run(scenario())
+    results: list[tuple[int, str]] = []
+    async with running(tmp_path, snapshot_of(nodes)) as score_process:
+        await answer(score_process)
+        for arguments in (
+            ["--job", "train", "--in-process", "--shrink-to", "2", "--checkpoint-age", "20m"],
+            ["--job", "train", "--json"],
+            ["--members", str(file), "--failed", "gpu-001", "--show", "99"],
+            ["--members", str(file), "--failed", "gpu-004"],
+            ["--job", "other"],
+            ["--members", str(tmp_path / "absent")],
+        ):
+            server = ["--aggregator", f"127.0.0.1:{score_process.port}"]
+            code = await asyncio.to_thread(cli.main, ["recover", *server, *arguments])
+            captured = capsys.readouterr()
+            results.append((code, captured.out + captured.err))
+    job, as_json, members, stranger, unknown, absent = results
     assert job[0] == cli.OK and "1 failed: gpu-002" in job[1]
     assert "replace by free nodes" in job[1] and "shrink" in job[1] and "wait for repairs" in job[1]
     assert "rank 2: gpu-002 -> gpu-00" in job[1] and "lost work" in job[1]
@@ -163,6 +159,5 @@ def test_a_recovery_at_the_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert absent[0] == cli.FAILED and "expected a file of host names" in absent[1]
     with pytest.raises(SystemExit) as ended:
         cli.main(["recover", "--failed", "gpu-001"])
-    assert (
-        ended.value.code == cli.USAGE and "--job NAME, or --members FILE" in capsys.readouterr().err
-    )
+    assert ended.value.code == cli.USAGE
+    assert "--job NAME, or --members FILE" in capsys.readouterr().err

@@ -85,8 +85,7 @@ async def answer(one: ScoreProcess) -> Any:
 
 def unwell() -> World:
     """Return a fleet with a slow GPU, a GPU off the bus, and a silent host."""
-    world = World(hosts=5, gpus=3)
-    world.run(8)
+    world = World(hosts=5, gpus=3, seconds=8)
     throttle(world.hosts[1], 2)
     world.event(world.hosts[2], 79, gpu_of(world.hosts[2], 0))
     world.hosts[3].silent = True
@@ -160,61 +159,53 @@ def test_a_snapshot_that_was_handed_over_cannot_change() -> None:
 
 
 @pytest.mark.slow
-def test_it_is_killed_or_hangs_and_another_answers_and_watches_go_on(
+async def test_it_is_killed_or_hangs_and_another_answers_and_watches_go_on(
     tmp_path: Path, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After an out-of-memory kill schedulers reconnect: same port and epoch, and no lost delta."""
     monkeypatch.setattr(score_process, "REST_SECONDS_MAX", 0.01)
     world = unwell()
-
-    async def scenario() -> None:
-        async with running(tmp_path, world.run(10)) as score_server:
-            first = await answer(score_server)
-            assert len(first.node_index) == 5
-            watch = stub(score_server).WatchNodeScores(
-                score_pb2.WatchNodeScoresRequest(), timeout=GUARD_SECONDS
-            )
-            first_update = await watch.read()
-            assert first_update.snapshot
-            killed, port = score_server.pid, score_server.port
-            os.kill(killed, signal.SIGKILL)
-            with pytest.raises(grpc.aio.AioRpcError):
-                while await watch.read() is not grpc.aio.EOF:
-                    pass
-                await watch
-            world.event(world.hosts[4], 79, gpu_of(world.hosts[4], 0))
-            score_server.publish(world.run(2))
-            again = await answer(score_server)
-            assert (score_server.port, score_server.started_count) == (
-                port,
-                2,
-            ) and score_server.pid != killed
-            assert again.dictionary_version == first.dictionary_version
-            assert again.score_version > first.score_version
-            request = score_pb2.WatchNodeScoresRequest(bookmark=first_update.bookmark)
-            resumed = stub(score_server).WatchNodeScores(request, timeout=GUARD_SECONDS)
-            missed = await resumed.read()
-            assert missed.score_version == again.score_version
-            assert missed.state[list(missed.node_index).index(4)] == score_pb2.UNHEALTHY
-            score_server.publish(world.run(2))
-            await until(lambda: score_server.version > again.score_version)
-            assert (
-                score_server._calls.started["ScoreService/WatchNodeScores"] == 1
-            )  # since the restart
-            # A stopped process (a kernel bug, a debugger) would serve an old snapshot.
-            monkeypatch.setattr(score_process, "ANSWER_SECONDS_MAX", 0.2)
-            monkeypatch.setattr(workers, "END_SECONDS", 0.1)
-            os.kill(score_server.pid, signal.SIGSTOP)
-            score_server.publish(world.run(1))
-            await until(lambda: score_server.started_count == 3)
-            monkeypatch.setattr(score_process, "ANSWER_SECONDS_MAX", GUARD_SECONDS)
-            await until(lambda: score_server.version)
-            newest = world.run(1)
-            score_server.publish(newest)
-            await until(lambda: score_server.version == newest.version)
-            assert (await answer(score_server)).score_version == newest.version
-
-    asyncio.run(scenario())
+    async with running(tmp_path, world.run(10)) as score_server:
+        first = await answer(score_server)
+        assert len(first.node_index) == 5
+        watch = stub(score_server).WatchNodeScores(
+            score_pb2.WatchNodeScoresRequest(), timeout=GUARD_SECONDS
+        )
+        first_update = await watch.read()
+        assert first_update.snapshot
+        killed, port = score_server.pid, score_server.port
+        os.kill(killed, signal.SIGKILL)
+        with pytest.raises(grpc.aio.AioRpcError):
+            while await watch.read() is not grpc.aio.EOF:
+                pass
+            await watch
+        world.event(world.hosts[4], 79, gpu_of(world.hosts[4], 0))
+        score_server.publish(world.run(2))
+        again = await answer(score_server)
+        assert (score_server.port, score_server.started_count) == (port, 2)
+        assert score_server.pid != killed
+        assert again.dictionary_version == first.dictionary_version
+        assert again.score_version > first.score_version
+        request = score_pb2.WatchNodeScoresRequest(bookmark=first_update.bookmark)
+        resumed = stub(score_server).WatchNodeScores(request, timeout=GUARD_SECONDS)
+        missed = await resumed.read()
+        assert missed.score_version == again.score_version
+        assert missed.state[list(missed.node_index).index(4)] == score_pb2.UNHEALTHY
+        score_server.publish(world.run(2))
+        await until(lambda: score_server.version > again.score_version)
+        assert score_server._calls.started["ScoreService/WatchNodeScores"] == 1  # since the restart
+        # A stopped process (a kernel bug, a debugger) would serve an old snapshot.
+        monkeypatch.setattr(score_process, "ANSWER_SECONDS_MAX", 0.2)
+        monkeypatch.setattr(workers, "END_SECONDS", 0.1)
+        os.kill(score_server.pid, signal.SIGSTOP)
+        score_server.publish(world.run(1))
+        await until(lambda: score_server.started_count == 3)
+        monkeypatch.setattr(score_process, "ANSWER_SECONDS_MAX", GUARD_SECONDS)
+        await until(lambda: score_server.version)
+        newest = world.run(1)
+        score_server.publish(newest)
+        await until(lambda: score_server.version == newest.version)
+        assert (await answer(score_server)).score_version == newest.version
 
 
 def test_logins_are_those_of_the_aggregator(tmp_path: Path, until: Any) -> None:
@@ -299,7 +290,7 @@ def test_without_a_port_of_its_own_the_aggregator_starts_alone(
 
 
 @pytest.mark.slow
-def test_a_start_that_fails_leaves_nothing(
+async def test_a_start_that_fails_leaves_nothing(
     tmp_path: Path, lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a failed start its ports still answered, from a closed store, and agents stayed."""
@@ -309,16 +300,13 @@ def test_a_start_that_fails_leaves_nothing(
     async def failed(self: ScoreProcess) -> None:
         raise ScoreProcessError("no memory")
 
-    async def scenario() -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(ScoreProcess, "start", failed)
-            with pytest.raises(StartError, match=r"listen_scores = .*no memory"):
-                async with lab.aggregator(listen=f"127.0.0.1:{port}", listen_scores="127.0.0.1:0"):
-                    pass
-        async with lab.aggregator(listen=f"127.0.0.1:{port}") as again:
-            assert again.port == port
-
-    asyncio.run(scenario())
+    with monkeypatch.context() as patch:
+        patch.setattr(ScoreProcess, "start", failed)
+        with pytest.raises(StartError, match=r"listen_scores = .*no memory"):
+            async with lab.aggregator(listen=f"127.0.0.1:{port}", listen_scores="127.0.0.1:0"):
+                pass
+    async with lab.aggregator(listen=f"127.0.0.1:{port}") as again:
+        assert again.port == port
 
 
 @pytest.mark.slow

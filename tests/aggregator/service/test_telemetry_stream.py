@@ -24,22 +24,16 @@ def difference(sender: Sender, message: wire.TelemetryBatch) -> wire.TelemetryBa
 
 
 @pytest.mark.slow
-def test_differences_and_whole_frames_on_one_stream(lab: Any) -> None:
+async def test_differences_and_whole_frames_on_one_stream(lab: Any) -> None:
     """Live frames, with the backlog of a night between them."""
-
-    async def send_frames() -> None:
-        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
-            answer = await agent.register()
-            assert answer.stream_context_bytes == CONTEXT_BYTES_MAX
-            sender, make = Sender(answer.stream_context_bytes), agent.agent.message
-            live = [difference(sender, make(n)) for n in range(3, 7)]
-            old = [
-                wire.TelemetryBatch(sequence=n, frame=make(n).frame, backlog=True) for n in (1, 2)
-            ]
-            await agent.send(live[0], old[0], live[1], live[2], old[1], live[3])
-            assert agent.durable == set(range(1, 7))
-
-    asyncio.run(send_frames())
+    async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+        answer = await agent.register()
+        assert answer.stream_context_bytes == CONTEXT_BYTES_MAX
+        sender, make = Sender(answer.stream_context_bytes), agent.agent.message
+        live = [difference(sender, make(n)) for n in range(3, 7)]
+        old = [wire.TelemetryBatch(sequence=n, frame=make(n).frame, backlog=True) for n in (1, 2)]
+        await agent.send(live[0], old[0], live[1], live[2], old[1], live[3])
+        assert agent.durable == set(range(1, 7))
     assert lab.rows("SELECT power_watts, count(*) FROM readings.gpu_1s GROUP BY 1 ORDER BY 1") == [
         (float(n), 2) for n in range(1, 7)
     ]
@@ -54,26 +48,22 @@ def test_differences_and_whole_frames_on_one_stream(lab: Any) -> None:
         (lambda data: random.Random(1).randbytes(60), "begins with"),
     ],
 )
-def test_what_the_stream_cannot_follow_ends_it_and_nothing_else(
+async def test_what_the_stream_cannot_follow_ends_it_and_nothing_else(
     lab: Any, damage: Any, words: str
 ) -> None:
     """The error names the cause; the session continues, and a new stream accepts all frames."""
-
-    async def send_frames() -> None:
-        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
-            sender, make = Sender(CONTEXT_BYTES_MAX), agent.agent.message
-            await agent.send(difference(sender, make(1)))
-            bad = difference(sender, make(2))
-            bad.differences = damage(bad.differences)
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                await agent.send(bad)
-            assert error.value.code() == grpc.StatusCode.DATA_LOSS
-            assert words in str(error.value.details())
-            agent.open()
-            sender = Sender(CONTEXT_BYTES_MAX)
-            await agent.send(*(difference(sender, make(n)) for n in (1, 2, 3)))
-
-    asyncio.run(send_frames())
+    async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+        sender, make = Sender(CONTEXT_BYTES_MAX), agent.agent.message
+        await agent.send(difference(sender, make(1)))
+        bad = difference(sender, make(2))
+        bad.differences = damage(bad.differences)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await agent.send(bad)
+        assert error.value.code() == grpc.StatusCode.DATA_LOSS
+        assert words in str(error.value.details())
+        agent.open()
+        sender = Sender(CONTEXT_BYTES_MAX)
+        await agent.send(*(difference(sender, make(n)) for n in (1, 2, 3)))
     assert lab.rows("SELECT power_watts, count(*) FROM readings.gpu_1s GROUP BY 1 ORDER BY 1") == [
         (1.0, 2), (2.0, 2), (3.0, 2),
     ]  # fmt: skip
@@ -97,10 +87,8 @@ def test_each_receipt_says_how_the_host_stands(lab: Any, until: Any) -> None:
                 aggregator.snapshot_holder.snapshot, hosts=hosts.with_scores({0: watched_score})
             )
             verdict_message = verdict_of(watched, {"host-1": 0}, "host-1")
-            assert verdict_message is not None and (
-                verdict_message.state,
-                len(verdict_message.reason),
-            ) == ("WATCH", 300)
+            assert verdict_message is not None
+            assert (verdict_message.state, len(verdict_message.reason)) == ("WATCH", 300)
             assert verdict_of(watched, {"host-1": 0}, "host-2") is None, "it is not known"
             assert verdict_of(watched, {"host-1": 9}, "host-1") is None, "nor judged yet"
             assert verdict_of(None, {"host-1": 0}, "host-1") is None

@@ -58,7 +58,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     disk.open.set()
 
 
-class Host:
+class SpoolingClient:
     """A spool and the real client, which sends the spool's frames."""
 
     def __init__(self, place: Path, port: int, name: str = "host-1") -> None:
@@ -89,7 +89,7 @@ class Host:
 
 
 @pytest.mark.slow
-def test_a_slow_disk_slows_the_agent_and_its_spool_holds(
+async def test_a_slow_disk_slows_the_agent_and_its_spool_holds(
     lab: Any, disk: Disk, until: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A RAID rebuild took 40 s for an fsync: agents assumed a dead peer, and sent all again."""
@@ -106,7 +106,7 @@ def test_a_slow_disk_slows_the_agent_and_its_spool_holds(
         async with lab.aggregator(
             queue_bytes_max=QUEUE_BYTES, backlog_frames_per_second=10_000
         ) as aggregator:
-            host = Host(tmp_path, aggregator.port)
+            host = SpoolingClient(tmp_path, aggregator.port)
             await until(lambda: host.client.connected)
             [window] = windows
             host.append()
@@ -132,11 +132,8 @@ def test_a_slow_disk_slows_the_agent_and_its_spool_holds(
             await asyncio.to_thread(host.end)
             return int(host.spool.next_sequence()) - 1
 
-    async def guarded() -> int:
-        async with asyncio.timeout(GUARD_SECONDS):
-            return await send_frames()
-
-    count = asyncio.run(guarded())
+    async with asyncio.timeout(GUARD_SECONDS):
+        count = await send_frames()
     assert lab.rows(
         "SELECT count(DISTINCT power_watts), count(DISTINCT (power_watts, device)) = count(*) "
         "FROM readings.gpu_1s"
@@ -144,62 +141,54 @@ def test_a_slow_disk_slows_the_agent_and_its_spool_holds(
 
 
 @pytest.mark.slow
-def test_nothing_is_acknowledged_before_it_is_durable(lab: Any, disk: Disk, until: Any) -> None:
+async def test_nothing_is_acknowledged_before_it_is_durable(
+    lab: Any, disk: Disk, until: Any
+) -> None:
     """While the commit hangs, no frame or unjournaled event is acknowledged."""
-
-    async def send_frames() -> None:
-        async with lab.aggregator() as aggregator, lab.agent(aggregator) as connection:
-            await connection.send(connection.agent.message(1))
-            disk.open.clear()
-            for n in (2, 3):
-                await connection.stream.write(connection.agent.message(n))
-            assert await asyncio.to_thread(disk.waiting.wait, GUARD_SECONDS)
-            await until(
-                lambda: int(aggregator.fleet.last_received_ns[0]) > connection.agent.booted_ns
-            )
-            receipt = asyncio.create_task(connection.acknowledgement())
-            version = aggregator.snapshot_holder.snapshot.version
-            await until(
-                lambda: aggregator.snapshot_holder.snapshot.version > version + 2
-            )  # judging continues
-            assert connection.durable == {1} and not receipt.done()
-            disk.open.set()
-            await receipt
-            while connection.durable != {1, 2, 3}:
-                await connection.acknowledgement()
-
-    asyncio.run(send_frames())
+    async with lab.aggregator() as aggregator, lab.agent(aggregator) as connection:
+        await connection.send(connection.agent.message(1))
+        disk.open.clear()
+        for n in (2, 3):
+            await connection.stream.write(connection.agent.message(n))
+        assert await asyncio.to_thread(disk.waiting.wait, GUARD_SECONDS)
+        await until(lambda: int(aggregator.fleet.last_received_ns[0]) > connection.agent.booted_ns)
+        receipt = asyncio.create_task(connection.acknowledgement())
+        version = aggregator.snapshot_holder.snapshot.version
+        await until(
+            lambda: aggregator.snapshot_holder.snapshot.version > version + 2
+        )  # judging continues
+        assert connection.durable == {1} and not receipt.done()
+        disk.open.set()
+        await receipt
+        while connection.durable != {1, 2, 3}:
+            await connection.acknowledgement()
 
 
 @pytest.mark.slow
-def test_room_is_looked_for_by_one_task_however_many_wait(
+async def test_room_is_looked_for_by_one_task_however_many_wait(
     lab: Any, disk: Disk, until: Any, connect: Any, make_agent: Any
 ) -> None:
     """Ten thousand streams polled twenty times a second, and left no CPU to the one with room."""
-
-    async def send_frames() -> None:
-        async with lab.aggregator(queue_bytes_max=QUEUE_BYTES) as aggregator:
-            disk.open.clear()
-            agents = [make_agent(host=f"h{n}", run_id=b"%016d" % n) for n in range(20)]
-            connections = [connect(aggregator.port, agent) for agent in agents]
-            for connection in connections:
-                await connection.register()
-                connection.open()
-                await connection.stream.write(
-                    connection.agent.message(1, blocks=[connection.agent.block(1, gpus=250)])
-                )
-            streams = aggregator._telemetry._streams
-            await until(lambda: len(streams) == 20)
-            blocked = aggregator.admission_control
-            await until(lambda: blocked._store.room < 0.1)
-            assert await asyncio.to_thread(disk.waiting.wait, GUARD_SECONDS)
-            disk.open.set()
-            for connection in connections:
-                while connection.durable != {1}:
-                    await connection.acknowledgement()
-                await connection.close()
-
-    asyncio.run(send_frames())
+    async with lab.aggregator(queue_bytes_max=QUEUE_BYTES) as aggregator:
+        disk.open.clear()
+        agents = [make_agent(host=f"h{n}", run_id=b"%016d" % n) for n in range(20)]
+        connections = [connect(aggregator.port, agent) for agent in agents]
+        for connection in connections:
+            await connection.register()
+            connection.open()
+            await connection.stream.write(
+                connection.agent.message(1, blocks=[connection.agent.block(1, gpus=250)])
+            )
+        streams = aggregator._telemetry._streams
+        await until(lambda: len(streams) == 20)
+        blocked = aggregator.admission_control
+        await until(lambda: blocked._store.room < 0.1)
+        assert await asyncio.to_thread(disk.waiting.wait, GUARD_SECONDS)
+        disk.open.set()
+        for connection in connections:
+            while connection.durable != {1}:
+                await connection.acknowledgement()
+            await connection.close()
     assert lab.rows("SELECT count(*) FROM readings.gpu_1s") == [(20 * 250,)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +64,10 @@ def test_the_log_of_a_small_fleet_is_folded_in_sooner(
 
 
 @pytest.mark.slow
-def test_no_process_stands_ready_for_questions_that_nobody_asks(lab: Any) -> None:
+async def test_no_process_stands_ready_for_questions_that_nobody_asks(lab: Any) -> None:
     """It holds DuckDB and Arrow, 80 MB; the first query starts it."""
-
-    async def query_once() -> tuple[int, int]:
-        async with lab.aggregator() as aggregator, client(aggregator) as stub:
-            before = aggregator.query.pool.fork_server_pid
-            await responses(stub.Query(query_pb2.QueryRequest(sql="SELECT 1")))
-            return before, aggregator.query.pool.fork_server_pid
-
-    before, after = asyncio.run(query_once())
+    async with lab.aggregator() as aggregator, client(aggregator) as stub:
+        before = aggregator.query.pool.fork_server_pid
+        await responses(stub.Query(query_pb2.QueryRequest(sql="SELECT 1")))
+        after = aggregator.query.pool.fork_server_pid
     assert not before and after
