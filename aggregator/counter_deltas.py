@@ -26,17 +26,12 @@ from ..contract.counters import (
     StepOutcome,
 )
 from ..contract.signal import Signal
+from .arrays import Bytes, Flags, Floats, Indexes, Times
 
-Floats = NDArray[np.float64]
 #: Sums of events and similar; seven digits are enough for every rule.
 Sums = NDArray[np.float32]
 Uint64s = NDArray[np.uint64]
-Times = NDArray[np.int64]
-Indexes = NDArray[np.intp]
-Codes = NDArray[np.int32]
 Boots = NDArray[np.uint16]
-Bytes = NDArray[np.uint8]
-Flags = NDArray[np.bool_]
 
 Array = TypeVar("Array", bound=NDArray[Any])
 

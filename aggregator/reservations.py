@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .counter_deltas import Indexes
+from .arrays import Indexes
 from .durable_file import replace_file
 from .errors import EtagMismatch, NotFound, PermissionDenied, ResourceExhausted, ServiceUnavailable
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..contract.signals import TABLES
 from ..contract.xid.policy import Clears
-from .counter_deltas import Flags
+from .arrays import Flags
 from .model import HealthState, Reason
 
 

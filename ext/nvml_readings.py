@@ -57,6 +57,9 @@ NAMED = {
     "error_code_state": "ERROR_CODE",
 }
 
+#: Above any count: a greater value is a negative error code. 2 ** 62 nanoseconds are 146 years.
+_COUNT_MAX = 1 << 62
+
 
 class Reading(NamedTuple):
     """A reading. `raw_max` is the largest accepted value in NVML's unit; 0: any.
@@ -116,10 +119,6 @@ def _state(
     name: str, *calls: str, raw_max: int = 1, shape: str = "uint", second: str = ""
 ) -> Reading:
     return Reading(name, False, raw_max=raw_max, calls=calls, shape=shape, second=second)
-
-
-#: Above any count: a greater value is a negative error code. 2 ** 62 nanoseconds are 146 years.
-_COUNT_MAX = 1 << 62
 
 
 def _count(

@@ -20,6 +20,30 @@ NUM_JPEG_ENG, NUM_JPEG_ENG_V1, MAX_XCC, NUM_XCP = 32, 40, 8, 8
 Value = int | Sequence[int]
 Field = tuple[str, Any]
 
+HEADER = [
+    ("structure_size", U16),
+    ("format_revision", ctypes.c_uint8),
+    ("content_revision", ctypes.c_uint8),
+]
+#: enum amdgpu_metrics_attr_id, in the header's order.
+ATTRIBUTES = (
+    "temperature_hotspot", "temperature_mem", "temperature_vrsoc", "curr_socket_power", "average_gfx_activity",
+    "average_umc_activity", "mem_max_bandwidth", "energy_accumulator", "system_clock_counter",
+    "accumulation_counter", "prochot_residency_acc", "ppt_residency_acc", "socket_thm_residency_acc",
+    "vr_thm_residency_acc", "hbm_thm_residency_acc", "gfxclk_lock_status", "pcie_link_width", "pcie_link_speed",
+    "xgmi_link_width", "xgmi_link_speed", "gfx_activity_acc", "mem_activity_acc", "pcie_bandwidth_acc",
+    "pcie_bandwidth_inst", "pcie_l0_to_recov_count_acc", "pcie_replay_count_acc", "pcie_replay_rover_count_acc",
+    "pcie_nak_sent_count_acc", "pcie_nak_rcvd_count_acc", "xgmi_read_data_acc", "xgmi_write_data_acc",
+    "xgmi_link_status", "firmware_timestamp", "current_gfxclk", "current_socclk", "current_vclk0",
+    "current_dclk0", "current_uclk", "num_partition", "pcie_lc_perf_other_end_recovery", "gfx_busy_inst",
+    "jpeg_busy", "vcn_busy", "gfx_busy_acc", "gfx_below_host_limit_ppt_acc", "gfx_below_host_limit_thm_acc",
+    "gfx_low_utilization_acc", "gfx_below_host_limit_total_acc", "temperature_hbm", "temperature_mid",
+)  # fmt: skip
+#: enum amdgpu_metrics_attr_type.
+TYPES = ("B", "b", "H", "h", "I", "i", "Q", "q")
+#: Fields of 32 bits in drivers of Linux 6.18, and of 64 bits in later drivers.
+COUNTERS = ATTRIBUTES[9:15] + ATTRIBUTES[20:22] + ATTRIBUTES[27:29]
+
 
 def _each(kind: Any, *names: str) -> list[Field]:
     return [(name, kind) for name in names]
@@ -33,11 +57,6 @@ def _structure(name: str, fields: Sequence[Field]) -> Any:
     return type(name, (ctypes.LittleEndianStructure,), {"_fields_": list(fields)})
 
 
-HEADER = [
-    ("structure_size", U16),
-    ("format_revision", ctypes.c_uint8),
-    ("content_revision", ctypes.c_uint8),
-]
 _CLOCKS = [
     *_array(U16, MAX_GFX_CLKS, "current_gfxclk"),
     *_array(U16, MAX_CLKS, "current_socclk", "current_vclk0", "current_dclk0"),
@@ -159,26 +178,6 @@ def pack(revision: str, values: Mapping[str, Value]) -> bytes:
             for i, element in enumerate(value):
                 getattr(target, field)[i] = element
     return bytes(table)
-
-
-#: enum amdgpu_metrics_attr_id, in the header's order.
-ATTRIBUTES = (
-    "temperature_hotspot", "temperature_mem", "temperature_vrsoc", "curr_socket_power", "average_gfx_activity",
-    "average_umc_activity", "mem_max_bandwidth", "energy_accumulator", "system_clock_counter",
-    "accumulation_counter", "prochot_residency_acc", "ppt_residency_acc", "socket_thm_residency_acc",
-    "vr_thm_residency_acc", "hbm_thm_residency_acc", "gfxclk_lock_status", "pcie_link_width", "pcie_link_speed",
-    "xgmi_link_width", "xgmi_link_speed", "gfx_activity_acc", "mem_activity_acc", "pcie_bandwidth_acc",
-    "pcie_bandwidth_inst", "pcie_l0_to_recov_count_acc", "pcie_replay_count_acc", "pcie_replay_rover_count_acc",
-    "pcie_nak_sent_count_acc", "pcie_nak_rcvd_count_acc", "xgmi_read_data_acc", "xgmi_write_data_acc",
-    "xgmi_link_status", "firmware_timestamp", "current_gfxclk", "current_socclk", "current_vclk0",
-    "current_dclk0", "current_uclk", "num_partition", "pcie_lc_perf_other_end_recovery", "gfx_busy_inst",
-    "jpeg_busy", "vcn_busy", "gfx_busy_acc", "gfx_below_host_limit_ppt_acc", "gfx_below_host_limit_thm_acc",
-    "gfx_low_utilization_acc", "gfx_below_host_limit_total_acc", "temperature_hbm", "temperature_mid",
-)  # fmt: skip
-#: enum amdgpu_metrics_attr_type.
-TYPES = ("B", "b", "H", "h", "I", "i", "Q", "q")
-#: Fields of 32 bits in drivers of Linux 6.18, and of 64 bits in later drivers.
-COUNTERS = ATTRIBUTES[9:15] + ATTRIBUTES[20:22] + ATTRIBUTES[27:29]
 
 
 def pack_described(

@@ -62,6 +62,8 @@ RESOURCE_SLICE: dict[str, Any] = {
         "devices": {"type": "array", "items": DEVICE}}},
 }  # fmt: skip
 
+KUEUE, DRA = "kueue.x-k8s.io", "resource.k8s.io"
+
 
 def definition(group: str, versions: tuple[str, ...], plural: str, kind: str, properties: dict[str, Any], *, namespaced: bool = False) -> Any:  # fmt: skip
     schema = {"openAPIV3Schema": {"type": "object", "properties": properties}}
@@ -80,7 +82,6 @@ def definition(group: str, versions: tuple[str, ...], plural: str, kind: str, pr
     }  # fmt: skip
 
 
-KUEUE, DRA = "kueue.x-k8s.io", "resource.k8s.io"
 DEFINITIONS = (
     definition(KUEUE, ("v1beta1",), "workloads", "Workload", WORKLOAD, namespaced=True),
     definition(KUEUE, ("v1beta1",), "admissionchecks", "AdmissionCheck", ADMISSION_CHECK),

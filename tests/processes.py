@@ -22,6 +22,10 @@ from typing import Any, Self
 #: A guard, never a measure: on a loaded two-core machine everything takes longer.
 GUARD_SECONDS = 200.0
 
+#: Ports that `free_port` returned last: bound here, so that no other process gets them.
+_RESERVED: deque[socket.socket] = deque()
+RESERVED_MAX = 64
+
 
 @cache
 def made_store() -> Path:
@@ -45,11 +49,6 @@ def with_store(folder: Path) -> Path:
     if not (folder / made_store().name).exists():
         shutil.copyfile(made_store(), folder / made_store().name)
     return folder
-
-
-#: Ports that `free_port` returned last: bound here, so that no other process gets them.
-_RESERVED: deque[socket.socket] = deque()
-RESERVED_MAX = 64
 
 
 def free_port() -> int:

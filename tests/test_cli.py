@@ -27,69 +27,6 @@ cli.COMMANDS["say"] = (".command", "none", "says")
 sys.exit(cli.main())
 """
 
-
-def said(
-    lines: int, out: int | Path = subprocess.PIPE, **environment: str
-) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-c", PRINTS, "say", str(lines)]
-    where = os.open(out, os.O_WRONLY) if isinstance(out, Path) else out
-    try:
-        return subprocess.run(
-            command,
-            stdout=where,
-            stderr=subprocess.PIPE,
-            check=False,
-            env={**os.environ, **environment},
-            timeout=GUARD_SECONDS,
-        )
-    finally:
-        if isinstance(out, Path):
-            os.close(where)
-
-
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-def test_any_encoding_shows_something(encoding: str) -> None:
-    """An ellipsis in a reason ended `gangline hosts` over a serial console with a traceback."""
-    ended = said(1, PYTHONIOENCODING=encoding)
-    assert (ended.returncode, ended.stderr) == (cli.OK, b"")
-    wanted = "GPU-3f2a… hôte".encode(encoding, errors="backslashreplace")
-    assert ended.stdout.splitlines()[0] == wanted
-
-
-@pytest.mark.parametrize("lines", [1, 10_000])
-def test_a_full_disk_is_said_in_words(lines: int) -> None:
-    """`gangline hosts > /full/disk`: exit code 1 and a line, also when only the last flush fails."""
-    ended = said(lines, Path("/dev/full"))
-    assert ended.returncode == cli.FAILED
-    assert ended.stderr == b"gangline: the output cannot be written: No space left on device\n"
-
-
-@pytest.mark.parametrize("lines", [1, 10_000])
-def test_a_reader_who_left_is_told_nothing(lines: int) -> None:
-    """`gangline hosts | head -1`: no traceback, no message."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    try:
-        ended = said(lines, writing)
-    finally:
-        os.close(writing)
-    assert (ended.returncode, ended.stderr) == (cli.FAILED, b"")
-
-
-def test_help_into_a_full_disk_is_no_success() -> None:
-    """`--help` ends by SystemExit: a failed write must still be an error."""
-    with open("/dev/full", "wb") as full:
-        ended = subprocess.run(
-            [sys.executable, "-m", "gangline.cli", "hosts", "--help"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            check=False,
-            env={**os.environ, "PYTHONUNBUFFERED": ""},  # argparse itself ignores a failed write
-            timeout=GUARD_SECONDS,
-        )
-    assert ended.returncode == cli.FAILED and b"Traceback" not in ended.stderr
-
-
 #: Runs a command where only the extra `agent` is installed.
 AGENT_ONLY = """
 import sys
@@ -153,6 +90,74 @@ OF_THE_AGENT = {
     "release": 0,
     "resume": 0,
 }
+#: Commands that write JSON by other means, with the reason.
+WITHOUT_FORMAT = {
+    "sql_output.py": "rows: an array, or values within a cell",
+    "admin_access.py": "an array: nothing can be put beside its elements",
+    "check.py": "the document's own format; a prolog imports no more than it must",
+}
+
+
+def said(
+    lines: int, out: int | Path = subprocess.PIPE, **environment: str
+) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-c", PRINTS, "say", str(lines)]
+    where = os.open(out, os.O_WRONLY) if isinstance(out, Path) else out
+    try:
+        return subprocess.run(
+            command,
+            stdout=where,
+            stderr=subprocess.PIPE,
+            check=False,
+            env={**os.environ, **environment},
+            timeout=GUARD_SECONDS,
+        )
+    finally:
+        if isinstance(out, Path):
+            os.close(where)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_any_encoding_shows_something(encoding: str) -> None:
+    """An ellipsis in a reason ended `gangline hosts` over a serial console with a traceback."""
+    ended = said(1, PYTHONIOENCODING=encoding)
+    assert (ended.returncode, ended.stderr) == (cli.OK, b"")
+    wanted = "GPU-3f2a… hôte".encode(encoding, errors="backslashreplace")
+    assert ended.stdout.splitlines()[0] == wanted
+
+
+@pytest.mark.parametrize("lines", [1, 10_000])
+def test_a_full_disk_is_said_in_words(lines: int) -> None:
+    """`gangline hosts > /full/disk`: exit code 1 and a line, also when only the last flush fails."""
+    ended = said(lines, Path("/dev/full"))
+    assert ended.returncode == cli.FAILED
+    assert ended.stderr == b"gangline: the output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("lines", [1, 10_000])
+def test_a_reader_who_left_is_told_nothing(lines: int) -> None:
+    """`gangline hosts | head -1`: no traceback, no message."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        ended = said(lines, writing)
+    finally:
+        os.close(writing)
+    assert (ended.returncode, ended.stderr) == (cli.FAILED, b"")
+
+
+def test_help_into_a_full_disk_is_no_success() -> None:
+    """`--help` ends by SystemExit: a failed write must still be an error."""
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "gangline.cli", "hosts", "--help"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": ""},  # argparse itself ignores a failed write
+            timeout=GUARD_SECONDS,
+        )
+    assert ended.returncode == cli.FAILED and b"Traceback" not in ended.stderr
 
 
 def test_each_command_is_looked_at() -> None:
@@ -185,14 +190,6 @@ def test_without_its_extra_a_command_says_which(command: str, tmp_path: Path) ->
     assert line.startswith(f"gangline {arguments[0]} needs ")
     assert f'install it with: pip install "SOURCE[{extra}]"' in line
     assert "gangline[" not in line
-
-
-#: Commands that write JSON by other means, with the reason.
-WITHOUT_FORMAT = {
-    "sql_output.py": "rows: an array, or values within a cell",
-    "admin_access.py": "an array: nothing can be put beside its elements",
-    "check.py": "the document's own format; a prolog imports no more than it must",
-}
 
 
 def test_json_says_of_which_form_it_is() -> None:

@@ -51,6 +51,7 @@ LAYERS = {
         "__main__",
     ),
     "aggregator": (
+        "arrays",
         "counter_deltas dataclass_json durable_file errors host_sets metrics metrics_server model process_limits slurm_text sql workers",
         "rule_declaration",
         "rule_catalogue",

@@ -17,6 +17,13 @@ from gangline.contract import frame as frames
 from gangline.contract.stream import Receiver, Sender
 from gangline.contract.wire import telemetry_pb2 as wire
 
+IN_TIME = {
+    "p99": RECEIPT_SECONDS_MAX,
+    "flying": 300 * RECEIPT_SECONDS_MAX,
+    "stalls": 0.0,
+    "frames": 291.0,
+}
+
 
 def test_each_host_has_names_of_its_own_in_a_whole_frame() -> None:
     """Ten thousand hosts with one host's GPU names would be one host to every table that knows GPUs."""
@@ -63,14 +70,6 @@ def test_what_is_receipted_is_stored(tmp_path: Path) -> None:
     assert report.stored_gpu_rows == 6 * GPUS
     assert report.figures["receipts_total"] <= 6  # /metrics says what was so up to a second ago
     assert report.last["receipts"]["count"] == 6 and last["refused"] == 0
-
-
-IN_TIME = {
-    "p99": RECEIPT_SECONDS_MAX,
-    "flying": 300 * RECEIPT_SECONDS_MAX,
-    "stalls": 0.0,
-    "frames": 291.0,
-}
 
 
 @pytest.mark.parametrize(

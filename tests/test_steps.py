@@ -27,6 +27,87 @@ print(sys.argv[1:], __name__)
 """
 STAND_IN, REAL = "", "[torch.nn.Parameter(torch.zeros(2))], lr=0.1"
 
+FORKS = """
+import os, gangline.steps as steps
+steps.mark(); steps.mark()
+child = os.fork()
+for _ in range(5 if child == 0 else 1):
+    steps.mark()
+if child:
+    os.waitpid(child, 0)
+folder = os.environ["GANGLINE_STEPS"]
+if child:
+    print(*[open(os.path.join(folder, name), "rb").read().hex() for name in os.listdir(folder)])
+else:
+    os._exit(0)
+"""
+THREADS = """
+import os, threading, gangline.steps as steps
+def train():
+    for _ in range(200):
+        steps.mark()
+threads = [threading.Thread(target=train) for _ in range(8)]
+[one.start() for one in threads]; [one.join() for one in threads]
+folder = os.environ["GANGLINE_STEPS"]
+print(*[open(os.path.join(folder, name), "rb").read().hex() for name in os.listdir(folder)])
+"""
+SPAWNS = """
+import multiprocessing, os
+import gangline.steps as steps
+
+def train(rank):
+    os.environ["RANK"] = str(rank)
+    steps.mark()
+    folder = os.environ["GANGLINE_STEPS"]
+    [name] = [name for name in os.listdir(folder) if name.startswith(f"{os.getpid()}-")]
+    return open(os.path.join(folder, name), "rb").read().hex()
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        print(*pool.map(train, [5, 6], chunksize=1))
+"""
+#: 5 steps of two batches each, of a loop that steps two optimizers by hand in each second batch.
+LIGHTNING = """
+import lightning.pytorch as pl, os, pickle, torch, gangline.steps
+{model}
+trainer = pl.Trainer(max_epochs=1, callbacks=[gangline.steps.LightningCallback()], **{options})
+trainer.fit(Model(){data})
+assert type(pickle.loads(pickle.dumps(gangline.steps.LightningCallback()))) is gangline.steps.LightningCallback
+print(*[open(os.path.join(os.environ["GANGLINE_STEPS"], name), "rb").read().hex()
+        for name in os.listdir(os.environ["GANGLINE_STEPS"])])
+"""
+FAKE_LIGHTNING = """
+class Callback: pass
+class Trainer:
+    def __init__(self, max_epochs, callbacks):
+        self.callbacks, self.global_step = callbacks, 0
+    def fit(self, model):
+        for one in self.callbacks: one.on_train_start(self, model)
+        for at in range(10):
+            if at % 2:
+                for optimizer in model.optimizers: optimizer.step(); self.global_step += 1
+            for one in self.callbacks: one.on_train_batch_end(self, model, None, None, at)
+"""
+FAKE_MODEL = """
+class Model: optimizers = [torch.optim.SGD(), torch.optim.SGD()]
+"""
+REAL_MODEL = """
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)])
+    def configure_optimizers(self):
+        return [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in self.layers]
+    def training_step(self, batch, at):
+        if at % 2:
+            for optimizer, layer in zip(self.optimizers(), self.layers):
+                optimizer.zero_grad()
+                self.manual_backward(layer(batch).sum())
+                optimizer.step()
+"""
+REAL_OPTIONS = """dict(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)"""
+
 
 class Bench:
     """A folder for slots, a fake torch, and an interpreter that finds both."""
@@ -146,22 +227,6 @@ def test_a_full_or_read_only_shared_memory(bench: Bench, trouble: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
 
 
-FORKS = """
-import os, gangline.steps as steps
-steps.mark(); steps.mark()
-child = os.fork()
-for _ in range(5 if child == 0 else 1):
-    steps.mark()
-if child:
-    os.waitpid(child, 0)
-folder = os.environ["GANGLINE_STEPS"]
-if child:
-    print(*[open(os.path.join(folder, name), "rb").read().hex() for name in os.listdir(folder)])
-else:
-    os._exit(0)
-"""
-
-
 def test_a_forked_child_has_a_slot_of_its_own(bench: Bench) -> None:
     """A child that wrote into its parent's slot made a single rank of two. It ends by _exit, so the
     agent must remove its slot.
@@ -173,18 +238,6 @@ def test_a_forked_child_has_a_slot_of_its_own(bench: Bench) -> None:
     assert modules == [3, 5]
 
 
-THREADS = """
-import os, threading, gangline.steps as steps
-def train():
-    for _ in range(200):
-        steps.mark()
-threads = [threading.Thread(target=train) for _ in range(8)]
-[one.start() for one in threads]; [one.join() for one in threads]
-folder = os.environ["GANGLINE_STEPS"]
-print(*[open(os.path.join(folder, name), "rb").read().hex() for name in os.listdir(folder)])
-"""
-
-
 def test_threads_share_one_slot(bench: Bench) -> None:
     """Each write is atomic: a single call that holds the interpreter's lock."""
     slots = bench.run(bench.script(THREADS)).split()
@@ -192,23 +245,6 @@ def test_threads_share_one_slot(bench: Bench) -> None:
         parsed = step_slots.parse_steps(bytes.fromhex(slot))
         assert parsed is not None
     assert len(slots) >= 1
-
-
-SPAWNS = """
-import multiprocessing, os
-import gangline.steps as steps
-
-def train(rank):
-    os.environ["RANK"] = str(rank)
-    steps.mark()
-    folder = os.environ["GANGLINE_STEPS"]
-    [name] = [name for name in os.listdir(folder) if name.startswith(f"{os.getpid()}-")]
-    return open(os.path.join(folder, name), "rb").read().hex()
-
-if __name__ == "__main__":
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        print(*pool.map(train, [5, 6], chunksize=1))
-"""
 
 
 @pytest.mark.slow
@@ -254,49 +290,6 @@ def test_wrong_use_says_what_is_right(bench: Bench, arguments: list[str]) -> Non
     )
     assert done.returncode == 2
     assert done.stderr.startswith("usage: python -m gangline.steps SCRIPT")
-
-
-#: 5 steps of two batches each, of a loop that steps two optimizers by hand in each second batch.
-LIGHTNING = """
-import lightning.pytorch as pl, os, pickle, torch, gangline.steps
-{model}
-trainer = pl.Trainer(max_epochs=1, callbacks=[gangline.steps.LightningCallback()], **{options})
-trainer.fit(Model(){data})
-assert type(pickle.loads(pickle.dumps(gangline.steps.LightningCallback()))) is gangline.steps.LightningCallback
-print(*[open(os.path.join(os.environ["GANGLINE_STEPS"], name), "rb").read().hex()
-        for name in os.listdir(os.environ["GANGLINE_STEPS"])])
-"""
-FAKE_LIGHTNING = """
-class Callback: pass
-class Trainer:
-    def __init__(self, max_epochs, callbacks):
-        self.callbacks, self.global_step = callbacks, 0
-    def fit(self, model):
-        for one in self.callbacks: one.on_train_start(self, model)
-        for at in range(10):
-            if at % 2:
-                for optimizer in model.optimizers: optimizer.step(); self.global_step += 1
-            for one in self.callbacks: one.on_train_batch_end(self, model, None, None, at)
-"""
-FAKE_MODEL = """
-class Model: optimizers = [torch.optim.SGD(), torch.optim.SGD()]
-"""
-REAL_MODEL = """
-class Model(pl.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.automatic_optimization = False
-        self.layers = torch.nn.ModuleList([torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)])
-    def configure_optimizers(self):
-        return [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in self.layers]
-    def training_step(self, batch, at):
-        if at % 2:
-            for optimizer, layer in zip(self.optimizers(), self.layers):
-                optimizer.zero_grad()
-                self.manual_backward(layer(batch).sum())
-                optimizer.step()
-"""
-REAL_OPTIONS = """dict(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)"""
 
 
 @pytest.mark.parametrize("how", [[], ["-m", "gangline.steps"]])

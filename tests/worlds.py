@@ -40,6 +40,20 @@ Values = dict[str, float]
 #: (table, device) -> column -> value
 Readings = dict[tuple[str, str], Values]
 
+#: Table -> name -> column, and whether that is a gauge: a world is run by the thousand seconds.
+_COLUMNS = {
+    table: {
+        signal.column: (index, signal.kind is Kind.GAUGE) for index, signal in enumerate(signals)
+    }
+    for table, signals in TABLES.items()
+}
+GPUS, STEP_SECONDS = 2, 10
+BUSY, WORK = 0.68, 0.34
+GPU = ""  # the host's first GPU
+W, S, U = HealthState.WATCH, HealthState.SUSPECT, HealthState.UNHEALTHY
+GPU_CHANGES, LINKS, C2C = "gpu_10s_changes", "nvlink_10s_changes", "c2c_10s_changes"
+FABRIC, NIC = "gpu_fabric_1s_changes", "nic_10s_changes"
+
 
 @dataclass
 class Host:
@@ -223,15 +237,6 @@ class World:
         return {h.host: h.state.name for h in self.snapshot.hosts}
 
 
-#: Table -> name -> column, and whether that is a gauge: a world is run by the thousand seconds.
-_COLUMNS = {
-    table: {
-        signal.column: (index, signal.kind is Kind.GAUGE) for index, signal in enumerate(signals)
-    }
-    for table, signals in TABLES.items()
-}
-
-
 def block(table: str, rows: dict[str, Values]) -> Block:
     """Return a block of *rows*, by device and column; unnamed cells are missing."""
     result, columns = Block(table, list(rows)), _COLUMNS[table]
@@ -275,10 +280,6 @@ def wait_for_others(world: World, slow: Host) -> None:
             if host is not slow:
                 watts = COMPUTING_WATTS if (world.second + gpu) % 2 else WAITING_WATTS
                 host.set("gpu_1s", gpu_of(host, gpu), power_watts=watts, utilization_ratio=1.0)
-
-
-GPUS, STEP_SECONDS = 2, 10
-BUSY, WORK = 0.68, 0.34
 
 
 def tell(
@@ -388,10 +389,6 @@ class StoredWorld(World):
         self.store.submit_findings([finding])
 
 
-GPU = ""  # the host's first GPU
-W, S, U = HealthState.WATCH, HealthState.SUSPECT, HealthState.UNHEALTHY
-
-
 @dataclass(frozen=True)
 class Fault:
     """`bad` values are set, `grow` counters grow by this rate per second."""
@@ -433,9 +430,6 @@ def _count(
 def _rate(rule: str, table: str, device: str, column: str, per_second: float) -> Fault:
     return Fault(rule, W, table, device, {column: 40.0}, {}, {column: per_second}, 20)
 
-
-GPU_CHANGES, LINKS, C2C = "gpu_10s_changes", "nvlink_10s_changes", "c2c_10s_changes"
-FABRIC, NIC = "gpu_fabric_1s_changes", "nic_10s_changes"
 
 FAULTS = (
     _state("gpu.memory_unrepairable", S, GPU_CHANGES, GPU, "unrepairable_memory_state", 0, 1),

@@ -56,6 +56,19 @@ _USER_SLICE = re.compile(r"user-([0-9]{1,10})\.slice")
 _SESSION = re.compile(r"session-([A-Za-z0-9]{1,32})\.scope")
 _LXC = re.compile(r"lxc\.payload\.(?P<name>[A-Za-z0-9_.-]{1,64})")
 
+_TASKS = (
+    r"(?:/step_(?P<step>[0-9]{1,10}(?:\+[0-9]{1,10})?|batch|extern|interactive)(?:/(?:user|slurm))?"
+    r"(?:/task_(?P<task>[0-9]{1,10}|special))?)?(?:/(?P<rest>.*))?"
+)
+_SLURM_1 = re.compile(
+    r"slurm(?:_(?P<node>[A-Za-z0-9._-]{1,253}))?/uid_(?P<user>[0-9]{1,10})/job_(?P<job>[0-9]{1,10})"
+    + _TASKS
+)
+_SLURM_2 = re.compile(
+    r"system\.slice/(?:(?P<node>[A-Za-z0-9._-]{1,253})_)?slurmstepd\.scope/job_(?P<job>[0-9]{1,10})"
+    + _TASKS
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Owner:
@@ -83,20 +96,6 @@ class Owner:
         """Return the known values by name."""
         values = ((field.name, getattr(self, field.name)) for field in fields(self))
         return {name: value for name, value in values if isinstance(value, str) and value}
-
-
-_TASKS = (
-    r"(?:/step_(?P<step>[0-9]{1,10}(?:\+[0-9]{1,10})?|batch|extern|interactive)(?:/(?:user|slurm))?"
-)
-_TASKS += r"(?:/task_(?P<task>[0-9]{1,10}|special))?)?(?:/(?P<rest>.*))?"
-_SLURM_1 = re.compile(
-    r"slurm(?:_(?P<node>[A-Za-z0-9._-]{1,253}))?/uid_(?P<user>[0-9]{1,10})/job_(?P<job>[0-9]{1,10})"
-    + _TASKS
-)
-_SLURM_2 = re.compile(
-    r"system\.slice/(?:(?P<node>[A-Za-z0-9._-]{1,253})_)?slurmstepd\.scope/job_(?P<job>[0-9]{1,10})"
-    + _TASKS
-)
 
 
 def parse_cgroup(data: bytes) -> Owner:

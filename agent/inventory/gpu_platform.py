@@ -71,6 +71,3 @@ def fabric(cluster: bytes, clique: int, state: int) -> dict[str, str]:
             "nvswitch_errors": SWITCH_ERRORS,
         }
     return attributes
-
-
-_VERSION_BYTES, _GUID_BYTES = 4, 16

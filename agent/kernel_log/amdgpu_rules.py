@@ -138,13 +138,3 @@ AMDGPU_RULES = (
     ),
     rule(OFF_BUS, "device lost from bus", rf"{_PREFIX}device lost from bus"),
 )
-
-
-RAS_ERROR, HANG, RESET, OFF_BUS = "gpu.ras_error", "gpu.hang", "gpu.reset", "gpu.lost"
-#: Codes of RAS_ERROR.
-CORRECTED, UNCORRECTED, DEFERRED, REPLACE = range(4)
-
-
-#: Codes of HANG: the queue recovered without a reset; firmware, a queue or an engine does not
-#: recover by itself.
-RECOVERED, DEAD = 1, 2

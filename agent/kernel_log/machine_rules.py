@@ -117,6 +117,3 @@ MACHINE_RULES = (
         attributes={"kind": "UE"},
     ),
 )
-
-
-FIRMWARE, CHECK, MEMORY_ERROR = "host.hardware_error", "host.machine_check", "host.memory_error"

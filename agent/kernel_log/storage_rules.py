@@ -184,8 +184,3 @@ STORAGE_RULES = (
         r"md/\S+ ?Disk failure on (?P<device>[^\s,]{1,32}), disabling",
     ),
 )
-
-
-FILES, DISK = "filesystem.error", "disk.error"
-#: Codes: a server of FILES does not respond; the kernel gave up a DISK.
-UNREACHABLE, REMOVED = 2, 1

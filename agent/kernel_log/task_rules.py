@@ -138,6 +138,3 @@ TASKS_RULES = (
         group="fault",
     ),
 )
-
-
-OUT_OF_MEMORY, HUNG, LOCKUP = "host.out_of_memory", "host.hung_task", "host.lockup"

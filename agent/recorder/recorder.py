@@ -34,6 +34,10 @@ from ..transport.recording_uploads import RecordingUpload, RecordingUploads
 from .storage import NoRecordingError, RecordingStorage
 
 SECOND_NS = 1_000_000_000
+#: Findings this soon after the start existed before.
+SETTLE_NS = 60 * SECOND_NS
+#: Findings this old are not new.
+FINDING_AGE_NS_MAX = 60 * SECOND_NS
 #: Delay after the first reason, so that the recording shows the consequences too.
 AFTER_NS = 30 * SECOND_NS
 #: Minimum time between stored recordings.
@@ -107,10 +111,6 @@ class RecordingTriggers:
         text = ("; ".join(self._reasons) + more)[:TEXT_CHARACTERS_MAX]
         self._reasons, self._more, self._recorded_ns = [], 0, now_ns
         return text, self._began_ns
-
-
-#: Findings this soon after the start existed before; findings this old are not new.
-SETTLE_NS = FINDING_AGE_NS_MAX = 60 * SECOND_NS
 
 
 class ActiveFinding(Protocol):

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-from ..counter_deltas import Codes
+from ..arrays import Codes
 from ..errors import (
     CAPACITY_RETRY_SECONDS,
     EtagMismatch,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from .. import model
-from ..counter_deltas import Codes
+from ..arrays import Codes
 from ..declared.model import Declared
 from ..model import Evidence, HostScore
 from ..scoring.evaluate import Judgement
@@ -27,11 +27,18 @@ from .limits import PRICE_STEP_RATIO
 from .messages import Available, CaseGone, CaseSeen, Event, FleetSize, Frozen, Unavailable, Well
 from .state import SILENT, MachineState
 
+State = model.HealthState
+
 #: After a longer silence it is known, or the host is out of use for good.
 SILENCE_NEWS_SECONDS_MAX = 86_400.0
 
 MAINTENANCE = "maintenance"
 CASE_MESSAGE_CHARACTERS_MAX = 500
+
+#: States of hosts that are not judged; their cases stay.
+UNMONITORED_STATES = (State.STALE, State.UNKNOWN, State.MAINTENANCE)
+#: States without new cases, except the silence of STALE hosts.
+NO_ACTION_STATES = (State.HEALTHY, *UNMONITORED_STATES)
 
 
 def silence_key(host: str) -> str:
@@ -103,11 +110,6 @@ def _time_text(at_ns: int) -> str:
     return f"{datetime.fromtimestamp(at_ns // SECOND_NS, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-State = model.HealthState
-#: States of hosts that are not judged; their cases stay.
-UNMONITORED_STATES = (State.STALE, State.UNKNOWN, State.MAINTENANCE)
-#: States without new cases, except the silence of STALE hosts.
-NO_ACTION_STATES = (State.HEALTHY, *UNMONITORED_STATES)
 #: Returns the workload of a host; None: not known now.
 WorkloadOf = Callable[[HostScore, Judgement], Workload | None]
 

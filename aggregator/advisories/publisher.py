@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from ..counter_deltas import Codes
+from ..arrays import Codes
 from ..scoring.evaluate import Judgement
 from .engine import AdvisoryEngine
 

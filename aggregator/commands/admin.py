@@ -11,6 +11,26 @@ from ...cli import OK, USAGE
 #: Subcommand -> (module with `main(arguments) -> exit code`, or module:function; summary).
 Table = Mapping[str, tuple[str, str]]
 
+SUBCOMMANDS: Table = {
+    "backup": (
+        ".admin_store:backup_main",
+        "a whole copy of the store, made while the aggregator runs",
+    ),
+    "restore": (".admin_store:restore_main", "a backup put in a data folder"),
+    "verify": (
+        ".admin_store:verify_main",
+        "everything of a store or a backup read back, and what is wrong",
+    ),
+    "compact": (".admin_store:compact_main", "free space of the store given back to the disk"),
+    "health": (".admin_health", "whether the aggregator answers, for probes; needs no login"),
+    "train": (".admin_train", "a model of hazard from the faults on record"),
+    "cert": (
+        ".admin_access:cert_main",
+        "certificates for a small cluster: a CA, the aggregator, agents, operators",
+    ),
+    "token": (".admin_access:token_main", "tokens: new, list, revoke"),
+}
+
 
 def run(command: str, table: Table, arguments: list[str], notes: Sequence[str]) -> int:
     """Run a subcommand of `gangline` *command*; return its exit code. *notes*: end of the help."""
@@ -35,27 +55,6 @@ def run(command: str, table: Table, arguments: list[str], notes: Sequence[str]) 
     module, _, function = module.partition(":")
     handler = getattr(importlib.import_module(module, __package__), function or "main")
     return int(handler(arguments[1:]))
-
-
-SUBCOMMANDS: Table = {
-    "backup": (
-        ".admin_store:backup_main",
-        "a whole copy of the store, made while the aggregator runs",
-    ),
-    "restore": (".admin_store:restore_main", "a backup put in a data folder"),
-    "verify": (
-        ".admin_store:verify_main",
-        "everything of a store or a backup read back, and what is wrong",
-    ),
-    "compact": (".admin_store:compact_main", "free space of the store given back to the disk"),
-    "health": (".admin_health", "whether the aggregator answers, for probes; needs no login"),
-    "train": (".admin_train", "a model of hazard from the faults on record"),
-    "cert": (
-        ".admin_access:cert_main",
-        "certificates for a small cluster: a CA, the aggregator, agents, operators",
-    ),
-    "token": (".admin_access:token_main", "tokens: new, list, revoke"),
-}
 
 
 def main(arguments: list[str]) -> int:

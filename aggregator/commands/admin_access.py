@@ -50,6 +50,18 @@ examples:
 Only their owner can read keys (0600). Protect ca.key: with it, anybody can impersonate anybody. exit codes: 0 done, 1 failed, 2 wrong usage
 """
 
+DAYS_DEFAULT = 365
+TOKEN_EXAMPLES = """\
+examples:
+  gangline admin token new --role operator --name alice                shown once, and never again
+  gangline admin token new --role agent --name gpu-001 --into tokens/  a file each, 0600: tokens/agent-gpu-001.token
+  gangline admin token list
+  gangline admin token revoke 5f3c09a1b2c3                             in force within seconds, no restart
+
+Run it on the aggregator's machine, as its user or root. With the first token every caller needs a login, on loopback
+too. exit codes: 0 done, 1 failed, 2 wrong usage, 4 no such token
+"""
+
 
 def cert_main(arguments: list[str]) -> int:
     """Create certificates and print settings to paste. Exit code 1, with a message, on failure."""
@@ -204,20 +216,6 @@ def _trust(text: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text[:64]!r}: expected {error}") from error
     return text or TRUST_DEFAULT
-
-
-DAYS_DEFAULT = 365
-
-TOKEN_EXAMPLES = """\
-examples:
-  gangline admin token new --role operator --name alice                shown once, and never again
-  gangline admin token new --role agent --name gpu-001 --into tokens/  a file each, 0600: tokens/agent-gpu-001.token
-  gangline admin token list
-  gangline admin token revoke 5f3c09a1b2c3                             in force within seconds, no restart
-
-Run it on the aggregator's machine, as its user or root. With the first token every caller needs a login, on loopback
-too. exit codes: 0 done, 1 failed, 2 wrong usage, 4 no such token
-"""
 
 
 def token_main(arguments: list[str]) -> int:

@@ -43,6 +43,14 @@ ANSWERING = {
 }
 NAME = re.compile(r"(?:advisories/)?(a[0-9]{1,18})", re.ASCII)
 
+FORMATTERS: dict[str, Callable[[Any], str]] = {
+    "list": advise_text.list_text,
+    "what-if": advise_text.what_if_text,
+    "out": advise_text.unavailable_text,
+    "back": advise_text.unavailable_text,
+    **dict.fromkeys(("show", "accept", "reject", "done", "failed"), advise_text.advisory_text),
+}
+
 
 def main(arguments: list[str]) -> int:
     """Run a subcommand, `list` by default.
@@ -165,14 +173,6 @@ HANDLERS: dict[str, Callable[[Any, argparse.Namespace], Any]] = {
     "out": advise_text.out,
     "back": advise_text.back,
     "what-if": _what_if,
-}
-
-FORMATTERS: dict[str, Callable[[Any], str]] = {
-    "list": advise_text.list_text,
-    "what-if": advise_text.what_if_text,
-    "out": advise_text.unavailable_text,
-    "back": advise_text.unavailable_text,
-    **dict.fromkeys(("show", "accept", "reject", "done", "failed"), advise_text.advisory_text),
 }
 
 

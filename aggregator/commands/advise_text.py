@@ -25,6 +25,14 @@ RECHECKED_MAX = 20
 #: At most this many hosts reported out by others are listed.
 UNAVAILABLE_SHOWN_MAX = 20
 
+RIGHT = ("waiting", "acting")
+#: At most this many withheld cases are listed.
+HELD_BACK_SHOWN_MAX = 10
+#: Devices of a host that are named in one line, and characters of each.
+DEVICES_SHOWN_MAX, DEVICE_CHARACTERS_MAX = 4, 13
+#: States in which the advisory still needs an action.
+WAITING = (wire.PROPOSED, wire.DEFERRED, wire.ACCEPTED)
+
 
 def add_commands(commands: Any) -> None:
     """Add `out` and `back` to the parser's *commands*."""
@@ -140,15 +148,6 @@ def unavailable_text(answer: wire.ReportUnavailableNodesResponse) -> str:
 
 
 _hours = number_option(0.01, HOURS_MAX, f": expected hours from 0.01 to {HOURS_MAX:g}")
-
-
-RIGHT = ("waiting", "acting")
-#: At most this many withheld cases are listed.
-HELD_BACK_SHOWN_MAX = 10
-#: Devices of a host that are named in one line, and characters of each.
-DEVICES_SHOWN_MAX, DEVICE_CHARACTERS_MAX = 4, 13
-#: States in which the advisory still needs an action.
-WAITING = (wire.PROPOSED, wire.DEFERRED, wire.ACCEPTED)
 
 
 def list_text(answer: wire.ListAdvisoriesResponse) -> str:

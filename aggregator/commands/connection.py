@@ -48,6 +48,21 @@ VARIABLES = {
     "server_name": "GANGLINE_SERVER_NAME",
 }
 
+#: Exit codes of the client commands.
+OK, FAILED, NO_ANSWER, NOT_FOUND = cli.OK, cli.FAILED, cli.NO_ANSWER, cli.NOT_FOUND
+#: Time limit of a call from an interactive command.
+DEADLINE_SECONDS = 5.0
+#: Time limit of a TCP connect that tests whether anything listens.
+PROBE_SECONDS = 1.0
+#: Enough for a page of 1,000 nodes in full view.
+REPLY_BYTES_MAX = 64 << 20
+#: Statuses that gRPC reports when it received no valid response.
+NO_ANSWER_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+#: Hint how to select another aggregator.
+ANOTHER = f"name another with --aggregator ADDRESS:PORT or {ADDRESS_VARIABLE}"
+#: Range of a score's horizon, in hours.
+HOURS_MIN, HOURS_MAX = 0.1, 168.0
+
 
 class CommandError(Exception):
     """Ends a command with a message on stderr and an exit code."""
@@ -332,24 +347,6 @@ __all__ = [
     "ConnectionOptions",
     "read_connection_options",
 ]
-
-#: Exit codes of the client commands.
-OK, FAILED, NO_ANSWER, NOT_FOUND = cli.OK, cli.FAILED, cli.NO_ANSWER, cli.NOT_FOUND
-
-#: Time limit of a call from an interactive command.
-DEADLINE_SECONDS = 5.0
-#: Time limit of a TCP connect that tests whether anything listens.
-PROBE_SECONDS = 1.0
-#: Enough for a page of 1,000 nodes in full view.
-REPLY_BYTES_MAX = 64 << 20
-
-#: Statuses that gRPC reports when it received no valid response.
-NO_ANSWER_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-#: Hint how to select another aggregator.
-ANOTHER = f"name another with --aggregator ADDRESS:PORT or {ADDRESS_VARIABLE}"
-
-#: Range of a score's horizon, in hours.
-HOURS_MIN, HOURS_MAX = 0.1, 168.0
 
 
 def command_error(

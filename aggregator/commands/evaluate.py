@@ -22,14 +22,13 @@ SUBCOMMANDS: admin.Table = {
     ),
 }
 
+DRAWS_MAX = 10_000
+
 
 def main(arguments: list[str]) -> int:
     """Run a subcommand and return its exit code."""
     notes = ("Needs no aggregator. exit codes: 0 done, 1 failed, 2 wrong usage",)
     return admin.run("evaluate", SUBCOMMANDS, arguments, notes)
-
-
-DRAWS_MAX = 10_000
 
 
 def hazard_main(arguments: list[str]) -> int:

@@ -33,6 +33,13 @@ STEP_SECONDS = 10
 
 Row = Mapping[str, Any]
 
+#: Ranks that a story lists: stopped ranks first, then the slowest.
+RANKS_SHOWN = 8
+#: Parts of a step, from the columns `step_PART_ratio` of `gpu_fast_10s`.
+STEP_PARTS = ("data_loading", "forward", "backward", "forward_backward", "optimizer")
+#: Horizon of `ops.job_forecast` whose power is shown.
+POWER_HORIZON_SECONDS = 60
+
 
 @dataclass(slots=True)
 class Timeline:
@@ -57,10 +64,6 @@ class Timeline:
 def seconds_of(time: datetime) -> float:
     """Return the Unix time of *time*; a time without a zone is UTC."""
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
-
-
-#: Ranks that a story lists: stopped ranks first, then the slowest.
-RANKS_SHOWN = 8
 
 
 def rank_lines(ranks: Sequence[Row]) -> list[str]:
@@ -282,10 +285,6 @@ def run_line(run: Row) -> str:
     return f"{line}; it runs at {100 * run['pace_ratio']:.0f} % of the pace of {count} {runs}{interval}{slow}"
 
 
-#: Parts of a step, from the columns `step_PART_ratio` of `gpu_fast_10s`.
-STEP_PARTS = ("data_loading", "forward", "backward", "forward_backward", "optimizer")
-
-
 def parts_text(step: Row) -> str:
     """Return the known parts of a step, in parentheses; "" for none."""
     parts = [
@@ -296,10 +295,6 @@ def parts_text(step: Row) -> str:
     confidence = step.get("step_parts_confidence_ratio")
     sure = "" if confidence is None else f"; {100 * confidence:.0f} % sure"
     return f" ({', '.join(parts)}{sure})" if parts else ""
-
-
-#: Horizon of `ops.job_forecast` whose power is shown.
-POWER_HORIZON_SECONDS = 60
 
 
 def forecast_line(forecast: Sequence[Row]) -> str:

@@ -57,6 +57,29 @@ REASONS: dict[str, score_pb2.ReasonCode] = {
 #: States of a host with a problem.
 BAD = (score_pb2.DEGRADED, score_pb2.SUSPECT, score_pb2.UNHEALTHY)
 
+#: Name of the token in `gangline admin token list`.
+NAME = "gangline-run"
+#: The token is revoked when the run ends, or by the next run after a kill.
+DAYS = 365
+SIMULATED_MAX = 512
+#: Largest seed that `gangline simulate` accepts.
+SEED_MAX = 2**64 - 1
+#: The service must answer within this time; DuckDB replays its log first.
+START_SECONDS_MAX = 60.0
+#: Default time limit of `--once`. Faults begin 20 to 30 s after the start and show within 30 s. A
+#: host that is slow at a normal clock takes nine windows of 10 s in which its job works.
+ONCE_SECONDS_MAX = 300.0
+ONCE_SECONDS_LIMIT = 3600.0
+POLL_SECONDS = 1.0
+#: Scenarios whose faults `--once` checks. Below FIVE_HOSTS_MIN hosts there are fewer jobs than
+#: faults, and faults would hide each other.
+FIVE, THREE, FIVE_HOSTS_MIN = "five", "three", 32
+#: The night of docs/sql.md, always the same, with its own hosts and a prepared store.
+NIGHT = "night"
+#: No faults.
+CALM = "calm"
+SCENARIOS = (FIVE, THREE, CALM, NIGHT)
+
 
 class FolderInUseError(Exception):
     """An aggregator runs in the folder that must be emptied."""
@@ -216,12 +239,6 @@ def missing_message(
     return f"{', '.join(extra)}: these have no fault" if extra else ""
 
 
-#: Name of the token in `gangline admin token list`.
-NAME = "gangline-run"
-#: The token is revoked when the run ends, or by the next run after a kill.
-DAYS = 365
-
-
 class RunToken:
     """The run's own token.
 
@@ -276,26 +293,6 @@ class RunToken:
             if self._secret in self._file.read_text():
                 self._file.unlink()
         self._token = None
-
-
-SIMULATED_MAX = 512
-#: Largest seed that `gangline simulate` accepts.
-SEED_MAX = 2**64 - 1
-#: The service must answer within this time; DuckDB replays its log first.
-START_SECONDS_MAX = 60.0
-#: Default time limit of `--once`. Faults begin 20 to 30 s after the start and show within 30 s. A
-#: host that is slow at a normal clock takes nine windows of 10 s in which its job works.
-ONCE_SECONDS_MAX = 300.0
-ONCE_SECONDS_LIMIT = 3600.0
-POLL_SECONDS = 1.0
-#: Scenarios whose faults `--once` checks. Below FIVE_HOSTS_MIN hosts there are fewer jobs than
-#: faults, and faults would hide each other.
-FIVE, THREE, FIVE_HOSTS_MIN = "five", "three", 32
-#: The night of docs/sql.md, always the same, with its own hosts and a prepared store.
-NIGHT = "night"
-#: No faults.
-CALM = "calm"
-SCENARIOS = (FIVE, THREE, CALM, NIGHT)
 
 
 def main(arguments: list[str]) -> int:

@@ -43,6 +43,11 @@ _ROUNDED = "format(if(abs({0}) < 1e6, '{{:.6g}}', '{{:.0f}}'), {0})"
 #: Spreadsheets take a cell that begins with one of these for a formula.
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
+_BINARY = frozenset({"parquet", "arrow"})
+#: Columns of the table; the other forms show all columns.
+COLUMNS = ("time", "who", "outcome", "seconds", "rows", "sql")
+LOG_FORMS = ("table", "csv", "json")
+
 
 @functools.cache
 def _duckdb() -> duckdb.DuckDBPyConnection:
@@ -210,9 +215,6 @@ def _cells(answer: Any) -> list[list[str]]:
     ]
 
 
-_BINARY = frozenset({"parquet", "arrow"})
-
-
 def write(answer: ArrowAnswer, form: str, output: Path | None, *, rows_max: int, width: int) -> str:
     """Write the answer in *form* to *output* (None: standard output); return why it was cut, or "".
 
@@ -309,11 +311,6 @@ def _atomic_file(output: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):  # the file or its folder may be missing
             temporary.unlink()
-
-
-#: Columns of the table; the other forms show all columns.
-COLUMNS = ("time", "who", "outcome", "seconds", "rows", "sql")
-LOG_FORMS = ("table", "csv", "json")
 
 
 def show_log(folder: Path, count: int, form: str) -> int:

@@ -51,6 +51,16 @@ _TYPED = re.compile(r"[\\\w.]+$")
 #: After these words only tables are offered.
 _TABLE_NEXT = re.compile(r"\b(FROM|JOIN|DESCRIBE|SUMMARIZE|SHOW|\\d)\s+$", re.IGNORECASE)
 
+HELP = """\
+A statement ends with ; and may have several lines. Only queries are allowed: SELECT, FROM, WITH, EXPLAIN, ..
+  \\d            list tables and views        \\d NAME       its columns
+  \\x            a line per value, or a table again
+  \\rows N       show N rows (now {rows})       \\timeout S    cut off after S seconds (now {seconds})
+  \\q, Ctrl-D    leave                       Ctrl-C        cancel the question
+"""
+#: Pagers for output larger than the terminal: PAGER scrolls sideways, PAGER_EXPANDED wraps.
+PAGER, PAGER_EXPANDED = ("less", "-SRFX"), ("less", "-RFX")
+
 
 class NameCompleter(Completer):
     """Completes *names*, rows of (kind, name)."""
@@ -85,17 +95,6 @@ def names_of(rows: Iterable[Any]) -> list[tuple[str, str]]:
     order = {"view": 0, "macro": 0, "table": 1, "column": 2}
     entries = [(str(what), str(name)) for what, name in rows]
     return sorted(entries, key=lambda entry: (order.get(entry[0], 3), entry[1]))
-
-
-HELP = """\
-A statement ends with ; and may have several lines. Only queries are allowed: SELECT, FROM, WITH, EXPLAIN, ..
-  \\d            list tables and views        \\d NAME       its columns
-  \\x            a line per value, or a table again
-  \\rows N       show N rows (now {rows})       \\timeout S    cut off after S seconds (now {seconds})
-  \\q, Ctrl-D    leave                       Ctrl-C        cancel the question
-"""
-#: Pagers for output larger than the terminal: PAGER scrolls sideways, PAGER_EXPANDED wraps.
-PAGER, PAGER_EXPANDED = ("less", "-SRFX"), ("less", "-RFX")
 
 
 class Shell:

@@ -16,6 +16,42 @@ from .job_story import STATES, Timeline, clock
 #: Character width of a title and its line height, in pixels: a bold sans-serif of 15 px.
 TITLE_CHARACTER_WIDTH, TITLE_LINE = 8.6, 19
 
+JOB_WIDTH, JOB_LEFT, JOB_RIGHT, ROW, JOB_TOP = 960, 150, 16, 18, 54
+PACE_HEIGHT = 70
+#: Color of a change of pace, which no state has.
+CHANGE_COLOR = "#e91e63"
+#: Characters of a host's name that fit on the left.
+HOST_CHARACTERS_MAX = 20
+#: Rows in a picture: more would be illegible.
+HOSTS_MAX = 64
+NOTE_CHARACTERS_MAX = 150
+_JOB_STYLE = (
+    "text{font:12px sans-serif;fill:#222}.title{font-size:15px;font-weight:bold}.faint{fill:#666}"
+    ".paper{fill:#fff}.line{stroke:#222;fill:none;stroke-width:1.5}.grid{stroke:#bbb;stroke-width:.5}"
+    "@media(prefers-color-scheme:dark){text{fill:#eee}.faint{fill:#aaa}.paper{fill:#16191d}"
+    ".line{stroke:#eee}.grid{stroke:#555}}"
+)
+RECORDING_WIDTH, RECORDING_LEFT, RECORDING_RIGHT, RECORDING_TOP = 1000, 150, 16, 60
+#: Heights within a GPU's row: the curves, the band of states below them, the gap.
+CURVE, BAND, GAP = 48, 8, 14
+#: GPU rows in a picture: more would be illegible.
+GPUS_MAX = 16
+GPU_CHARACTERS_MAX = 18
+#: Time that a sample covers.
+SAMPLE_NS = 100_000_000
+POWER, SM_ACTIVE, CLOCK = "power_watts", "sm_active_ratio", "sm_clock_hertz"
+#: Colors of the curves and of marks, which no state has.
+_POWER_COLOR, _SM_COLOR, _CLOCK_COLOR, _MARK_COLOR = "#8e44ad", "#16a3b8", "#795548", "#e91e63"
+#: Maximum length of a mark's label.
+MARK_CHARACTERS_MAX = 110
+#: Power and clock are drawn up to a multiple of these.
+WATTS_STEP, HERTZ_STEP = 100.0, 0.5e9
+_RECORDING_STYLE = (
+    "text{font:12px sans-serif;fill:#222}.title{font-size:15px;font-weight:bold}.faint{fill:#666;font-size:11px}"
+    ".paper{fill:#fff}.grid{stroke:#ccc;stroke-width:.5}"
+    "@media(prefers-color-scheme:dark){text{fill:#eee}.faint{fill:#aaa}.paper{fill:#16191d}.grid{stroke:#555}}"
+)
+
 
 def svg_document(width: int, height: int, style: str, title: str, parts: Iterable[str]) -> str:
     """Return an SVG document: *title*, wrapped as needed, above *parts*."""
@@ -43,23 +79,6 @@ def svg_document(width: int, height: int, style: str, title: str, parts: Iterabl
 def svg_text(text: str) -> str:
     """Return *text* escaped for an SVG element; unprintable characters become question marks."""
     return escape("".join(c if c.isprintable() else "?" for c in text))
-
-
-JOB_WIDTH, JOB_LEFT, JOB_RIGHT, ROW, JOB_TOP = 960, 150, 16, 18, 54
-PACE_HEIGHT = 70
-#: Color of a change of pace, which no state has.
-CHANGE_COLOR = "#e91e63"
-#: Characters of a host's name that fit on the left.
-HOST_CHARACTERS_MAX = 20
-#: Rows in a picture: more would be illegible.
-HOSTS_MAX = 64
-NOTE_CHARACTERS_MAX = 150
-_JOB_STYLE = (
-    "text{font:12px sans-serif;fill:#222}.title{font-size:15px;font-weight:bold}.faint{fill:#666}"
-    ".paper{fill:#fff}.line{stroke:#222;fill:none;stroke-width:1.5}.grid{stroke:#bbb;stroke-width:.5}"
-    "@media(prefers-color-scheme:dark){text{fill:#eee}.faint{fill:#aaa}.paper{fill:#16191d}"
-    ".line{stroke:#eee}.grid{stroke:#555}}"
-)
 
 
 def timeline_svg(timeline: Timeline, title: str, notes: Sequence[str] = ()) -> str:
@@ -143,28 +162,6 @@ def _pace(timeline: Timeline, top: int) -> list[str]:
         for column in timeline.changes
     ]
     return parts
-
-
-RECORDING_WIDTH, RECORDING_LEFT, RECORDING_RIGHT, RECORDING_TOP = 1000, 150, 16, 60
-#: Heights within a GPU's row: the curves, the band of states below them, the gap.
-CURVE, BAND, GAP = 48, 8, 14
-#: GPU rows in a picture: more would be illegible.
-GPUS_MAX = 16
-GPU_CHARACTERS_MAX = 18
-#: Time that a sample covers.
-SAMPLE_NS = 100_000_000
-POWER, SM_ACTIVE, CLOCK = "power_watts", "sm_active_ratio", "sm_clock_hertz"
-#: Colors of the curves and of marks, which no state has.
-_POWER_COLOR, _SM_COLOR, _CLOCK_COLOR, _MARK_COLOR = "#8e44ad", "#16a3b8", "#795548", "#e91e63"
-#: Maximum length of a mark's label.
-MARK_CHARACTERS_MAX = 110
-#: Power and clock are drawn up to a multiple of these.
-WATTS_STEP, HERTZ_STEP = 100.0, 0.5e9
-_RECORDING_STYLE = (
-    "text{font:12px sans-serif;fill:#222}.title{font-size:15px;font-weight:bold}.faint{fill:#666;font-size:11px}"
-    ".paper{fill:#fff}.grid{stroke:#ccc;stroke-width:.5}"
-    "@media(prefers-color-scheme:dark){text{fill:#eee}.faint{fill:#aaa}.paper{fill:#16191d}.grid{stroke:#555}}"
-)
 
 
 class Mark(NamedTuple):

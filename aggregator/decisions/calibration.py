@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..counter_deltas import Floats
+from ..arrays import Floats
 from ..scoring.calibration import reporter_share_max, share_cap
 from ..scoring.reported_factors import ReportedFactor, ReportedFactors, ReportedThroughputs
 from .price import (

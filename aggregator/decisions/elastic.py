@@ -20,7 +20,7 @@ from math import inf, isfinite, nan
 
 import numpy as np
 
-from ..counter_deltas import Floats, Indexes
+from ..arrays import Floats, Indexes
 from . import node_search, planner
 from .node_search import ONE_OPTION, Candidates, Eligible, Search, SearchEffort
 from .node_table import NodeTable

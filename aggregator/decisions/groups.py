@@ -15,7 +15,7 @@ from itertools import product
 
 import numpy as np
 
-from ..counter_deltas import Flags, Floats, Indexes
+from ..arrays import Flags, Floats, Indexes
 from .node_table import NodeTable
 from .quantity import Quantity, QuantitySource, assumed, declared
 from .requirements import PRICED_TIERS, SEGMENT_NODES_MAX, GangRequirements, Tier

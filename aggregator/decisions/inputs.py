@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...fingerprints.sensitivity import KnownWorkloads
-from ..counter_deltas import Flags
+from ..arrays import Flags
 from ..declared.model import ExchangeRates
 from ..scoring.evaluate import Judgement
 from ..scoring.node_facts import DOMAIN_FIELDS, NodeCosts, NodeDomains, NodeFacts

@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from ...ext.placement import search
-from ..counter_deltas import Codes, Flags, Floats, Indexes
+from ..arrays import Codes, Flags, Floats, Indexes
 from .node_table import NodeTable, TreeOrder
 from .price import LostTime, hazard_sum_max, lost_time
 from .quantity import Quantity

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...fingerprints.sensitivity import COMPUTE, SPEED_MIN, WorkloadNeeds, expected_slowdowns
-from ..counter_deltas import Codes, Flags, Floats, Indexes
+from ..arrays import Codes, Flags, Floats, Indexes
 from ..model import HealthState
 from ..scoring.evaluate import Judgement
 from ..scoring.node_facts import NodeFacts
@@ -31,6 +31,8 @@ SPEED_IDLE = (0.99, 0.94, 1.03)
 SPEED_SILENT = (0.90, *SPEED_UNKNOWN)
 
 _TREE_ROWS = [tier.row for tier in PRICED_TIERS]
+
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +225,6 @@ def excluded_since(snapshot: Judgement, before: tuple[int, Flags] | None) -> Fla
 
 
 _Hashes = NDArray[np.uint64]
-_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def _mixed(values: _Hashes) -> _Hashes:

@@ -9,7 +9,7 @@ from math import isfinite
 import numpy as np
 
 from ...ext.placement import domains_spanned, largest_domains
-from ..counter_deltas import Bytes, Indexes
+from ..arrays import Bytes, Indexes
 from .groups import (
     GroupLayout,
     GroupSpans,

@@ -26,7 +26,7 @@ from math import exp, inf, isnan, log
 
 import numpy as np
 
-from ..counter_deltas import Floats
+from ..arrays import Floats
 from ..scoring.reported_factors import ReportedFactors
 from .quantity import (
     Quantity,

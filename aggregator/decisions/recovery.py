@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..counter_deltas import Floats, Indexes
+from ..arrays import Floats, Indexes
 from . import node_search, planner
 from .groups import group_spans, layout_of
 from .node_search import Candidates, SearchEffort
@@ -97,6 +97,11 @@ STOP_SHARE_MIN = 0.01
 #: With this many failures at the same step of the job, on any nodes, the workload is the cause.
 FAILURES_AT_STEP_MAX = 2
 
+#: Duration of each way from the decision until its processes run: the factor in scheduler reports,
+#: and the assumed minutes.
+RESTART_ACT_FACTOR = "act.restart"
+PEER_RESUME_FACTOR, STORAGE_RESUME_FACTOR = "resume.peer_memory", "resume.storage"
+
 
 class RecoveryKind(IntEnum):
     """RecoveryKind of the wire, least disturbing first."""
@@ -110,9 +115,6 @@ class RecoveryKind(IntEnum):
     RESTART_ELSEWHERE = 7
 
 
-#: Duration of each way from the decision until its processes run: the factor in scheduler reports,
-#: and the assumed minutes.
-RESTART_ACT_FACTOR = "act.restart"
 ACT_MINUTES: Mapping[RecoveryKind, tuple[str, tuple[float, float, float]]] = {
     RecoveryKind.IN_PROCESS: ("act.in_process", IN_PROCESS_MINUTES),
     RecoveryKind.STANDBY: ("act.hot_spare", STANDBY_MINUTES),
@@ -122,7 +124,6 @@ ACT_MINUTES: Mapping[RecoveryKind, tuple[str, tuple[float, float, float]]] = {
     RecoveryKind.WAIT_FOR_REPAIR: (RESTART_ACT_FACTOR, RESTART_ACT_MINUTES),
     RecoveryKind.RESTART_ELSEWHERE: (RESTART_ACT_FACTOR, RESTART_ACT_MINUTES),
 }
-PEER_RESUME_FACTOR, STORAGE_RESUME_FACTOR = "resume.peer_memory", "resume.storage"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from math import comb, exp, floor, isnan, log, log10
 
 import numpy as np
 
-from ..counter_deltas import Flags, Floats, Indexes
+from ..arrays import Flags, Floats, Indexes
 from . import elastic, node_search
 from .groups import regrouped
 from .node_search import Candidates, Search, SearchEffort

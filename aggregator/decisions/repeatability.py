@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..counter_deltas import Floats
+from ..arrays import Floats
 
 
 def lasting_speeds(speeds: Floats, within: Floats) -> Floats:

@@ -13,7 +13,7 @@ from math import comb
 import numpy as np
 
 from ...ext.placement import domains_spanned
-from ..counter_deltas import Flags, Indexes
+from ..arrays import Flags, Indexes
 from .node_table import NodeTable
 from .price import LostTime, crossing_shares
 from .requirements import PRICED_TIERS, GangRequirements, Tier

@@ -12,6 +12,17 @@ from ..scoring.reported_factors import NOTHING_REPORTED, ReportedFactors
 from .scaling import ElasticSizes
 from .stranding import RequestShape
 
+#: Limits of a request.
+NODES_MAX = 100_000
+GPUS_PER_NODE_MAX = 64
+HOURS_MAX = 8760.0
+SEGMENT_NODES_MAX = 4096
+_RATE_UNITS = {
+    "stranded_gpu_rate": "an hour of a stranded GPU",
+    "delay_rate": "an hour of delay",
+    "currency_rate": "a unit of currency",
+}
+
 
 class Tier(IntEnum):
     """Tier of the wire (`contract/wire/placement.proto`)."""
@@ -42,19 +53,6 @@ class Tier(IntEnum):
 
 #: Tiers with a price of crossing, the widest first: the order of the search.
 PRICED_TIERS = (Tier.CORE, Tier.SPINE, Tier.LEAF, Tier.RACK, Tier.NVLINK_DOMAIN)
-
-#: Limits of a request.
-NODES_MAX = 100_000
-GPUS_PER_NODE_MAX = 64
-HOURS_MAX = 8760.0
-SEGMENT_NODES_MAX = 4096
-
-
-_RATE_UNITS = {
-    "stranded_gpu_rate": "an hour of a stranded GPU",
-    "delay_rate": "an hour of delay",
-    "currency_rate": "a unit of currency",
-}
 
 
 @dataclass(frozen=True, slots=True)

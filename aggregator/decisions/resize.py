@@ -16,7 +16,7 @@ from math import isnan
 
 import numpy as np
 
-from ..counter_deltas import Indexes
+from ..arrays import Indexes
 from . import elastic, node_search, planner
 from .node_search import Candidates, SearchEffort
 from .node_table import NodeTable

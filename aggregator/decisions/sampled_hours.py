@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from ..counter_deltas import Floats
+from ..arrays import Floats
 from .price import REPAIR_HOURS, LostTime, Members, PricePart
 from .quantity import Quantity, QuantitySource, assumed, weakest
 
@@ -29,6 +29,9 @@ CROSSING_ROOTS = np.array([2.0, 3.0, 5.0, 7.0, 11.0])
 Z90 = 1.6449
 #: Sigma of the logarithm of a repair's length: p90 is 311 h if the median is 20 h.
 REPAIR_SIGMA = log(REPAIR_HOURS[2] / REPAIR_HOURS[0]) / 1.2816
+
+#: Members that may be the slowest of a gang, and speeds at which their distributions are evaluated.
+SLOW_MEMBERS, SPEED_STEPS = 64, 33
 
 
 @cache
@@ -129,10 +132,6 @@ def narrowed(one: Quantity, width: float) -> Quantity:
         lower=one.value - width * (one.value - one.lower),
         upper=one.value + width * (one.upper - one.value),
     )
-
-
-#: Members that may be the slowest of a gang, and speeds at which their distributions are evaluated.
-SLOW_MEMBERS, SPEED_STEPS = 64, 33
 
 
 def slowest_width(members: Members) -> float:

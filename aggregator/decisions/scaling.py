@@ -24,7 +24,7 @@ from math import exp
 
 import numpy as np
 
-from ..counter_deltas import Floats
+from ..arrays import Floats
 from .quantity import Quantity, QuantitySource, assumed
 
 SIZES_MAX, POINTS_MAX = 64, 256
@@ -43,6 +43,10 @@ IRREGULARITY_MIN = 0.05
 #: The 95 % quantiles of Student's t from 1 degree of freedom on; beyond them that of the normal
 #: distribution applies.
 _T_QUANTILES = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81, 1.80, 1.78, 1.77, 1.76)
+
+#: Forms with `a`: a gang of one node always does its work.
+_WHOLE = tuple((0, *rest) for count in (0, 1, 2) for rest in combinations((1, 2), count))
+_DIVIDED, _ROUNDS = ((0,), (0, 1)), ((0,), (0, 2))
 
 
 def _columns(nodes: Floats) -> Floats:
@@ -64,11 +68,6 @@ def _fit(nodes: Floats, throughput: Floats, forms: Sequence[tuple[int, ...]]) ->
             minimum, best = error, np.zeros(3)
             best[list(form)] = coefficients
     return best
-
-
-#: Forms with `a`: a gang of one node always does its work.
-_WHOLE = tuple((0, *rest) for count in (0, 1, 2) for rest in combinations((1, 2), count))
-_DIVIDED, _ROUNDS = ((0,), (0, 1)), ((0,), (0, 2))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..counter_deltas import Bytes, Flags, Floats, Indexes
+from ..arrays import Bytes, Flags, Floats, Indexes
 
 #: GPUs of a node that fit in a mask, and maximum kinds of requests in a demand.
 NODE_GPUS_MAX, SHAPES_MAX = 8, 64

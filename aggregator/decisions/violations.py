@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..counter_deltas import Indexes
+from ..arrays import Indexes
 from .node_table import NodeTable
 from .price import (
     hazard_sum_max,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..counter_deltas import Codes, Flags, Floats, Indexes, Times, grown, smoothing
+from ..arrays import Codes, Flags, Floats, Indexes, Times
+from ..counter_deltas import grown, smoothing
 from .devices import Devices
 from .tables import DeviceTable
 

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..counter_deltas import Boots, Bytes, Flags, Indexes, Times, capacity_for, grown
+from ..arrays import Bytes, Flags, Indexes, Times
+from ..counter_deltas import Boots, capacity_for, grown
 from .tables import DeviceTable
 
 #: `collector.outcome_state` as text.

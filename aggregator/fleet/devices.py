@@ -11,7 +11,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from ...ext.devicekeys import DeviceKeys
-from ..counter_deltas import Codes, Indexes, capacity_for, grown
+from ..arrays import Codes, Indexes
+from ..counter_deltas import capacity_for, grown
 
 #: Rows per host and kind (the store has all devices); those gone longest are evicted.
 DEVICES_PER_HOST_MAX = 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..counter_deltas import Flags
+from ..arrays import Flags
 from .devices import Devices
 from .tables import DeviceTable
 

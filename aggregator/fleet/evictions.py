@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..counter_deltas import Codes, Times
+from ..arrays import Codes, Times
 from .devices import DEVICES_PER_HOST_MAX, Devices
 from .tables import DeviceTable
 

@@ -16,7 +16,8 @@ from ...contract.signals import BY_NAME, TABLES
 from ...contract.wire.telemetry_pb2 import Device, HealthEvent
 from ...ext.intake import Received
 from ...fingerprints.drift import HostDrift
-from ..counter_deltas import Codes, Flags, Indexes, Times, capacity_for, grown
+from ..arrays import Codes, Flags, Indexes, Times
+from ..counter_deltas import capacity_for, grown
 from ..declared.drift import DriftDetector
 from ..declared.model import NOTHING
 from ..declared.reported_inventory import ReportedInventory

@@ -24,7 +24,7 @@ from ...fingerprints.stragglers import (
     ChangeMonitor,
     either,
 )
-from ..counter_deltas import Codes, Flags, Floats, Indexes
+from ..arrays import Codes, Flags, Floats, Indexes
 from .reported_steps import is_long
 
 #: A waiting GPU draws this share of its limit (H100: 150 of 700 W); computing draws the rest.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...fingerprints.stragglers import Change
-from ..counter_deltas import Codes, Flags, Floats, Indexes
+from ..arrays import Codes, Flags, Floats, Indexes
 
 
 class GangComparison(NamedTuple):

@@ -28,7 +28,8 @@ from ...fingerprints.group_statistics import (
     per_member,
 )
 from ...fingerprints.stragglers import ChangeMonitor
-from ..counter_deltas import Codes, Flags, Floats, Indexes, Times, capacity_for, grown
+from ..arrays import Codes, Flags, Floats, Indexes, Times
+from ..counter_deltas import capacity_for, grown
 from .activity import loaded_watts_min
 from .devices import Devices
 from .gang_changes import (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..counter_deltas import Codes, Flags, Floats, grown, smoothing
+from ..arrays import Codes, Flags, Floats
+from ..counter_deltas import grown, smoothing
 
 #: Windows before a baseline is valid, of which the first are ignored because a job begins slowly;
 #: time constant of the mean.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...contract.wire.telemetry_pb2 import HealthEvent
-from ..counter_deltas import Codes, Flags, Indexes, Times
+from ..arrays import Codes, Flags, Indexes, Times
 from .devices import Devices
 
 PROCESS, REANNOUNCED = "gpu.process", "gpu.told_anew"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..counter_deltas import Codes, Flags, Floats, Indexes
+from ..arrays import Codes, Flags, Floats, Indexes
 from .devices import TopologySource
 from .power_limits import LIMIT_WATTS
 from .tables import DeviceTable

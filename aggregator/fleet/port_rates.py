@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..counter_deltas import Floats
+from ..arrays import Floats
 from .tables import FAST_SECONDS
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...fingerprints.group_statistics import medians, per_member
-from ..counter_deltas import Codes, Flags, Floats, Indexes
+from ..arrays import Codes, Flags, Floats, Indexes
 from .activity import AT_LIMIT_SHARE
 from .gang_comparison import GangComparison
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...fingerprints.group_statistics import medians
-from ..counter_deltas import Codes, Floats, Indexes
+from ..arrays import Codes, Floats, Indexes
 from .peers import FIELDS, HOSTS_MIN, LIMIT, MIG, PEERS_MIN, SETTING, WIDTHS, PeerSource
 from .power_limits import (
     ALL,

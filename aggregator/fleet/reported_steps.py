@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ...fingerprints.group_statistics import medians, per_member
-from ..counter_deltas import Flags, Floats, Indexes
+from ..arrays import Flags, Floats, Indexes
 from .jobs import SCHEDULER, Job
 
 if TYPE_CHECKING:

@@ -11,18 +11,8 @@ from ...contract.counters import CounterSpec, StepOutcome
 from ...contract.signal import PERIOD_SECONDS, Kind, Signal
 from ...ext.intake import Cells
 from .. import counter_deltas
-from ..counter_deltas import (
-    Boots,
-    Codes,
-    Flags,
-    Floats,
-    Indexes,
-    Sums,
-    Times,
-    Uint64s,
-    grown,
-    write_changed,
-)
+from ..arrays import Codes, Flags, Floats, Indexes, Times
+from ..counter_deltas import Boots, Sums, Uint64s, grown, write_changed
 from ..rule_catalogue import SIGNALS_READ
 from .devices import Devices
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..counter_deltas import Floats, Indexes, capacity_for, grown
+from ..arrays import Floats, Indexes
+from ..counter_deltas import capacity_for, grown
 from .tables import DeviceTable
 
 #: Columns averaged over a window, by table.

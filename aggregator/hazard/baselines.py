@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .events import Floats
+from ..arrays import Floats
 from .history import UnitState
 
 #: Each step of the isotonic curve gets this many extra units at the mean rate, about a month of a

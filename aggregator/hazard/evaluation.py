@@ -13,8 +13,9 @@ from math import nan
 
 import numpy as np
 
+from ..arrays import Floats
 from .baselines import BASELINES, fit_isotonic
-from .events import EventsError, FaultTable, Floats
+from .events import EventsError, FaultTable
 from .history import ALL, HARDWARE, WINDOW_DAYS, Units, units_of
 from .metrics import (
     BootstrapFigure,

@@ -17,13 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..arrays import Flags, Floats, Indexes
 from .fault_classes import OTHER, class_flags
-
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
-Indexes = NDArray[np.intp]
 
 #: Limits; larger files and longer lists are rejected with a message.
 FILE_BYTES_MAX = 1 << 28

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arrays import Floats
 from ..model import Inputs
-from .events import Floats
 from .fault_classes import CLASSES
 from .history import BY_CLASS_DAYS, UnitState
 from .measured import MEASURED, Feature, model_inputs

@@ -10,13 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .events import (
-    EventsError,
-    FaultTable,
-    Flags,
-    Floats,
-    Indexes,
-)
+from ..arrays import Flags, Floats, Indexes
+from .events import EventsError, FaultTable
 from .measured import HostDays
 
 #: Maximum of nodes x days, the length of a column below: training and evaluation take about 2 GB.

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .events import FaultTable, Floats, Indexes
+from ..arrays import Floats, Indexes
+from .events import FaultTable
 
 #: Normal relative speed: peers differ by 2 to 3 %, and the slowest of eight GPUs counts.
 SPEED_NORMAL, SPEED_STEP = 0.95, 0.1

@@ -11,7 +11,7 @@ from math import nan
 
 import numpy as np
 
-from .events import Floats, Indexes
+from ..arrays import Floats, Indexes
 
 #: Recall counts this share of the up nodes of each day, the worst first.
 TOP_SHARE = 0.05

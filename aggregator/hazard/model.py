@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .events import Floats
+from ..arrays import Floats
 from .features import BASIC_FEATURE_NAMES, FEATURE_NAMES, features_of, host_features, weighted_sum
 from .history import DECAYS_DAYS, UnitState
 

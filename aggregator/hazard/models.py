@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import Floats
 from ..model import TransactionalStore
-from .events import EventsError, Floats
+from .events import EventsError
 from .history import ALL, WINDOW_DAYS, Units, units_of
 from .model import HazardModel, ModelError, prior
 from .store_history import HOST_DAYS_MAX, Recording, days_back, read_recording

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .events import Flags, Floats
+from ..arrays import Flags, Floats
 from .features import (
     BASIC_AND_CLASS_NAMES,
     FEATURE_NAMES,

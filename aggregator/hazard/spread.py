@@ -12,7 +12,7 @@ from math import erf, exp, expm1, log, sqrt
 
 import numpy as np
 
-from .events import Floats
+from ..arrays import Floats
 from .history import Units
 from .model import SPREAD_ASSUMED, SPREAD_MAX
 

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..arrays import Floats, Indexes
 from .baselines import BASELINES
-from .events import EventsError, FaultTable, Floats, Indexes
+from .events import EventsError, FaultTable
 from .features import (
     AVERAGE_RANK,
     HISTORY_FORM,

@@ -12,7 +12,8 @@ from math import nan
 import numpy as np
 
 from ...fingerprints.fingerprint import NUMBERS, Fingerprint
-from ..counter_deltas import Codes, Flags, Floats, Indexes, Times, grown
+from ..arrays import Codes, Flags, Floats, Indexes, Times
+from ..counter_deltas import grown
 from ..fleet.fleet import Fleet
 from ..fleet.jobs import ScheduledGang
 from ..fleet.tables import FAST_SECONDS, DeviceTable

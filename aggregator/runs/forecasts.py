@@ -23,7 +23,7 @@ from ...fingerprints.forecast import (
     JobSecond,
 )
 from ...fingerprints.group_statistics import medians
-from ..counter_deltas import Flags, Floats, Indexes, Times
+from ..arrays import Flags, Floats, Indexes, Times
 from ..fleet.fleet import Fleet
 from ..fleet.tables import DeviceTable
 from .accumulator import RunAccumulator, host_pressures, nic_bytes_per_gpu

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ...fingerprints.group_statistics import medians
-from ..counter_deltas import Flags, Floats, Indexes, Times, grown
+from ..arrays import Flags, Floats, Indexes, Times
+from ..counter_deltas import grown
 from ..fleet.fleet import Fleet
 from .accumulator import ActiveRun, RunAccumulator
 from .job_pace import WINDOWS_MAX, PaceReference, PaceTracker, PaceWindow

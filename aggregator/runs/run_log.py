@@ -67,6 +67,13 @@ _COLUMNS = (
     "slow_hosts", "host_names", "simulated",
 )  # fmt: skip
 
+_FORECAST_COLUMNS = row_columns()
+_FORECAST_NAMES = [column.partition(":")[0] for column in _FORECAST_COLUMNS.split()]
+_STORED = f"""
+SELECT * REPLACE (epoch_ns(begun) AS begun, epoch_ns(time) AS time, epoch_ns(ended) AS ended)
+FROM (FROM runs ORDER BY time DESC LIMIT {RUNS_MAX}) ORDER BY time
+"""
+
 
 def _kind(column: str) -> str:
     if column in _TIMES:
@@ -95,10 +102,6 @@ def put_runs(connection: duckdb.DuckDBPyConnection, rows: Sequence[Mapping[str, 
         connection.unregister("new_runs")
 
 
-_FORECAST_COLUMNS = row_columns()
-_FORECAST_NAMES = [column.partition(":")[0] for column in _FORECAST_COLUMNS.split()]
-
-
 def put_forecasts(connection: duckdb.DuckDBPyConnection, rows: Sequence[Mapping[str, Any]]) -> None:
     """Replace all forecasts. Raises duckdb.Error."""
     cells = [
@@ -111,12 +114,6 @@ def put_forecasts(connection: duckdb.DuckDBPyConnection, rows: Sequence[Mapping[
         connection.execute("INSERT INTO job_forecasts BY NAME FROM new_forecasts")
     finally:
         connection.unregister("new_forecasts")
-
-
-_STORED = f"""
-SELECT * REPLACE (epoch_ns(begun) AS begun, epoch_ns(time) AS time, epoch_ns(ended) AS ended)
-FROM (FROM runs ORDER BY time DESC LIMIT {RUNS_MAX}) ORDER BY time
-"""
 
 
 class RunLog:

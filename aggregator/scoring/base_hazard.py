@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..counter_deltas import Codes, Floats
+from ..arrays import Codes, Floats
 from ..hazard.features import FEATURE_NAMES
 from ..hazard.model import HOURS_A_DAY, LOG_HAZARD_PER_DAY_MAX, HazardModel
 from .calibration import NO_OUTCOMES, Calibration

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..counter_deltas import Floats
+from ..arrays import Floats
 from ..model import Evidence, Reason
 from .evidence_sql import timestamp_sql
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...fingerprints.sensitivity import KnownWorkloads, Singles
-from ..counter_deltas import Flags, Indexes
+from ..arrays import Flags, Indexes
 from ..declared.model import ExchangeRates
 from ..fleet.collector_status import CollectorStatus
 from ..fleet.fleet import Fleet

@@ -13,7 +13,7 @@ from math import inf
 
 import numpy as np
 
-from ..counter_deltas import Flags, Floats, Indexes
+from ..arrays import Flags, Floats, Indexes
 from ..fleet.relative_speeds import slowest
 from ..hazard import events, fault_classes
 from ..hazard import features as learned

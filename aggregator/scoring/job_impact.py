@@ -20,7 +20,7 @@ from ...fingerprints.sensitivity import (
     STORAGE,
     Singles,
 )
-from ..counter_deltas import Codes, Flags, Floats
+from ..arrays import Codes, Flags, Floats
 from ..fleet.jobs import Job
 from ..model import Evidence, HealthState, Reason
 from ..rule_catalogue import gang

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...contract.signal import Kind
 from ...contract.signals import BY_NAME
-from ..counter_deltas import Flags, Floats
+from ..arrays import Flags, Floats
 from ..fleet.fleet import Fleet
 from ..model import SEVERITY, HealthState, HostScore, Reason
 from .hysteresis import RuleAndDevice, TrackedSymptom, TrackedSymptoms

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...fingerprints.sensitivity import SPEED_MIN
-from ..counter_deltas import Codes, Flags
+from ..arrays import Codes, Flags
 from ..declared.host_placement import NOWHERE
 from ..declared.model import Declared
 from ..model import HealthState

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..counter_deltas import Floats, Indexes
+from ..arrays import Floats, Indexes
 
 
 class ReportedFactor(NamedTuple):

@@ -9,7 +9,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ..counter_deltas import Bytes, Codes, Flags, Floats, Times
+from ..arrays import Bytes, Codes, Flags, Floats, Times
 from ..fleet.devices import DeviceNames
 from ..hazard.model import PRIOR, SPREAD_ASSUMED
 from ..model import (

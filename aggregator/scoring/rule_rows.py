@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..counter_deltas import Floats, Indexes
+from ..arrays import Floats, Indexes
 from ..fleet.peers import PEERS_MIN
 from ..fleet.tables import FAST_SECONDS
 from ..rule_declaration import RateRule, ThresholdRule

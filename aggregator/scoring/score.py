@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..counter_deltas import Floats
+from ..arrays import Floats
 from ..hazard.model import PRIOR, SPREAD_ASSUMED
 from ..model import (
     Evidence,

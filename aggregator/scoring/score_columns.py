@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..counter_deltas import Bytes, Flags
+from ..arrays import Bytes, Flags
 from ..model import (
     HealthState,
     HostScore,

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..counter_deltas import Flags, Times
+from ..arrays import Flags, Times
 from ..model import UNCHANGED_SCORE_SECONDS, Evidence, HealthState, HostScore, Snapshot
 from .evaluate import Judgement
 from .results import Gpus

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..counter_deltas import Codes, Flags, Floats, Indexes, Times, Uint64s
+from ..arrays import Codes, Flags, Floats, Indexes, Times
+from ..counter_deltas import Uint64s
 from ..fleet.devices import DEVICES_PER_HOST_MAX
 from ..fleet.fleet import Fleet
 from ..fleet.power_limits import capped_below_limit, power_limited

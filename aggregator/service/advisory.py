@@ -43,6 +43,24 @@ ENDS_ANY_GANG = frozenset({Role.OPERATOR, Role.ADMIN})
 #: Maximum episodes of a rule that are listed.
 EPISODES_MAX = 1000
 
+GANGS_MAX, ENDED_MAX, NODES_MAX, NODES_OF_ALL_MAX = 1000, 10_000, 10_000, 100_000
+WORKLOAD_CHARACTERS_MAX, REASON_CHARACTERS_MAX = 256, 500
+GPUS_MAX = 1_000_000
+#: Maximum of a checkpoint interval, and of a report's validity.
+SECONDS_MAX = 7 * 86_400
+#: Maximum unknown nodes named in a response.
+UNKNOWN_MAX = 100
+NAME_CHARACTERS_MAX = 32
+TOKEN_CHARACTERS_MAX = 64
+ETAG_CHARACTERS_MAX = 64
+NOTE_CHARACTERS_MAX = 500
+#: Maximum listed nodes that others took out, and listed advisories that ended.
+UNAVAILABLE_MAX = 1000
+#: The advice clock may be this far ahead of the wall clock before it is reported.
+AHEAD_SECONDS_MAX = 60
+#: Maximum listed actions that are needed but not proposed.
+HELD_BACK_MAX = 1000
+
 
 def advisory_message(one: Advisory, expires_ns: int, store: str = "") -> wire.Advisory:
     """Return *one* as a message; it expires at *expires_ns*."""
@@ -121,13 +139,6 @@ def _enum(value: int) -> Any:
     return int(value)
 
 
-GANGS_MAX, ENDED_MAX, NODES_MAX, NODES_OF_ALL_MAX = 1000, 10_000, 10_000, 100_000
-WORKLOAD_CHARACTERS_MAX, REASON_CHARACTERS_MAX = 256, 500
-GPUS_MAX = 1_000_000
-#: Maximum of a checkpoint interval, and of a report's validity.
-SECONDS_MAX = 7 * 86_400
-#: Maximum unknown nodes named in a response.
-UNKNOWN_MAX = 100
 #: Host -> the groups that limits count; None: no agent has registered under this name.
 Members = Callable[[str], Member | None]
 
@@ -275,18 +286,6 @@ def _span(field: str, span: Duration, otherwise: str) -> float:
 def _check_count(field: str, count: int, maximum: int) -> None:
     if count > maximum:
         raise InvalidArgument(field, f"{count}, at most {maximum}. Report them in parts")
-
-
-NAME_CHARACTERS_MAX = 32
-TOKEN_CHARACTERS_MAX = 64
-ETAG_CHARACTERS_MAX = 64
-NOTE_CHARACTERS_MAX = 500
-#: Maximum listed nodes that others took out, and listed advisories that ended.
-UNAVAILABLE_MAX = 1000
-#: The advice clock may be this far ahead of the wall clock before it is reported.
-AHEAD_SECONDS_MAX = 60
-#: Maximum listed actions that are needed but not proposed.
-HELD_BACK_MAX = 1000
 
 
 class AdvisoryService(AdvisoryServiceServicer):

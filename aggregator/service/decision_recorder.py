@@ -19,7 +19,7 @@ from mmap import mmap
 from typing import Any
 
 from ...contract.wire import decision_pb2
-from ..counter_deltas import Flags
+from ..arrays import Flags
 from ..decisions.inputs import input_parts, workload_part
 from ..errors import PermissionDenied
 from ..model import gangline_version

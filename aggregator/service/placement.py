@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ...contract.wire import decision_pb2, placement_pb2
 from ...contract.wire.placement_pb2_grpc import PlacementServiceServicer
 from ...fingerprints.sensitivity import NETWORK, NVLINK
-from ..counter_deltas import Flags
+from ..arrays import Flags
 from ..decisions import elastic, node_search
 from ..decisions.node_table import NodeTable, excluded_now, excluded_since, node_table
 from ..decisions.planner import PlacementChoice

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...contract.wire import placement_pb2
-from ..counter_deltas import Flags, Indexes
+from ..arrays import Flags, Indexes
 from ..decisions.elastic import work_hours
 from ..decisions.groups import GroupSpans
 from ..decisions.node_search import OPTIONS_MAX, Candidates

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...contract.wire import placement_pb2 as wire
-from ..counter_deltas import Indexes
+from ..arrays import Indexes
 from ..decisions import elastic, node_search
 from ..decisions.node_search import Candidates
 from ..decisions.node_table import NodeTable

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...contract.wire import decision_pb2, placement_pb2, recovery_pb2
 from ...contract.wire.recovery_pb2_grpc import RecoveryServiceServicer
-from ..counter_deltas import Indexes
+from ..arrays import Indexes
 from ..decisions.node_search import gpus_of
 from ..decisions.node_table import NodeTable
 from ..decisions.recovery import (

@@ -11,7 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from ...contract.wire import placement_pb2
 from ...contract.wire import reservation_pb2 as wire
 from ...contract.wire.reservation_pb2_grpc import ReservationServiceServicer
-from ..counter_deltas import Indexes
+from ..arrays import Indexes
 from ..decisions.requirements import NODES_MAX
 from ..errors import InvalidArgument
 from ..principal import Principal, Role, current_principal

@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 
 from ...contract.wire import placement_pb2
-from ..counter_deltas import Indexes
+from ..arrays import Indexes
 from ..decisions.node_search import Candidates, gpus_of
 from ..decisions.node_table import NodeTable
 from ..decisions.quantity import Quantity

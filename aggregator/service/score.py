@@ -14,7 +14,7 @@ import numpy as np
 from ...contract.wire import score_pb2
 from ...contract.wire.score_pb2_grpc import ScoreServiceServicer
 from ...fingerprints.sensitivity import COMPONENTS, WorkloadNeeds
-from ..counter_deltas import Flags, Indexes, Times
+from ..arrays import Flags, Indexes, Times
 from ..errors import (
     CAPACITY_RETRY_SECONDS,
     FailedPrecondition,
@@ -43,6 +43,22 @@ WATCHERS_MAX = 1000
 BOOKMARK_CHARACTERS_MAX = 64
 #: Maximum cached updates. Each belongs to a version from which watchers continue.
 UPDATES_MAX = 16
+
+#: Maximum snapshots kept for paging; page tokens of older ones have expired.
+LISTINGS_MAX = 8
+#: Maximum horizons besides the default whose answers about all nodes are cached per snapshot.
+HORIZONS_MAX = 8
+#: Larger bitmaps are rejected as mistakes.
+BITMAP_BYTES_MAX = 1 << 20
+#: Length of a workload's name. Shares are floats, so that their sum may be slightly above 1.
+WORKLOAD_CHARACTERS_MAX, SHARES_MAX = 512, 1.001
+#: State -> its rank, worst first; state 0 (unspecified) is last.
+_SEVERITY = np.array(
+    [
+        SEVERITY.index(HealthState(code)) if code else len(SEVERITY)
+        for code in range(len(HealthState) + 1)
+    ]
+)
 
 
 class ScoreChanges:
@@ -228,23 +244,6 @@ def update_message(
         "relative_speed": published.relative_speed[nodes],
     }
     return update.SerializeToString() + packed(score_pb2.NodeScoresUpdate, repeated)
-
-
-#: Maximum snapshots kept for paging; page tokens of older ones have expired.
-LISTINGS_MAX = 8
-#: Maximum horizons besides the default whose answers about all nodes are cached per snapshot.
-HORIZONS_MAX = 8
-#: Larger bitmaps are rejected as mistakes.
-BITMAP_BYTES_MAX = 1 << 20
-#: Length of a workload's name. Shares are floats, so that their sum may be slightly above 1.
-WORKLOAD_CHARACTERS_MAX, SHARES_MAX = 512, 1.001
-#: State -> its rank, worst first; state 0 (unspecified) is last.
-_SEVERITY = np.array(
-    [
-        SEVERITY.index(HealthState(code)) if code else len(SEVERITY)
-        for code in range(len(HealthState) + 1)
-    ]
-)
 
 
 class SnapshotSource(Protocol):

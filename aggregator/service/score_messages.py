@@ -25,6 +25,12 @@ _LENGTH_DELIMITED = 2
 #: A varint has seven bits per byte, lowest first; all but the last byte have the eighth bit set.
 _SHIFTS = np.arange(0, 35, 7, dtype=np.uint64)
 
+#: Validity of an answer for schedulers, in seconds.
+VALID_SECONDS = 15
+#: Length of the reason that a host's agent receives.
+REASON_CHARACTERS_MAX = 300
+HEALTHY = wire.HostVerdict(state=HealthState.HEALTHY.name)
+
 
 def packed(kind: type[Message], columns: Mapping[str, NDArray[Any]]) -> bytes:
     """Return the serialized fields of *kind* from arrays: repeated packed floats or uint32.
@@ -56,10 +62,6 @@ def varints(values: NDArray[Any]) -> bytes:
     follows[:, :-1] = is_present[:, 1:]
     octets = (shifted & np.uint64(0x7F)).astype(np.uint8) | (follows.astype(np.uint8) << 7)
     return octets[is_present].tobytes()
-
-
-#: Validity of an answer for schedulers, in seconds.
-VALID_SECONDS = 15
 
 
 def score_message(
@@ -222,11 +224,6 @@ def _gpu_columns(
         "gpu_relative_speed_lower": gpus.speed_lower[rows],
         "gpu_relative_speed_upper": gpus.speed_upper[rows],
     }
-
-
-#: Length of the reason that a host's agent receives.
-REASON_CHARACTERS_MAX = 300
-HEALTHY = wire.HostVerdict(state=HealthState.HEALTHY.name)
 
 
 def verdict_of(

@@ -48,6 +48,15 @@ RECEIPTS_SECONDS = 0.005
 #: agent would reconnect and send everything again.
 QUIET_SECONDS_MAX = 10.0
 
+#: After this many rejected frames in a row the stream is closed with an error.
+REFUSED_IN_ROW_MAX = 32
+#: While receipts are unread, a stream reads nothing and checks again after this time.
+UNREAD_SECONDS = 0.05
+#: A stream is not read while its agent has this many unread receipts and refusals.
+UNREAD_MAX = 8192
+#: Maximum wait for the last receipts of a closed stream.
+LAST_RECEIPTS_SECONDS = 10.0
+
 
 class AdmittedStream(BacklogStream, Protocol):
     """The methods of a stream that AdmissionControl uses."""
@@ -194,16 +203,6 @@ class AdmissionControl:
         """End the task; streams that end afterwards get a reconnect delay."""
         self.stopping = True
         self._task.cancel()
-
-
-#: After this many rejected frames in a row the stream is closed with an error.
-REFUSED_IN_ROW_MAX = 32
-#: While receipts are unread, a stream reads nothing and checks again after this time.
-UNREAD_SECONDS = 0.05
-#: A stream is not read while its agent has this many unread receipts and refusals.
-UNREAD_MAX = 8192
-#: Maximum wait for the last receipts of a closed stream.
-LAST_RECEIPTS_SECONDS = 10.0
 
 
 class TelemetryStream:

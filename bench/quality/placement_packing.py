@@ -22,7 +22,7 @@ import numpy as np
 from bench.quality.captures import DATA
 from bench.quality.head import DATA_TEXT
 from bench.quality.markdown import table
-from gangline.aggregator.counter_deltas import Floats, Indexes
+from gangline.aggregator.arrays import Floats, Indexes
 from gangline.aggregator.decisions import planner
 from gangline.aggregator.decisions.node_search import Candidates
 from gangline.aggregator.decisions.node_table import NodeTable

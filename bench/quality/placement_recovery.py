@@ -20,7 +20,7 @@ import numpy as np
 
 from bench.quality.captures import DATA
 from bench.quality.markdown import table
-from gangline.aggregator.counter_deltas import Floats, Indexes
+from gangline.aggregator.arrays import Floats, Indexes
 from gangline.aggregator.decisions.node_search import Candidates
 from gangline.aggregator.decisions.node_table import NodeTable
 from gangline.aggregator.decisions.planner import members_of

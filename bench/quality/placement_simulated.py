@@ -20,7 +20,7 @@ import numpy as np
 
 from bench.quality.markdown import table
 from bench.quality.simulated_feed import UNLIMITED, SimulatedAggregator
-from gangline.aggregator.counter_deltas import Flags, Floats, Indexes
+from gangline.aggregator.arrays import Flags, Floats, Indexes
 from gangline.aggregator.decisions import planner
 from gangline.aggregator.decisions.node_search import Candidates
 from gangline.aggregator.decisions.node_table import NodeTable, node_table

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from gangline.aggregator.counter_deltas import Floats
+from gangline.aggregator.arrays import Floats
 from gangline.aggregator.fleet.activity import UTILIZATION_MIN
 from gangline.aggregator.model import HealthState, Reason
 from gangline.aggregator.rule_catalogue.gpu import LOST, REMAPS

@@ -30,6 +30,9 @@ while True:
     number += 1
 """
 
+#: Queues of the running test.
+_OPENED: list[EventQueue] = []
+
 
 def xid(number: int, message: str = "NVRM: Xid") -> HealthEvent:
     return HealthEvent(event_id=f"event-{number}", name="gpu.xid", code=number, message=message)
@@ -37,10 +40,6 @@ def xid(number: int, message: str = "NVRM: Xid") -> HealthEvent:
 
 def ids(queue: EventQueue) -> list[str]:
     return [event.event_id for event in queue.pending(1000)]
-
-
-#: Queues of the running test.
-_OPENED: list[EventQueue] = []
 
 
 def opened(folder: Path, **limits: int) -> EventQueue:

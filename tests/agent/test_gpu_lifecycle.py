@@ -31,6 +31,8 @@ KEYS: list[str] = ["GPU-a", "GPU-b", "GPU-c"]
 FINDS = st.dictionaries(st.sampled_from(KEYS), st.sampled_from(["1", "2", "3"]), max_size=3)
 LOOKS = st.dictionaries(st.sampled_from(KEYS), st.booleans(), max_size=3)
 
+OTHER = "GPU-99999999-1111-2222-3333-444444444444"
+
 
 @pytest.fixture
 def host(tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuHost]:
@@ -287,9 +289,6 @@ def opened_anew(
     host.list_in_proc(after)
     noticed(host, lane)
     return host.read(lane)
-
-
-OTHER = "GPU-99999999-1111-2222-3333-444444444444"
 
 
 @pytest.mark.parametrize("is_other", [False, True])

@@ -22,7 +22,7 @@ from gangline.agent.collectors.nic_statistics import NicStatistics
 from gangline.agent.events import EventPublisher
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.netlink import LinkSocket, Overrun
-from gangline.aggregator.counter_deltas import Indexes
+from gangline.aggregator.arrays import Indexes
 from gangline.aggregator.fleet.device_identities import DeviceIdentities
 from gangline.aggregator.fleet.devices import Devices
 from gangline.aggregator.fleet.tables import DeviceTable

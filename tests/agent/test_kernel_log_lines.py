@@ -627,6 +627,12 @@ OF_A_PROCESS = (
     " (4711): drop_caches: 3",
 )
 
+ACTION = "NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x3 (x) to {}"
+LINK = "NVRM: Xid (PCI:0000:9b:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link {:02} (0x025001c6 0x0)"
+SWITCH_LINK = (
+    "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12020, Fatal, Link {} egress error (First)"
+)
+
 
 @pytest.mark.parametrize("line", LINES)
 def test_a_line_and_what_it_tells(line: str) -> None:
@@ -786,13 +792,6 @@ def test_a_line_of_64_kilobytes_costs_no_more_than_its_beginning() -> None:
     """Only the beginning of a dump in one line is parsed."""
     assert classify("x" * 65536 + "NVRM: Xid (PCI:0000:9b:00): 79, x") is None
     assert classify("NVRM: Xid (PCI:0000:9b:00): 79, " + "x" * 65536) is not None
-
-
-ACTION = "NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x3 (x) to {}"
-LINK = "NVRM: Xid (PCI:0000:9b:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link {:02} (0x025001c6 0x0)"
-SWITCH_LINK = (
-    "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12020, Fatal, Link {} egress error (First)"
-)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...counter_deltas import Flags
+from ...arrays import Flags
 from ...fleet.collector_status import BLIND, ERROR, HUNG
 from ...fleet.devices import DEVICES_PER_HOST_MAX
 from ...fleet.hangs import Hang

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ....fingerprints.group_statistics import medians
-from ...counter_deltas import Flags, Floats, Uint64s
+from ...arrays import Flags, Floats
+from ...counter_deltas import Uint64s
 from ...fleet.activity import (
     AT_LIMIT_SHARE,
     REASON_HARDWARE,

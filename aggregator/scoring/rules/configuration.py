@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from ...counter_deltas import Flags, Floats
+from ...arrays import Flags, Floats
 from ...declared.drift import Difference
 from ...declared.expectations import Expectation
 from ...declared.moments import format_time

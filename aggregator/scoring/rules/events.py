@@ -12,7 +12,7 @@ import numpy as np
 
 from ....contract.xid.incidents import RECOVERY_XID, gravest
 from ....contract.xid.policy import SCOPES, Xid, XidAssessment, XidSeverity
-from ...counter_deltas import Indexes
+from ...arrays import Indexes
 from ...fleet.active_events import EventRecord
 from ...fleet.event_interpretation import LINK
 from ...model import HealthState, Reason

@@ -9,7 +9,7 @@ from math import log
 
 import numpy as np
 
-from ...counter_deltas import Flags, Floats
+from ...arrays import Flags, Floats
 from ...fleet.activity import UTILIZATION_MIN
 from ...fleet.peers import PEERS_MIN
 from ...fleet.tables import FAST_SECONDS

@@ -18,7 +18,7 @@ import numpy as np
 
 from ....fingerprints.group_statistics import medians, outliers_max, per_member
 from ....fingerprints.stragglers import BIRTH_FACTOR, CHANCE_MAX, PAIR_SIZE_MIN, Change
-from ...counter_deltas import Codes, Flags, Floats, Indexes
+from ...arrays import Codes, Flags, Floats, Indexes
 from ...fleet.gang_changes import (
     BUSY_CHANGE_MIN,
     CHANGE_WORK,

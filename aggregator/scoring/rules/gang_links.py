@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ....fingerprints.group_statistics import outliers_max
-from ...counter_deltas import Flags, Floats, Indexes
+from ...arrays import Flags, Floats, Indexes
 from ...fleet import port_rates
 from ...fleet.devices import DeviceNames
 from ...fleet.gang_comparison import GangComparison

@@ -8,7 +8,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from ...counter_deltas import Flags
+from ...arrays import Flags
 from ...model import HealthState, Reason
 from ...rule_catalogue import gpu as rules
 from ...sql import quoted

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...counter_deltas import Flags, Floats
+from ...arrays import Flags, Floats
 from ...rule_catalogue import pcie as rules
 from ...rule_catalogue.pcie import SPEED, SPEED_MAX, WIDTH, WIDTH_MAX
 from ...sql import quoted

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from gangline.aggregator.hazard.events import FaultTable, Flags, Floats
+from gangline.aggregator.arrays import Flags, Floats
+from gangline.aggregator.hazard.events import FaultTable
 from gangline.aggregator.hazard.measured import MEASURED, HostDays
 
 Row = dict[str, Any]
@@ -58,9 +59,6 @@ def recording(
 def data_of(rows: list[Row]) -> bytes:
     """Return the bytes of a file."""
     return json.dumps(rows).encode()
-
-
-NODES, DAYS = 150, 160
 
 
 def normal(nodes: int = NODES, days: int = DAYS) -> Floats:

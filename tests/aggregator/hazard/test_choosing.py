@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gangline.aggregator.arrays import Floats
 from gangline.aggregator.hazard import training
-from gangline.aggregator.hazard.events import EventsError, FaultTable, Floats, parse_events
+from gangline.aggregator.hazard.events import EventsError, FaultTable, parse_events
 from gangline.aggregator.hazard.features import AVERAGE_RANK, FEATURE_NAMES
 from gangline.aggregator.hazard.history import ALL, units_of
 from gangline.aggregator.hazard.metrics import NODES_POSITIVE_MIN

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from gangline.aggregator.hazard.events import FaultTable, Floats
+from gangline.aggregator.arrays import Floats
+from gangline.aggregator.hazard.events import FaultTable
 from gangline.aggregator.hazard.features import (
     AVERAGE_RANK,
     FEATURE_NAMES,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gangline.aggregator.hazard.events import FaultTable, Floats
+from gangline.aggregator.arrays import Floats
+from gangline.aggregator.hazard.events import FaultTable
 from gangline.aggregator.hazard.history import ALL, units_of
 from gangline.aggregator.hazard.model import SPREAD_ASSUMED, SPREAD_MAX
 from gangline.aggregator.hazard.spread import VARIANCE_ASSUMED, factor_of, spread_of
