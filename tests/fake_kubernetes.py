@@ -1,7 +1,7 @@
 """An API server of Kubernetes in memory, over real sockets, with the calls of executors and of the
 tests' cluster users.
 
-It passes the tests that the real one passes (tests/aggregator/executors/test_kubernetes_api.py).
+It passes the tests that the real one passes (tests/aggregator/executors/test_contract_kubernetes.py).
 """
 
 from __future__ import annotations

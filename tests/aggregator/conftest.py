@@ -244,7 +244,7 @@ def stores_are_copied() -> Iterator[None]:
     """Copy each new store from a prepared one: hundreds of tests would otherwise run all migrations
     and create all views.
 
-    Other tests cover those (`test_opening.py`, `test_store.py` and `tests/upgrade`, which use real
+    Other tests cover those (`test_store_opening.py`, `test_store.py` and `tests/upgrade`, which use real
     ones).
     """
     prepared = made_store()
