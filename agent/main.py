@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from ..contract.host_policy_file import builtin
 from ..contract.settings import SettingsError
@@ -208,13 +209,14 @@ def build(
     Raises as `run` does. *signals*, if given, also wait for the samplers. *on_second* is called
     each second that the loop turns.
     """
-    host = config.host_name
     boot_id = read_boot_id(config.proc_root)
     spool = _spool(config, boot_id)
     stack.callback(spool.close)
     events = EventQueue.open(config.events_folder)
     stack.callback(events.close)
-    registration = Registration(host, spool.run_id, boot_id, clock, read_labels(config.labels))
+    registration = Registration(
+        config.host_name, spool.run_id, boot_id, clock, read_labels(config.labels)
+    )
     preforked = preforked or prefork(config, clock)
     samplers = _samplers(config, preforked, clock, registration)
     stack.callback(samplers.close)
@@ -225,15 +227,7 @@ def build(
     host_status = _host_status(config, latest, clock, boot_id, registration, samplers)
     stack.callback(host_status.close)
     uploads = RecordingUploads()
-    recorder = FlightRecorder(
-        samplers,
-        RecordingStorage(config.recordings_path, config.recordings_bytes_max),
-        uploads,
-        clock,
-        host=host,
-        boot_id=boot_id,
-        findings=lambda: host_status.findings.findings,
-    )
+    recorder = _recorder(config, samplers, uploads, clock, boot_id, host_status)
     on_response = _hand_to_each(host_status.on_response, recorder.on_response)
     client = _client(config, registration, spool, events, on_response, uploads)
     client.start()
@@ -256,23 +250,15 @@ def build(
     if InventoryCollector.name in config.collectors_off:
         registration.stop_waiting()
     else:
-        collectors.append(
-            InventoryCollector(
-                lambda: _inventory(config, releaser),
-                registration,
-                client.reregister,
-                publisher.request_inventory_after,
-                lambda: latest.devices_with(BY_NAME["gpu.temperature_celsius"]),
-            )
-        )
+        inventory = partial(_inventory, config, releaser)
+        gpus = partial(latest.devices_with, BY_NAME["gpu.temperature_celsius"])
+        reregister, request = client.reregister, publisher.request_inventory_after
+        collectors.append(InventoryCollector(inventory, registration, reregister, request, gpus))
     host_status.post_with(callbacks.post)
     if signals:
         signals.watch_descriptors(_descriptors(samplers, callbacks))
-    _start_sources(
-        [collector for collector in collectors if collector.name not in samplers.collectors],
-        publisher,
-        stack,
-    )
+    own = [collector for collector in collectors if collector.name not in samplers.collectors]
+    _start_sources(own, publisher, stack)
     stack.callback(registration.stop_waiting)  # the client may wait for an inventory
     if config.metrics_listen:
         from .local import metrics  # imported only if enabled: its modules cost memory
@@ -300,6 +286,25 @@ def build(
     )
     host_status.self_status = SelfStatus(client, spool, events, daemon.last_results, clock)
     return daemon
+
+
+def _recorder(
+    config: AgentConfig,
+    samplers: SamplerPool,
+    uploads: RecordingUploads,
+    clock: Clock,
+    boot_id: bytes,
+    host_status: HostStatus,
+) -> FlightRecorder:
+    return FlightRecorder(
+        samplers,
+        RecordingStorage(config.recordings_path, config.recordings_bytes_max),
+        uploads,
+        clock,
+        host=config.host_name,
+        boot_id=boot_id,
+        findings=lambda: host_status.findings.findings,
+    )
 
 
 def _spool(config: AgentConfig, boot_id: bytes) -> Spool:

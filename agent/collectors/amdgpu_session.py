@@ -162,7 +162,7 @@ class AmdGpuSession:
             self._next_check_ns = now_ns + CHECK_NS
             before, self._last_seen_keys = (
                 self._last_seen_keys,
-                [glance.look() for glance in self._glances],
+                [reading.look() for reading in self._glances],
             )
             if before != self._last_seen_keys or now_ns - self._listed_ns >= LIST_NS:
                 self._list(now_ns)

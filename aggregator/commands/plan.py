@@ -361,11 +361,11 @@ def option_lines(
         )
     lines.append(f"{len(option.node_index)} nodes in rank order:")
     lines += wrapped(fold_names([names[index] for index in option.node_index]))
-    spares = [names[index] for index in option.spare_node_index]
+    standbys = [names[index] for index in option.spare_node_index]
     lines.append(
-        f"spares: {len(spares)} of {option.spares_wanted} wanted (95 % quantile of failures within a repair)"
+        f"spares: {len(standbys)} of {option.spares_wanted} wanted (95 % quantile of failures within a repair)"
     )
-    lines += wrapped(fold_names(spares)) if spares else []
+    lines += wrapped(fold_names(standbys)) if standbys else []
     lines += _group_lines(option)
     for strand in option.strands:
         where = f"within one {tier_title(strand.tier)}" if strand.tier else "anywhere"

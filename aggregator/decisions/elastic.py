@@ -359,17 +359,17 @@ def _plan_grouped(
 
 def _undominated(candidates: Sequence[_Found]) -> list[_Found]:
     """Return the *candidates* that no other of equal or lower cost equals in every aspect."""
-    kept: list[_Found] = []
+    undominated: list[_Found] = []
     for candidate in candidates:
         if not any(
             all(
                 better <= worse
                 for better, worse in zip(other.aspects, candidate.aspects, strict=True)
             )
-            for other in kept
+            for other in undominated
         ):
-            kept.append(candidate)
-    return kept
+            undominated.append(candidate)
+    return undominated
 
 
 def _choice(search: Search, terms: _SizeTerms, node_set: _Found, bound: float) -> PlacementChoice:

@@ -284,15 +284,18 @@ def _grouped_choices(
 
 def undominated(table: NodeTable, answers: Sequence[PlacementChoice]) -> list[PlacementChoice]:
     """Return *answers*, the cheapest first, without dominated ones (hazard, speed, domains)."""
-    kept: list[tuple[tuple[float, ...], PlacementChoice]] = []
+    undominated_choices: list[tuple[tuple[float, ...], PlacementChoice]] = []
     for choice in answers:
         spans = (
             known + missing for known, missing in zip(choice.domains, choice.unknown, strict=True)
         )
         aspects = (float(table.hazard[choice.nodes].sum()), -choice.price.speed.value, *spans)
-        if not any(all(a <= b for a, b in zip(other, aspects, strict=True)) for other, _ in kept):
-            kept.append((aspects, choice))
-    return [choice for _, choice in kept]
+        if not any(
+            all(a <= b for a, b in zip(other, aspects, strict=True))
+            for other, _ in undominated_choices
+        ):
+            undominated_choices.append((aspects, choice))
+    return [choice for _, choice in undominated_choices]
 
 
 def spans_measured(measure: Sequence[float]) -> tuple[list[int], list[int]]:

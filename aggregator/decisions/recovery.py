@@ -312,7 +312,7 @@ class _Answer:
 
     def options(self) -> list[RecoveryOption]:
         """Return each possible way, with only the cheapest loan."""
-        ways = [
+        candidates = [
             self._in_process(),
             self._replaced(RecoveryKind.STANDBY, np.flatnonzero(self.standbys)),
             self._replaced(RecoveryKind.FREE_NODE, np.flatnonzero(self.standbys | self.free)),
@@ -325,7 +325,7 @@ class _Answer:
             self._repaired(),
             self._elsewhere(),
         ]
-        options = [option for option in ways if option is not None]
+        options = [option for option in candidates if option is not None]
         borrowed = [option for option in options if option.kind == RecoveryKind.BORROW]
         cheapest = min(borrowed, key=lambda option: option.total.value, default=None)
         return [
