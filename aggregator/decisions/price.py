@@ -388,6 +388,17 @@ def _parts_beside(
     return parts
 
 
+def _lost_share(gpu_hours: float, remaining: Quantity) -> Quantity:
+    """Return the part of *gpu_hours* that is lost if the share *remaining* remains."""
+    return Quantity(
+        gpu_hours * (1.0 - remaining.value),
+        gpu_hours * (1.0 - remaining.upper),
+        gpu_hours * (1.0 - remaining.lower),
+        remaining.source,
+        remaining.evidence,
+    )
+
+
 def price(
     members: Members,
     lost: LostTime,
@@ -425,26 +436,8 @@ def price(
         return PricePart(name, value)
 
     parts = [
-        PricePart(
-            "slowest member",
-            Quantity(
-                gross * (1.0 - speed.value),
-                gross * (1.0 - speed.upper),
-                gross * (1.0 - speed.lower),
-                speed.source,
-                speed.evidence,
-            ),
-        ),
-        PricePart(
-            "topology",
-            Quantity(
-                gross * speed.value * (1.0 - topology.value),
-                gross * speed.value * (1.0 - topology.upper),
-                gross * speed.value * (1.0 - topology.lower),
-                topology.source,
-                topology.evidence,
-            ),
-        ),
+        PricePart("slowest member", _lost_share(gross, speed)),
+        PricePart("topology", _lost_share(gross * speed.value, topology)),
         lost_to("checkpoint writes", shares[0], write.lower, write.upper, write),
         lost_to(
             "interruptions by members",
@@ -462,15 +455,8 @@ def price(
         ),
     ]
     if taken.value:
-        parts.append(
-            lost_to(
-                "spot preemption",
-                shares[3],
-                taken.value * per.lower,
-                taken.value * per.upper,
-                taken,
-            )
-        )
+        lower, upper = taken.value * per.lower, taken.value * per.upper
+        parts.append(lost_to("spot preemption", shares[3], lower, upper, taken))
     lost_parts = len(parts)
     parts += _parts_beside(members, lost, preferences or {}, stranded_gpu_hours)
     others = [cost.gpu_hours for cost in parts[lost_parts:]]
