@@ -271,7 +271,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     def run(content: object, options: list[str]) -> tuple[int, str, str]:
         text = content if isinstance(content, bytes) else json.dumps(content).encode()
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
-        return cli.main(["diag", "import", "-", *options]), *capsys.readouterr()
+        code = cli.main(["diag", "import", "-", *options])
+        output, errors = capsys.readouterr()
+        return code, output, errors
 
     return run
 

@@ -129,7 +129,8 @@ def said(capsys: pytest.CaptureFixture[str]) -> Said:
             code = cli.main([*arguments])
         except SystemExit as stop:
             code = int(stop.code or 0)
-        return code, *capsys.readouterr()
+        output, errors = capsys.readouterr()
+        return code, output, errors
 
     return run
 
