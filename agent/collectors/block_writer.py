@@ -83,7 +83,7 @@ class Cells:
     def column_of(self, name: str) -> tuple[bytearray, bytearray, int]:
         """Return cells, valid bytes and column of a signal.
 
-        KeyError if the lane does not have it.
+        Raises KeyError for a table that is not the lane's.
         """
         block, column, _ = self._columns[name]
         return block.cells, block.valid, column

@@ -141,7 +141,7 @@ class GpuSecond(NvmlCollector):
     def _check_lost(self, rows: Sequence[int]) -> bool:
         """Report GPUs that were lost or are back; return whether one is back.
 
-        An unknown state is neither.
+        An unknown state belongs to no group.
         """
         states = {self._keys[row]: self._cells.integer("gpu.lost_state", row) for row in rows}
         changes = self._lifecycle.update_lost(

@@ -66,7 +66,7 @@ class OpenSlot:
     job: str
     is_attested: bool  # the job's name comes from the control group
     started: float  # start of the process, see `JobSteps._started`
-    #: (time of the read by our clock, count): those of the last WINDOW_NS and one before.
+    #: (time of the read by our clock, count) in the last WINDOW_NS, and the last earlier pair.
     counts: deque[tuple[int, StepCount]] = field(default_factory=lambda: deque(maxlen=64))
 
     @property

@@ -103,7 +103,7 @@ class LinkFlapFilter:
         return self._update(known, message, now_ns) if known else self._appear(message, now_ns)
 
     def resync(self, present: Collection[int], now_ns: int) -> list[LinkEvent]:
-        """End a complete listing: links with indexes that are not *present* are gone."""
+        """End a complete listing: links without an index in *present* have disappeared."""
         gone = [index for index in self._interfaces if index not in present]
         events = [event for index in gone for event in self._remove(index, now_ns)]
         self._is_synced = True

@@ -81,7 +81,7 @@ class NvmlEvents(Collector):
         self._reports = PendingReports()
         self._last_error: Exception | None = None
         self._pause_seconds, self._retry_ns = 0.5, 0
-        self._registered_ns = 0  # when the events were registered; 0: they are not
+        self._registered_ns = 0  # when the events were registered; 0: not registered
         self.received = self.reported_by_kernel_log = self.failed_waits = 0
 
     def start(self, publisher: EventPublisher) -> None:

@@ -123,7 +123,7 @@ class NvmlSession:
                 user.poll_events()
 
     def open(self) -> None:
-        """Open NVML and every GPU that is not excluded; `nvml` is None if all are.
+        """Open NVML and the GPUs that are not excluded; `nvml` is None if all GPUs are excluded.
 
         Raises NoData, AccessDenied or NvmlError, the same one until the next try is due;
         RestartRequired.

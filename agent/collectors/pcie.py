@@ -129,7 +129,7 @@ class PcieTenSeconds(CounterFileCollector):
         self._publisher = publisher
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Skip these devices. All are listed again, because a listing reads the link's maximum."""
+        """Skip these devices. All functions are listed again: a listing reads the link's maximum."""
         if devices != self._excluded:
             self.close()
         super().exclude(devices)

@@ -96,7 +96,7 @@ def rapl_10s(roots: Roots) -> CounterFileCollector:
 
 
 def hwmon_1s(roots: Roots) -> CounterFileCollector:
-    """Return the collector of power sensors: of the node if the BMC shows it, a PSU, a NIC."""
+    """Return the collector of power sensors: the node's if the BMC shows it, PSUs, NICs."""
 
     def devices() -> list[CounterDevice]:
         return [

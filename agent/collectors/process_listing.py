@@ -41,7 +41,7 @@ class ProcessListing:
         self._new[collector] = listing
 
     def take(self) -> GpuProcessList | None:
-        """Return the joined listings since the last call; None: there was none.
+        """Return the joined listings since the last call; None without a listing.
 
         The result is the same object while every listing is.
         """

@@ -211,7 +211,7 @@ class GpuProcessCounts:
     others: int = 0
     unknown: int = 0
     dead: int = 0
-    dead_memory_bytes: int | None = 0  # None: some of it is unknown
+    dead_memory_bytes: int | None = 0  # None: partly unknown
 
 
 def counts_of(processes: Iterable[TrackedProcess]) -> GpuProcessCounts:

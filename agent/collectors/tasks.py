@@ -80,7 +80,7 @@ class GpuHolders:
     """The processes that have a GPU open, looked up periodically.
 
     A killed process closes its descriptors while it exits; if the driver blocks it there, it shows
-    none but still has the GPU. So a holder without descriptors remains a holder until it is gone.
+    no descriptors but still has the GPU. So such a process remains a holder until it has ended.
     """
 
     def __init__(self, proc: Path, dev: Path) -> None:

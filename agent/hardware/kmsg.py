@@ -167,6 +167,6 @@ def is_too_long(error: OSError) -> bool:
 
 
 def suspended_ns() -> int:
-    """Return the nanoseconds of suspension since boot, during which the log's clock stood still."""
+    """Return the nanoseconds of suspension since boot, during which the log's clock does not advance."""
     boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     return max(0, boot - time.clock_gettime_ns(time.CLOCK_MONOTONIC))

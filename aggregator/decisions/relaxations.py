@@ -16,7 +16,7 @@ import numpy as np
 from ..arrays import Flags, Floats, Indexes
 from . import elastic, node_search
 from .groups import regrouped
-from .node_search import Candidates, Search, SearchEffort
+from .node_search import Candidates, Search, SearchEffort, eligible, usable
 from .node_table import NodeTable
 from .price import REPAIR_HOURS, GangPrice, PricePart, lost_time
 from .quantity import Quantity, QuantitySource, assumed
@@ -108,8 +108,9 @@ class BlockedRequest:
     def fits(self, changed: ChangedRequest) -> bool:
         """Return whether a plan is found."""
         table, candidates = self.table_for(changed), self.candidates_for(changed)
-        search = Search.of(table, candidates, changed.needs)
-        search = replace(search, lost=lost_time(changed.needs, changed.needs.nodes))
+        needs = changed.needs
+        pool = eligible(table, usable(table, candidates, needs), needs)
+        search = Search(table, candidates, needs, lost_time(needs, needs.nodes), pool)
         return bool(search.find(SearchEffort(options_max=0, steps_max=0)).node_sets)
 
     def without(

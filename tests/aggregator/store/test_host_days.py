@@ -30,7 +30,7 @@ SECOND_US = 1_000_000
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from gangline.aggregator.store import writer as hostdays
+from gangline.aggregator.store import retention_rules as hostdays
 from tests.aggregator.store.test_host_days import DAY_US, TEN_US, committed
 
 real = hostdays.fill_host_days
