@@ -94,6 +94,8 @@ def main() -> None:
     found, words = list[Stumble](), 0
     for name in sys.argv[1:]:
         folder = Path(name)
+        if not folder.exists():
+            sys.exit(f"{name}: no such file or folder")
         for path in [folder] if folder.is_file() else sorted(folder.rglob("*.py*")):
             if path.suffix in (".py", ".pyx", ".pxd") and "_pb2" not in path.name:
                 stumbling, count = stumbles(path)
