@@ -13,11 +13,12 @@ import os
 import random
 import time
 from pathlib import Path
+from unittest import mock
 
 from gangline.agent.frame_builder import signal_dictionary
 from gangline.agent.spool.event_queue import EventQueue
 from gangline.agent.spool.spool import Spool
-from gangline.agent.transport import protocol
+from gangline.agent.transport import frame_batches
 from gangline.agent.transport.client import Client
 from gangline.contract import frame as frames
 from gangline.contract.block import Block
@@ -88,7 +89,7 @@ def main() -> None:
     parser.add_argument("--confuse-at", type=int, default=0)
     options = parser.parse_args()
     Confused.left = options.confuse_at
-    protocol.__dict__["Sender"] = Confused
+    mock.patch.object(frame_batches, "Sender", Confused).start()
     (options.folder / "memory").mkdir(exist_ok=True)
     spool = Spool.open(
         options.folder / "spool",
