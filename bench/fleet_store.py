@@ -90,7 +90,7 @@ def _make_records(connection: Any) -> None:
         "format('gpu-{:05d}', h) AS host, h AS node_index, false AS simulated, 1000 - k AS version, "
         "0.9 + random() / 10 AS score, 0.9 AS score_lower, 1 AS score_upper, "
         "if(random() < 0.01, 'SUSPECT', 'HEALTHY') AS state, 0.0002 AS hazard_per_hour, 0.99 AS relative_speed, "
-        f"'NONE' AS reason, '' AS reason_words, '' AS clears_when, {last} AS heard, 28800 AS horizon_seconds, "
+        f"'NONE' AS reason, '' AS reason_message, '' AS clears_when, {last} AS last_seen, 28800 AS horizon_seconds, "
         "3 AS hazard_spread, ln(0.000181) AS log_hazard_base, 0.99 AS measured_speed, 0.01 AS speed_error "
         f"FROM range({HOSTS}) a(h), range(12) b(k)"
     )

@@ -33,18 +33,18 @@ _SIX = (
 )
 _WORST_BY_HAND = """
 WITH last AS (SELECT host, max(time) AS time FROM scores GROUP BY host),
-heard AS (
+last_seen AS (
     SELECT host, max(time) AS time
     FROM (SELECT host, time FROM latest.host_1s UNION ALL SELECT host, time FROM latest.collector_10s)
     GROUP BY host
 )
 SELECT host, state, floor(score * 1e4) / 1e4 AS short, round(hazard_per_hour * 24, 4),
-    round(relative_speed, 2), reason_words,
-    date_diff('millisecond', greatest(s.heard, heard.time), taken) / 1000.0, h.simulated
+    round(relative_speed, 2), reason_message,
+    date_diff('millisecond', greatest(s.last_seen, last_seen.time), taken) / 1000.0, h.simulated
 FROM hosts AS h JOIN (SELECT scores.* FROM scores JOIN last USING (host, time)) AS s USING (host)
-JOIN heard USING (host)
+JOIN last_seen USING (host)
 CROSS JOIN snapshot
-WHERE NOT (h.simulated AND date_diff('second', greatest(s.heard, heard.time), taken) > 60)
+WHERE NOT (h.simulated AND date_diff('second', greatest(s.last_seen, last_seen.time), taken) > 60)
 ORDER BY list_position(['UNHEALTHY', 'SUSPECT', 'DEGRADED', 'STALE', 'WATCH', 'PROBATION', 'UNKNOWN',
     'MAINTENANCE', 'HEALTHY'], state), score, host LIMIT 20
 """
@@ -53,11 +53,11 @@ WITH last AS (SELECT host, max(time) AS time FROM scores GROUP BY host),
 told AS (
     SELECT host, device, exp(sum(log_hazard_delta) FILTER (hazard_delta IS NULL)) AS factor,
         sum(hazard_delta) FILTER (shared_count = 1) AS added, min(relative_speed_factor) AS speed,
-        any_value(gpu_state) AS state, any_value(reason) AS reason, any_value(words) AS words, count(*) AS n
+        any_value(gpu_state) AS state, any_value(reason) AS reason, any_value(message) AS message, count(*) AS n
     FROM evidence JOIN last USING (host, time) GROUP BY host, device
 )
 SELECT host, device, coalesce(t.state, 'HEALTHY') AS state, exp(-8 * hazard), exp(-8 * 3 * hazard), exp(-8 / 3 * hazard),
-    hazard, hazard / 3, hazard * 3, speed, speed - 1.645 * speed_error, speed + 1.645 * speed_error, t.reason, t.words,
+    hazard, hazard / 3, hazard * 3, speed, speed - 1.645 * speed_error, speed + 1.645 * speed_error, t.reason, t.message,
     coalesce(t.n, 0), g.time, s.time, simulated
 FROM (
     SELECT d.host, d.device, s.time, s.simulated, s.speed_error, t,

@@ -88,10 +88,10 @@ class PolicyRow:
     event: str = ""
     policy: str = ""
     codes: tuple[int, ...] = ()
-    says: tuple[str, ...] = ()
+    contains: tuple[str, ...] = ()
     ends_with: str = ""
     severity: FindingSeverity = FindingSeverity.HAZARD
-    words: str = ""
+    message: str = ""
     action: str = ""
     scope: str = "host"
     clears: ClearedBy = ClearedBy.READING

@@ -261,7 +261,7 @@ def all_well(world: World) -> bool:
 def only_words(world: World) -> str:
     """Return the message of the only evidence against the first host; more than one fails."""
     (evidence,) = world.score(world.hosts[0]).evidence
-    return evidence.words
+    return evidence.message
 
 
 def throttle(host: Host, gpu: int, ratio: float = 0.68) -> None:

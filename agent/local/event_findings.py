@@ -121,7 +121,7 @@ class EventFindings:
     def _row(self, event: HealthEvent) -> PolicyRow | None:
         for row in self._rows:
             of_code = row.event == event.name and (not row.codes or event.code in row.codes)
-            if of_code and (not row.says or _contains_any(event, row.says)):
+            if of_code and (not row.contains or _contains_any(event, row.contains)):
                 return row
         return None
 
@@ -144,7 +144,7 @@ class EventFindings:
                 self._cancel(event.name, device, code, last_ns)
             if decoded.continuation:
                 return
-            detail = decoded.words
+            detail = decoded.message
             if row.policy == "xid" and event.code == RECOVERY_XID:
                 # XID 154 replaces the previous recovery action.
                 self._cancel(event.name, device, event.code, last_ns - 1)
@@ -218,7 +218,7 @@ class EventFindings:
         self, record: ActiveEvent, severity: FindingSeverity, confirmed_ns: int
     ) -> HostFinding:
         row, code = record.row, record.code_row
-        message, action = (row.words, row.action) if code is None else (code.name, code.action)
+        message, action = (row.message, row.action) if code is None else (code.name, code.action)
         message = f"{message}: {record.detail}" if record.detail else message
         unsure = record.ends[0] is ClearedBy.RESET and record.last_ns < self.watched_since_ns
         if unsure:

@@ -332,7 +332,7 @@ def _health_check(status: dict[str, Any] | None, now_ns: int) -> tuple[HostHealt
             ],
             "report_only": not status["enforcing"],
             "findings": [
-                f"{finding['name']} {finding['device']}: {finding['words']}"
+                f"{finding['name']} {finding['device']}: {finding['message']}"
                 for finding in status["findings"]
             ],
         }

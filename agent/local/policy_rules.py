@@ -294,7 +294,7 @@ class RuleState:
             name=row.name,
             device=device,
             severity=row.severity,
-            message=row.words.replace("{value}", f"{match.value:.4g}"),
+            message=row.message.replace("{value}", f"{match.value:.4g}"),
             action=row.action,
             scope=row.scope,
             clears_when=_clears_when(row),

@@ -50,7 +50,7 @@ class UnreadSources(NamedTuple):
     """Sources that are not read for the same reason."""
 
     outcome: str
-    words: str
+    message: str
     names: list[str]
 
 

@@ -545,6 +545,6 @@ class AdvisoryEngine:
 
 def _answer_error(one: Refused) -> ServiceError:
     if one.why == "field":
-        field, _, message = one.words.partition(": ")
+        field, _, message = one.message.partition(": ")
         return InvalidArgument(field, message)
-    return ANSWER_ERRORS[one.why](one.words)
+    return ANSWER_ERRORS[one.why](one.message)

@@ -1,6 +1,6 @@
 """Events and instructions of the advisory state machine.
 
-Each event carries `now_ns` of the aggregator's clock; `rows.py` converts events to JSON. `words` of
+Each event carries `now_ns` of the aggregator's clock; `rows.py` converts events to JSON. `message` of
 an instruction is its reason.
 """
 
@@ -26,7 +26,7 @@ class CaseGone:
 
     now_ns: int
     key: str
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class TakenOut:
 
     now_ns: int
     by: str
-    words: str
+    message: str
     until_ns: int
     members: tuple[Member, ...]
     new_work_only: bool = False  # jobs there continue, and may have to leave
@@ -97,10 +97,10 @@ class FleetSize:
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """The state of the fleet is in doubt; *words* "": no longer."""
+    """The state of the fleet is in doubt; *message* "": no longer."""
 
     now_ns: int
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Acked:
     name: str
     to: AdvisoryState
     actor: str
-    words: str = ""
+    message: str = ""
     etag: str = ""
     until_ns: int = 0  # end of DEFERRED
     lease_seconds: float = 0.0  # lease of ACCEPTED; 0: the default
@@ -144,7 +144,7 @@ class Publish:
     """Publish the new state of an advisory."""
 
     advisory: Advisory
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class Act:
     owner: str
     token: int
     until_ns: int
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class Renew:
     name: str
     host: str
     until_ns: int
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class Clear:
     name: str
     host: str
     owner: str
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class Probation:
 
     host: str
     until_ns: int
-    words: str
+    message: str
     name: str = ""
 
 
@@ -198,7 +198,7 @@ class Out:
     host: str
     by: str
     until_ns: int
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ class StillOut:
     by: str
     hosts: tuple[str, ...]
     until_ns: int
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ class Back:
 
     host: str
     by: str
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ class HeldBack:
     key: str
     host: str
     action: Action
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,7 @@ class Refused:
 
     name: str
     why: str
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ class Breaker:
     """
 
     position: str
-    words: str
+    message: str
 
 
 Instruction = (

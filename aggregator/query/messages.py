@@ -145,15 +145,15 @@ class QueryFailed(QueryError):
     """An error of Gangline or of the machine."""
 
 
-def query_error(kind: str, words: str) -> QueryError:
+def query_error(kind: str, message: str) -> QueryError:
     """Return the exception for a failure that the query's process reported."""
     if kind == REFUSED:
-        return QueryRefused(words)
+        return QueryRefused(message)
     if kind == NO_SNAPSHOT:
-        return NoSnapshot(words)
+        return NoSnapshot(message)
     if kind in (TIME, MEMORY):
-        return QueryCutOff(words, of_time=kind == TIME)
-    return QueryFailed(words)
+        return QueryCutOff(message, of_time=kind == TIME)
+    return QueryFailed(message)
 
 
 def exit_error(

@@ -54,7 +54,7 @@ def serve(connected: socket.socket, settings: QuerySettings) -> None:
         except (BrokenPipeError, ConnectionResetError):
             return  # the reader disconnected
         if kind:
-            stream.write(messages.json_message(messages.ERROR, {"kind": kind, "words": message}))
+            stream.write(messages.json_message(messages.ERROR, {"kind": kind, "message": message}))
 
 
 def _question(stream: Any) -> Question:

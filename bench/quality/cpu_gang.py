@@ -385,7 +385,7 @@ class CpuGangRun:
                         # For gaps the value is a share of time, for the others a factor.
                         excess = contribution.value - float(contribution.unit.startswith("times"))
                         result[host] = Blame(
-                            now - begin, contribution.signal, state, excess, contribution.words
+                            now - begin, contribution.signal, state, excess, contribution.message
                         )
             progress((now - begin) / (end - begin))
             time.sleep(1.0)

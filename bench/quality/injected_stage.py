@@ -300,18 +300,18 @@ def note(subject: InjectedHost, score: NodeScore, now: float, *, is_watched: boo
     if is_watched and right and is_expected and subject.named_seconds is None:
         subject.named_seconds = now - subject.began
         subject.named, subject.named_for = subject.state, subject.reason
-        subject.message = score.reason_words
+        subject.message = score.reason_message
 
 
 def named_hosts(score: NodeScore) -> list[NamedHost]:
     """Return the findings against a host: blindness that costs nothing does not count."""
     result = [
-        NamedHost(Reason(contribution.reason), contribution.device, contribution.words)
+        NamedHost(Reason(contribution.reason), contribution.device, contribution.message)
         for contribution in score.contributions
         if _costs(contribution) or Reason(contribution.reason) is not Reason.BLIND
     ]
     if HealthState(score.state) not in CALM and not result:
-        result.append(NamedHost(Reason(score.reason), "", score.reason_words))
+        result.append(NamedHost(Reason(score.reason), "", score.reason_message))
     return [finding for finding in result if finding.reason is not Reason.NONE]
 
 

@@ -220,7 +220,7 @@ class SimulatedAggregator:
             self._advised[one.name] = what
             self.observed.advised.append(
                 SimulatedAdvice(
-                    seconds, one.name, one.subject, one.hosts, one.action, one.basis, one.reason, one.words
+                    seconds, one.name, one.subject, one.hosts, one.action, one.basis, one.reason, one.message
                 )
             )  # fmt: skip
 

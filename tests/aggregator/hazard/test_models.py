@@ -137,8 +137,8 @@ def test_what_findings_leave_behind_is_kept_longer_than_they(tmp_path: Path) -> 
     with opened(tmp_path) as store:
         store.in_transaction(
             lambda connection: connection.execute(
-                "INSERT INTO findings (host, name, subject, words, since, cleared) "
-                "SELECT 'a', 'gpu.xid', '', 'long words', make_timestamp(? - d * ?), make_timestamp(? - d * ?) "
+                "INSERT INTO findings (host, name, subject, message, since, cleared) "
+                "SELECT 'a', 'gpu.xid', '', 'long message', make_timestamp(? - d * ?), make_timestamp(? - d * ?) "
                 "FROM (VALUES (5), (100), (500)) t(d)",
                 [NOW_US, DAY_US, NOW_US, DAY_US],
             )

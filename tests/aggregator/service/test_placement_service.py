@@ -491,7 +491,7 @@ def test_a_gang_that_runs_grows_onto_well_nodes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "message"),
     [
         ({"gang.sizes": None}, "gang.sizes: unset, expected the sizes"),
         ({"gang.length": None}, "gang.length: unset, expected the remaining time"),
@@ -516,8 +516,8 @@ def test_a_gang_that_runs_grows_onto_well_nodes() -> None:
         ),
     ],
 )  # fmt: skip
-def test_mistakes_of_sizes_are_named_by_field(fields: dict[str, Any], words: str) -> None:
+def test_mistakes_of_sizes_are_named_by_field(fields: dict[str, Any], message: str) -> None:
     """An invalid request of sizes is refused with the correct form."""
     with pytest.raises(InvalidArgument) as refused:
         resize(fields)
-    assert words in f"{refused.value.field}: {refused.value.field_message}"
+    assert message in f"{refused.value.field}: {refused.value.field_message}"
