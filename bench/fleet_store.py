@@ -99,7 +99,7 @@ def _make_records(connection: Any) -> None:
         f"{_DEVICE} AS device, 1.4e9 AS value, 'hertz' AS unit, '' AS normal, 0.5 AS log_hazard_delta, "
         "0.0001 AS hazard_delta, 1 AS shared_count, "
         "0.9 AS relative_speed_factor, -0.01 AS score_delta, 'STRAGGLER' AS reason, "
-        "'words of a usual length that tell what is wrong' AS words, time AS observed, "
+        "'words of a usual length that tell what is wrong' AS message, time AS observed, "
         "'SELECT * FROM readings.gpu_1s ORDER BY time' AS sql, 'DEGRADED' AS gpu_state "
         "FROM (SELECT *, node_index::BIGINT * 8 AS i FROM scores) WHERE node_index % 5 = 0"
     )
