@@ -352,7 +352,7 @@ def test_one_that_is_worse_than_the_one_in_use_is_refused(tmp_path: Path) -> Non
         store.in_transaction(put)
         models = ModelRegistry(store, lambda: NOW_US * 1000)
         best = models.train().model
-        # It has seen the last weeks; the new one is compared on them before it learns from them.
+        # The model in use has learned from the last weeks; a new model is compared on these weeks before it learns from them.
         again = models.train()
         assert not again.accepted
         assert models.in_use is best
