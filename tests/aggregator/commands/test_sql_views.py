@@ -34,7 +34,7 @@ OPS = [
     ("FROM ops.scores_now", "state", "UNHEALTHY"),
     ("FROM ops.explain('host-1')", "reason", "XID_FATAL"),
     ("FROM ops.freshness", "host", "host-1"),
-    ("FROM ops.heard", "host", "host-1"),
+    ("FROM ops.last_seen", "host", "host-1"),
     ("FROM ops.findings", "is_active", True),
     ("FROM ops.aggregator", "figure", "breaker_open"),
     ("FROM ops.aggregator_history('findings')", "rise_per_second", None),
@@ -374,7 +374,7 @@ def test_what_changed_costs_no_more_in_a_year(store: Path, tmp_path: Path) -> No
         assert changed == [("STALE", "HEALTHY")]
         ((host,),) = base.execute("SELECT host FROM main.hosts LIMIT 1").fetchall()
         base.execute(f"UPDATE scores SET host = '{host}' WHERE host LIKE '%1'")
-        page = f"SELECT says FROM ops.host('{host}') WHERE about = 'state'"
+        page = f"SELECT message FROM ops.host('{host}') WHERE about = 'state'"
         assert "(or longer)" in str(base.execute(page).fetchall()), (
             "weeks are not the day looked at"
         )
