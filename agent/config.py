@@ -325,8 +325,7 @@ class AgentConfig:
         "", description="the name in the aggregator's certificate; empty: the one in `aggregator`"
     )
     token_file: str = setting(
-        "",
-        description="a file with this host's token, with which it logs in; empty: none",
+        "", description="a file with this host's token, with which it logs in; empty: none"
     )
 
     @property

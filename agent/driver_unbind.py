@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..contract.wire.telemetry_pb2 import HealthEvent
-from .xid_quarantine import (
-    GPUS_MAX,
-    SECOND_NS,
-)
+from .xid_quarantine import GPUS_MAX, SECOND_NS
 
 #: If the driver is still bound this long after a sign of an unbind, it stays bound.
 UNBIND_NS_MAX = 10 * SECOND_NS

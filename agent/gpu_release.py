@@ -34,12 +34,7 @@ from .hardware.open_handles import agent_processes, blocking, open_handles
 from .release_state import ReleasedGpu, ReleaseStateFile
 from .sampler.pool import SamplerPool
 from .sampler.quarantine import DeviceState
-from .xid_quarantine import (
-    XidQuarantine,
-    address_of,
-    is_address,
-    quarantine_reason,
-)
+from .xid_quarantine import XidQuarantine, address_of, is_address, quarantine_reason
 
 #: QuarantineStates of a device in which an agent process is in a call (`agent.sampler.quarantine`).
 STUCK_STATES = frozenset(("HUNG", "ABANDONED"))

@@ -8,9 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from .xid_quarantine import (
-    _ADDRESS,
-)
+from .xid_quarantine import _ADDRESS
 
 # An agent that starts, also in place of a killed agent, reads the releases of this boot from a
 # file, so that it does not resume a GPU during its repair.

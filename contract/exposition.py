@@ -7,12 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-_SUFFIXES = {
-    "counter": "_total",
-    "info": "_info",
-    "gauge": "",
-    "bare_counter": "",
-}
+_SUFFIXES = {"counter": "_total", "info": "_info", "gauge": "", "bare_counter": ""}
 #: Names of our kinds in the two formats, if they differ.
 _OPENMETRICS_KINDS = {"bare_counter": "unknown"}
 _TEXT_KINDS = {"info": "gauge", "bare_counter": "counter"}

@@ -176,12 +176,7 @@ def slow_host(effects: HostEffects, faults: ActiveFaults) -> None:
 def pcie_width(effects: HostEffects, faults: ActiveFaults) -> None:
     """Halve or quarter the lanes; add replays; the port next to the GPU gets its data more slowly."""
     half = faults.variant < 0.5
-    _combine(
-        effects.lanes,
-        faults,
-        np.where(half, HALF_LANES, QUARTER_LANES),
-        np.minimum,
-    )
+    _combine(effects.lanes, faults, np.where(half, HALF_LANES, QUARTER_LANES), np.minimum)
     _combine(effects.replays, faults, np.where(half, 0.2, 3.0), np.add)
     _combine(effects.port, faults, np.where(half, 0.95, 0.55), np.minimum)
 

@@ -20,10 +20,7 @@ Random = np.random.Generator
 DTYPE = np.dtype(
     [
         ("cause", np.int64),  # shared by all rows of one cause
-        (
-            "origin",
-            np.int64,
-        ),  # cause of the first occurrence of a fault that came back; else -1
+        ("origin", np.int64),  # cause of the first occurrence of a fault that came back; else -1
         ("cls", np.int16),
         ("host", np.int32),
         ("part", np.int16),

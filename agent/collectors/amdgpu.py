@@ -57,9 +57,7 @@ class MetricsTables:
     """
 
     def __init__(
-        self,
-        gpus: Sequence[AmdGpu],
-        buffers: Sequence[tuple[bytearray, bytearray]],
+        self, gpus: Sequence[AmdGpu], buffers: Sequence[tuple[bytearray, bytearray]]
     ) -> None:
         self.errors: dict[int, str] = {}
         self._gpus = gpus

@@ -9,12 +9,7 @@ from ...contract.signal import Pace
 from ...ext.hostfiles import CoreTimes
 from ..hardware.files import OpenFile, Roots
 from .block_writer import row_writer
-from .counter_files import (
-    CollectorSpec,
-    CounterDevice,
-    CounterFileCollector,
-    FileField,
-)
+from .counter_files import CollectorSpec, CounterDevice, CounterFileCollector, FileField
 
 #: Cores whose frequency is read, spread evenly: each read may take 10 ms (x86 before Linux 5.18).
 CPU_FREQUENCIES_MAX = 64

@@ -7,12 +7,7 @@ from collections.abc import Mapping
 from ...contract.signal import Pace
 from ..hardware import edac
 from ..hardware.files import Roots
-from .counter_files import (
-    CollectorSpec,
-    CounterDevice,
-    CounterFileCollector,
-    FileField,
-)
+from .counter_files import CollectorSpec, CounterDevice, CounterFileCollector, FileField
 
 _CORRECTED, _UNCORRECTED = "edac.corrected_errors", "edac.uncorrected_errors"
 #: Fields of each kind of location.

@@ -56,12 +56,7 @@ STUCK_NS, STUCK_NS_MAX = 10 * SECOND_NS, 600 * SECOND_NS
 
 #: Columns of the ring: readings of a sweep, then GPM metrics (nvml.h, NVML_GPM_METRIC_*) with scale
 #: and maximum.
-SWEEP_READINGS = (
-    "sm_clock_hertz",
-    "power_watts",
-    "clock_event_reasons_flags",
-    "utilization_ratio",
-)
+SWEEP_READINGS = ("sm_clock_hertz", "power_watts", "clock_event_reasons_flags", "utilization_ratio")
 _PERCENT, _MEBIBYTES = (0.01, 101.0), (1048576.0, 1e9)
 METRICS: tuple[tuple[int, tuple[float, float], str], ...] = (
     (2, _PERCENT, "sm_active_ratio"),

@@ -13,9 +13,7 @@ from ..collector import Collector, ExcludingCollector, NoData
 from ..hardware import cpu_cores, proc_files
 from ..hardware.files import NumberFiles, OpenFile, Roots
 from .block_writer import put, row_writer
-from .counter_files import (
-    PeriodicListing,
-)
+from .counter_files import PeriodicListing
 
 DEVICE = ("host",)
 _MEMORY = (b"MemTotal:", b"SwapTotal:", b"SwapFree:", b"HugePages_Free:", b"HardwareCorrupted:")

@@ -20,13 +20,7 @@ from ...ext.nvml import Device, Nvml, NvmlError
 from ..clock import Clock, SystemClock
 from ..collector import AccessDenied, NoData, RestartRequired
 from ..hardware.files import Roots, device_key
-from ..hardware.nvidia import (
-    device_rules_deny,
-    driver_gpu_uuid,
-    driver_gpus,
-    is_bound,
-    pci_gpus,
-)
+from ..hardware.nvidia import device_rules_deny, driver_gpu_uuid, driver_gpus, is_bound, pci_gpus
 from .nvml_open import (
     DEVICES_CLOSED,
     NO_PERMISSION,

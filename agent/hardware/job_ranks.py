@@ -39,13 +39,7 @@ Identity = tuple[int, int]
 
 #: Attribute -> its variables; the first that exists is used.
 _VARIABLES: Mapping[str, tuple[str, ...]] = {
-    "rank": (
-        "RANK",
-        "SLURM_PROCID",
-        "OMPI_COMM_WORLD_RANK",
-        "PMI_RANK",
-        "JOB_COMPLETION_INDEX",
-    ),
+    "rank": ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JOB_COMPLETION_INDEX"),
     "world_size": ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
     "local_rank": ("LOCAL_RANK", "SLURM_LOCALID"),
     "array_job_id": ("SLURM_ARRAY_JOB_ID",),

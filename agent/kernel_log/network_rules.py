@@ -243,10 +243,7 @@ NETWORK_RULES = (
         codes=_UP_DOWN,
     ),
     rule(
-        LINK,
-        "NIC Link ",
-        rf"\w+: (?P<device>[^\s:]{{1,32}}):? NIC Link {_STATE}",
-        codes=_UP_DOWN,
+        LINK, "NIC Link ", rf"\w+: (?P<device>[^\s:]{{1,32}}):? NIC Link {_STATE}", codes=_UP_DOWN
     ),
     rule(
         LINK,

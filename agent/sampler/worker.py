@@ -16,12 +16,7 @@ from ...contract.signal import PERIOD_SECONDS
 from ...contract.wire import telemetry_pb2
 from ...ext import place, process
 from ..clock import Clock, PeriodicSchedule
-from ..collector import (
-    Collector,
-    NoData,
-    RestartRequired,
-    run_collector,
-)
+from ..collector import Collector, NoData, RestartRequired, run_collector
 from ..events import EventPublisher
 from ..self_metrics import pss_bytes
 from .collector_groups import CollectorGroups

@@ -29,14 +29,7 @@ from ...contract.wire.telemetry_pb2 import (
     ReportEventsResponse,
     UploadRecordingResponse,
 )
-from .http2 import (
-    PREFIX_BYTES,
-    STATUS_NAMES,
-    GrpcConnection,
-    SessionError,
-    error_text,
-    printable,
-)
+from .http2 import PREFIX_BYTES, STATUS_NAMES, GrpcConnection, SessionError, error_text, printable
 
 REGISTER = "RegisterNode"
 STREAM = "StreamTelemetry"
