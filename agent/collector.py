@@ -100,7 +100,6 @@ class Collector:
 
     @property
     def names_slow_devices(self) -> bool:
-        """Return whether it overrides `slow_devices`."""
         return type(self).slow_devices is not Collector.slow_devices
 
     def warm_up(self) -> None:
@@ -118,7 +117,6 @@ class Collector:
 
     @property
     def has_idle_work(self) -> bool:
-        """Return whether it overrides `idle`."""
         return type(self).idle is not Collector.idle
 
     def skip(self) -> bool:
@@ -216,11 +214,9 @@ class ExcludingCollector(Collector):
     _excluded = NO_DEVICES
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Replace the set of excluded devices."""
         self._excluded = devices
 
     def is_excluded(self, device: str) -> bool:
-        """Return whether calls on *device* are excluded."""
         return bool(self._excluded) and call_slot_name(device) in self._excluded
 
 

@@ -352,7 +352,6 @@ class AgentConfig:
 
     @property
     def run_path(self) -> Path:
-        """The agent's run folder."""
         return choose_run_folder(self.run_folder, self.state_folder.parent / "run")
 
     @property

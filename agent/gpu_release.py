@@ -245,7 +245,6 @@ class GpuReleaser:
         return resumed
 
     def released(self) -> list[ReleasedGpu]:
-        """Return the released GPUs."""
         released = self._samplers.released().items()
         return [
             ReleasedGpu(address, until_ns, self._reasons.get(address, ""))

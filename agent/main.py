@@ -343,8 +343,6 @@ def _descriptors(samplers: SamplerPool, callbacks: CallbackQueue) -> Callable[[]
 
 
 def _call_each(*callbacks: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that calls each of *callbacks*."""
-
     def call() -> None:
         for callback in callbacks:
             callback()

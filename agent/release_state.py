@@ -31,7 +31,6 @@ class ReleasedGpu(NamedTuple):
 
 
 def format_released(boot_id: bytes, released: Iterable[ReleasedGpu]) -> bytes:
-    """Return the file's content."""
     gpus = [{"gpu": gpu.address, "until_ns": gpu.until_ns, "why": gpu.reason} for gpu in released]
     return json.dumps({"boot_id": boot_id.hex(), "released": gpus}).encode()
 

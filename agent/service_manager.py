@@ -72,11 +72,9 @@ class Notifier:
         self._send(f"READY=1\nSTATUS=not reloaded: {' '.join(reason.split())}")
 
     def stopping(self) -> None:
-        """Report that the agent ends."""
         self._send("STOPPING=1\nSTATUS=sending what is left")
 
     def close(self) -> None:
-        """Release the socket."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None

@@ -40,7 +40,6 @@ class Family:
 
 
 def format_number(value: float) -> str:
-    """Return a number in the syntax of the format."""
     if math.isfinite(value):
         return repr(value)
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
@@ -64,7 +63,6 @@ def format_labels(labels: Mapping[str, str]) -> str:
 
 
 def render_exposition(families: Iterable[Family], exposition: ExpositionFormat) -> bytes:
-    """Return the whole exposition."""
     lines: list[str] = []
     for family in families:
         lines += (

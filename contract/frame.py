@@ -106,7 +106,6 @@ class Encoder:
 
 
 def encode(stamp: Stamp, blocks: Sequence[Block], *, deflate: bool = True) -> bytes:
-    """Return one frame, encoded by an `Encoder`."""
     return Encoder().encode(stamp, blocks, deflate=deflate)
 
 

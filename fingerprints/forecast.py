@@ -140,7 +140,6 @@ class _DemandComparison:
             self._pending.append((now + self.horizon, medians, current))
 
     def compare(self, now: int, current: Floats) -> None:
-        """Compare the forecasts for *now* with the *current* demands."""
         while self._pending and self._pending[0][0] <= now:
             due, by_states, as_now = self._pending.popleft()
             if due < now:

@@ -277,7 +277,6 @@ def hung_collector(effects: HostEffects, faults: ActiveFaults) -> None:
 
 
 def skewed_clock(effects: HostEffects, faults: ActiveFaults) -> None:
-    """Shift the wall clock."""
     _combine(effects.offset_seconds, faults, faults.amount, np.add)
 
 

@@ -68,11 +68,9 @@ class DrawContext:
 
     @property
     def hosts(self) -> int:
-        """Number of hosts."""
         return self.frailty.size
 
     def random_source(self, *names: str) -> Random:
-        """Return a separate random source for *names*."""
         return named_random(self.seed, *names)
 
 
@@ -96,7 +94,6 @@ def empty_rows(count: int) -> Rows:
 
 
 def joined_rows(parts: Iterable[Rows]) -> Rows:
-    """Return all rows as one array."""
     arrays = list(parts)
     return np.concatenate(arrays) if arrays else empty_rows(0)
 
@@ -193,6 +190,5 @@ def spread_over_hosts(cause: Rows, begin: float, part: int, hosts: npt.NDArray[n
 def parade_times(
     context: DrawContext, classes: Sequence[tuple[int, FaultClass]]
 ) -> dict[int, float]:
-    """Return the begin of each class in a parade, by the number of the class."""
     interval_seconds = context.scenario.parade_seconds
     return {number: interval_seconds * (turn + 1) for turn, (number, _) in enumerate(classes)}

@@ -49,11 +49,9 @@ class NightWorld(LiveWorld):
         self._reported_seconds = -REPEAT_SECONDS
 
     def devices(self, host: str) -> list[telemetry_pb2.Device]:
-        """Return the devices that *host* registers."""
         return [*_inventory(super().devices(host), host), *_topology_devices(self.gpus[host])]
 
     def labels(self, host: str) -> dict[str, str]:
-        """Return the labels of *host*."""
         return labels(host)
 
     def step(self, elapsed_seconds: float) -> list[HostOutput]:
@@ -89,7 +87,6 @@ class NightWorld(LiveWorld):
         return extra
 
     def affected_gpu(self, class_name: str) -> tuple[str, str]:
-        """Return the host and the GPU that a class affects."""
         schedule = self.world.schedule
         (row,) = (r for r in schedule.rows if schedule.classes[int(r["cls"])].name == class_name)
         machine = self.world.machines[int(row["host"])]
@@ -102,7 +99,6 @@ class NightWorld(LiveWorld):
 
 
 def labels(host: str) -> dict[str, str]:
-    """Return the labels with which *host* registers."""
     values = {
         "hostname": host,
         "kernel": "6.8.0-48-generic",

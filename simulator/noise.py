@@ -35,11 +35,9 @@ class Noise:
         self._parts = _mix(parts.astype(np.uint64) ^ mixed_seed)
 
     def random_bits(self, tick: int, channel: int) -> RandomBits:
-        """Return 64 random bits for each part."""
         return _mix(self._parts ^ np.uint64((tick * 0x9E3779B1 + channel * 0x85EBCA77) & _MASK))
 
     def uniform(self, tick: int, channel: int) -> Floats:
-        """Return numbers in [0, 1)."""
         return np.asarray((self.random_bits(tick, channel) >> np.uint64(11)) * 2.0**-53, np.float64)
 
     def normal(self, tick: int, channel: int) -> Floats:

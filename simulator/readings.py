@@ -109,7 +109,6 @@ class WindowReadings:
         tables.put("pcie.numa_node_number", [[*parts.NUMA_NODES, *parts.NUMA_NODES]])
 
     def publish(self, moment: StepState) -> None:
-        """Put the readings of *moment*."""
         gauges, counters = moment.gauges, self._window.physics.counters
         self._publish_gpus(gauges, counters)
         self._publish_memory(gauges, counters)
@@ -370,7 +369,6 @@ class WindowReadings:
 
 
 def _flagged_gpus(flags: np.typing.NDArray[np.bool_]) -> list[frozenset[int]]:
-    """Return the flagged GPUs of each host."""
     found = [_NO_GPUS] * len(flags)
     for host, gpu in np.argwhere(flags).tolist():
         found[host] |= {gpu}

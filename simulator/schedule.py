@@ -144,7 +144,6 @@ class _ScheduleBuilder:
         return joined_rows(found), reboots
 
     def _parade_time(self, number: int) -> float:
-        """Return the begin of a class in a parade."""
         allowed = [(n, e) for n, e in self._allowed if e.per != "share"]
         return incidents.parade_times(self._context, allowed)[number]
 
@@ -350,7 +349,6 @@ def _in_jobs(schedule: WorldSchedule, rows: Rows) -> Rows:
 
 
 def _end_with_job(schedule: WorldSchedule, rows: Rows, fault_class: FaultClass) -> Rows:
-    """End rows of a job with the job."""
     if fault_class.per in _PER_JOB and len(rows):
         ends: npt.NDArray[np.float64] = np.array([job.end for job in schedule.jobs])
         rows["end"] = np.minimum(rows["end"], ends[rows["job"]])

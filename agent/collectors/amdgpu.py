@@ -70,7 +70,6 @@ class MetricsTables:
         self._files.add_number(number, path, *cell)
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Skip the tables of these GPUs."""
         self._files.spare(devices)
 
     def read(self, plan: Callable[[TableFiles, int, MetricsLayout], None]) -> None:

@@ -190,7 +190,6 @@ class AmdGpuSession:
             self._holdings_ns = -HOLDINGS_NS
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Skip these GPUs, and no others."""
         self.excluded = devices
         self.ras.exclude(devices)
 

@@ -133,11 +133,9 @@ class DcgmListener(Collector):
         self._rows: dict[int, int] = {}  # GPU that needs profiling -> row of its block
 
     def start(self, publisher: EventPublisher) -> None:
-        """Take the publisher."""
         self._publisher = publisher
 
     def close(self) -> None:
-        """Release the publisher."""
         self._publisher = None
 
     def skip(self) -> bool:

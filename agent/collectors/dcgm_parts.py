@@ -121,7 +121,6 @@ class EngineParts:
         return (key,) if key in self._addresses else self._addresses
 
     def switch_key(self, group: int, entity: int) -> str:
-        """Return the key of a switch, or of a link's switch."""
         number = entity if group == ENTITY_SWITCH else link_parts(entity)[0]
         return self._keys.get(ENTITY_SWITCH, {}).get(number, f"nvswitch{number}")
 

@@ -42,7 +42,6 @@ class ReadRecorder(FileReader):
             return read_text(path)
 
     def names(self, folder: Path) -> list[str]:
-        """Return the names as `FileReader` does."""
         self.folders[str(folder)] = None
         return names_in(folder)
 

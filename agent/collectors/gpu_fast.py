@@ -235,7 +235,6 @@ class Samples:
         return GpuRecording(self.keys, HISTORY_SIGNALS, STATES, times[0], offsets, values)
 
     def close(self) -> None:
-        """Free GPM's samples."""
         self.gpm.close()
 
 
@@ -480,5 +479,4 @@ class GpuFastJobs(Collector):
         return (block,)
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Skip these GPUs."""
         self._session.exclude(devices)

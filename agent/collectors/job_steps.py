@@ -76,7 +76,6 @@ class OpenSlot:
         return device_key(f"{self.job}/{rank}")
 
     def update(self, steps: StepCount, now_ns: int) -> None:
-        """Add a count that was read."""
         if self.counts and steps.steps <= self.counts[-1][1].steps:
             if steps.steps == self.counts[-1][1].steps:
                 return
@@ -159,7 +158,6 @@ class JobSteps(Collector):
         return True
 
     def collect(self) -> Sequence[Block]:
-        """Read all slots."""
         self._turns_missing = 1
         try:
             folder = step_slots.open_folder(self._path)

@@ -109,7 +109,6 @@ class GpmInstance:
         }
 
     def close(self) -> None:
-        """Free the samples."""
         self._gpm.close()
 
 
@@ -152,7 +151,6 @@ class MigDevices(GpuPartsCollector):
     def _list_devices(
         self, parts: Parts, maxima: Mapping[str, int | None]
     ) -> dict[str, list[MigDevice]]:
-        """Return the MIG devices of the GPUs in MIG mode."""
         devices_by_gpu = self._query(
             lambda address: parts.mig_devices(address, maxima[address] or 0), maxima
         )

@@ -127,7 +127,6 @@ class Bonds(ExcludingCollector):
         self._block = Block(self.name, ())
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Skip these bonds."""
         super().exclude(devices)
         self._bonds.exclude(devices)
 

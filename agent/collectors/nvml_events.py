@@ -85,15 +85,12 @@ class NvmlEvents(Collector):
         self.received = self.reported_by_kernel_log = self.failed_waits = 0
 
     def start(self, publisher: EventPublisher) -> None:
-        """Take the publisher."""
         self._publisher = publisher
 
     def close(self) -> None:
-        """Release the publisher."""
         self._publisher = None
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Skip these GPUs' events."""
         self._session.exclude(devices)
 
     def release(self) -> None:

@@ -197,7 +197,6 @@ class ProcessTracker:
         self._ended += ended
 
     def identities(self) -> set[Identity]:
-        """Return the known processes."""
         return {tracked.identity for tracked in self._tracked.values() if tracked.identity}
 
 
@@ -238,7 +237,6 @@ def counts_of(processes: Iterable[TrackedProcess]) -> GpuProcessCounts:
 
 
 def message_of(attributes: Mapping[str, str], pid: int, name: str) -> str:
-    """Return the one-line message about a process."""
     subject = f"process {pid}" + (f" ({name})" if name else "")
     rank = (
         f", rank {attributes['rank']} of {attributes.get('world_size', '?')}"
@@ -254,7 +252,6 @@ def message_of(attributes: Mapping[str, str], pid: int, name: str) -> str:
 
 
 def owner_text(attributes: Mapping[str, str]) -> str:
-    """Return the owner as text."""
     source = attributes["source"]
     if source == SLURM:
         return f"Slurm job {attributes['job_id']}" + (

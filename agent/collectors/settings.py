@@ -46,7 +46,6 @@ class SettingsMinute(ExcludingCollector):
         self._handles = OpenFile(roots.proc / "sys/fs/file-nr", whole=True)  # changes at every read
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Skip these cores."""
         super().exclude(devices)
         self._settings.exclude(devices)
 
@@ -188,7 +187,6 @@ class Services(ExcludingCollector):
         return RUNNING
 
     def _find_services(self, units: services.UnitFiles) -> dict[Service, _ServiceRun | None]:
-        """Return the installed or running services, with their runs."""
         starts, by_name = self._starts()
         if not starts:
             raise NoData("no process in /proc")

@@ -95,7 +95,6 @@ class GpuHolders:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether the descriptors of a process are hidden."""
         return None in self._holding.values()
 
     def holds(self, task: TaskStat) -> bool:

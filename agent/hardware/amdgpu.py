@@ -67,7 +67,6 @@ class AmdGpu:
         return self.compute_mode not in ("", "SPX")
 
     def partition_key(self, number: int) -> str:
-        """Return the key of a partition's readings."""
         return device_key(f"{self.key}/xcp{number}")
 
 

@@ -186,7 +186,6 @@ def reply_of(data: bytes, family: int, sequence: int) -> bytes | int | None:
 
 
 def request_message(family: int, command: int, sequence: int, body: bytes) -> bytes:
-    """Return a generic netlink request as bytes."""
     return make_message(family, REQUEST, sequence, bytes([command, 1, 0, 0]) + body)
 
 

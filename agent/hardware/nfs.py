@@ -31,7 +31,6 @@ class NfsMount(NamedTuple):
 
     @property
     def age_seconds(self) -> int | None:
-        """Seconds since it was mounted."""
         return self.values[0]
 
     @property

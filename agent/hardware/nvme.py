@@ -94,7 +94,6 @@ def parse_nvme_state(text: str | None) -> int | None:
 
 
 def nvme_namespaces(controller: Path, files: FileReader = FILE_READER) -> list[str]:
-    """Return the names of the controller's namespaces, or of its paths to them."""
     return [name for name in files.names(controller) if _NAMESPACE.match(name)]
 
 

@@ -47,7 +47,6 @@ class TaskStat(NamedTuple):
 
     @property
     def start_seconds(self) -> float:
-        """Its start in seconds since boot."""
         return self.start_ticks / _TICKS_PER_SECOND
 
 

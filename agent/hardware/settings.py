@@ -67,7 +67,6 @@ def domain_values(
     read: Callable[[Path], str | None] = read_text,
     names: Callable[[Path], list[str]] = names_in,
 ) -> list[str | None]:
-    """Return the value of a file in each frequency domain."""
     folder = sys / "devices/system/cpu/cpufreq"
     return [read(folder / name / file) for name in names(folder) if "policy" in name]
 

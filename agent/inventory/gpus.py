@@ -133,7 +133,6 @@ def _gpu(pynvml: Any, handle: object) -> HostDevice:
 
 
 def _board(pynvml: Any, handle: object) -> dict[str, Query]:
-    """Return the queries of the board's properties."""
     nv = pynvml
     return {
         "name": lambda: nv.nvmlDeviceGetName(handle),

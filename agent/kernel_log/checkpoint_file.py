@@ -33,7 +33,6 @@ class LogPosition:
 
 
 def format_position(position: LogPosition) -> bytes:
-    """Return the file's content."""
     incidents = [
         [list(key), binascii.b2a_base64(event.SerializeToString(), newline=False).decode()]
         for key, event in position.incidents
@@ -105,7 +104,6 @@ class CheckpointFile:
         return None
 
     def save(self, position: LogPosition) -> bool:
-        """Replace the position atomically; return whether it was saved."""
         if self._folder is None:
             return True
         new = self._folder / f"{FILE_NAME}.new"

@@ -142,7 +142,6 @@ class IncidentTracker:
         return events
 
     def is_open(self, parsed: ParsedLine) -> bool:
-        """Return whether *parsed* continues an incident."""
         return (parsed.name, parsed.device, parsed.code, parsed.scope) in self._open
 
     def has_job(self, parsed: ParsedLine) -> bool:

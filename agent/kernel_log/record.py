@@ -174,7 +174,6 @@ class MessageTemplates:
         self.count = max(count, len(self.texts))
 
     def add(self, text: str) -> None:
-        """Record the template of a line."""
         template = template_of(text)
         key = hash(template)
         if key in self._hashes or self.count >= TEMPLATES_COUNTED_MAX:

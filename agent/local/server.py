@@ -119,7 +119,6 @@ class ClientConnection:
         return limits.idle_seconds_max if has_called else limits.first_call_seconds_max
 
     def is_idle(self, limits: LocalServerLimits, now: float) -> bool:
-        """Return whether the idle limit has passed."""
         return not self.deferred and now >= self.idle_since + self._idle_limit_seconds(limits)
 
 
@@ -135,7 +134,6 @@ class CpuBudget:
         return bucket.level(now) if bucket else BURST_SECONDS
 
     def spend(self, user: int, seconds: float, now: float) -> None:
-        """Charge *seconds* to a user."""
         bucket = self._buckets.setdefault(user, TokenBucket(CPU_SHARE_MAX, BURST_SECONDS, now))
         bucket.take(seconds, now)
         if len(self._buckets) > USERS_MAX:

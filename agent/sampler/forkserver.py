@@ -198,7 +198,6 @@ class ForkServer:
         return [] if self._control is None else [self._control.fileno(), self._wakeup_fd]
 
     def kill_all(self) -> None:
-        """Kill the fork server and all of its children."""
         if self.pid:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)

@@ -69,7 +69,6 @@ class QuarantinedUnit:
         return not self.unit[1] and not self.unit[2]
 
     def update_call(self, call_state: Seen, now_ns: int) -> None:
-        """Store the call that *call_state* shows."""
         self.collector, self.call = call_state.collector, call_state.call
         if call_state.entered_ns:
             self.since_ns, self.hung_ns = call_state.entered_ns, now_ns - call_state.entered_ns
@@ -160,7 +159,6 @@ class Quarantine:
     def add(
         self, unit: Unit, state: QuarantineState, call_state: Seen | None, now_ns: int, message: str
     ) -> QuarantinedUnit:
-        """Put a unit into quarantine."""
         quarantined = self.units.get(unit)
         if quarantined is None:
             before = self._recovered.pop(unit, None)

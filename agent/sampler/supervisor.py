@@ -120,7 +120,6 @@ class Supervisor:
             self._table.groups[group].devices = tuple(devices)[:UNITS_MAX]
 
     def check(self, now_ns: int, call_states: Mapping[int, Seen]) -> list[Action]:
-        """Check the current call of each process."""
         # If every check is this late, a hang still counts.
         was_suspended = self._resumed_ns == self._checked_ns
         if now_ns - self._checked_ns > SUSPENDED_NS_MIN and not was_suspended:
@@ -292,12 +291,10 @@ class Supervisor:
 
     @property
     def processes(self) -> Mapping[int, SamplerProcess]:
-        """The live processes by serial."""
         return self._table.processes
 
     @property
     def quarantined(self) -> Mapping[Unit, QuarantinedUnit]:
-        """The units in quarantine."""
         return self._quarantine.units
 
     def state_of(self, process: SamplerProcess) -> QuarantineState:

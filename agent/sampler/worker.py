@@ -142,7 +142,6 @@ class Worker:
         return None if self._task is None else self._schedule.next_ns()
 
     def handle(self, command: Command) -> None:
-        """Execute a command."""
         if isinstance(command, End):
             self.ended = True
         elif isinstance(command, WarmUp):

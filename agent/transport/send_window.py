@@ -79,7 +79,6 @@ class SendWindow:
 
     @property
     def has_live(self) -> bool:
-        """Whether a live frame waits."""
         return self._frames.next_sequence() - 1 > self._live_after
 
     @property

@@ -228,7 +228,6 @@ class Build:
 
 
 def build_zlib(build: Build) -> None:
-    """A static zlib."""
     folder = build.unpacked("zlib")
     flags = {"CFLAGS": "-O3 -g0 -fPIC"}
     build.run("zlib", folder, "./configure", "--static", f"--prefix={build.dependencies}", **flags)
@@ -237,7 +236,6 @@ def build_zlib(build: Build) -> None:
 
 
 def build_libffi(build: Build) -> None:
-    """A static libffi, for ctypes."""
     folder = build.unpacked("libffi")
     build.run("libffi", folder, "autoreconf", "--force", "--install")
     options = (
@@ -432,7 +430,6 @@ def build_runtime(work: Path, handed_in: Path | None, epoch: int) -> Path:
 
 
 def main() -> int:
-    """Build the runtime and print its SHA-256."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
