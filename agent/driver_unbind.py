@@ -60,10 +60,8 @@ class DriverUnbindTracker:
             for address, since_ns in self._since_ns.items()
             if address in bound and now_ns - since_ns >= UNBIND_NS_MAX
         }
-        self._bound, self._ever_bound = (
-            bound,
-            frozenset(sorted(self._ever_bound | bound)[:GPUS_MAX]),
-        )
+        self._bound = bound
+        self._ever_bound = frozenset(sorted(self._ever_bound | bound)[:GPUS_MAX])
         return self.unbind_started(unbound, now_ns), self.bound_again(rebound | never_unbound)
 
     def is_unbound(self, address: str) -> bool:

@@ -155,12 +155,8 @@ class GpuReleaser:
         *publisher* gets each GPU that was released or resumed. *nodes* returns device node -> PCI
         address, `nvidia3` -> `0000:9b:00.0`, without a call that may hang.
         """
-        self._samplers, self._callbacks, self._clock, self._roots = (
-            samplers,
-            callbacks,
-            clock,
-            roots,
-        )
+        self._samplers, self._callbacks = samplers, callbacks
+        self._clock, self._roots = clock, roots
         self._publisher, self._file, self._nodes = publisher, file, nodes
         self._xid_quarantine = XidQuarantine()
         before = file.read(clock.boottime_ns())

@@ -163,10 +163,8 @@ class _DemandComparison:
             now = float(current[at])
             reach = np.quantile(errors[is_known[:, at], 1, at], 0.9)
             # The interval covers both: errors of a few minutes do not show how far a job can fall.
-            lower, upper = (
-                np.fmin(now - reach, result[at].lower),
-                np.fmax(now + reach, result[at].upper),
-            )
+            lower = np.fmin(now - reach, result[at].lower)
+            upper = np.fmax(now + reach, result[at].upper)
             result[at] = DemandForecast(now, max(float(lower), 0.0), float(upper))
         return tuple(result)
 

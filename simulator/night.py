@@ -20,12 +20,8 @@ from .world import World
 
 SCENARIO, HOSTS, SEED = "night", 8, 4050
 SILENT_HOST, SILENT_AFTER_SECONDS = "sim-005", 150
-FLAPPING_HOST, REMAPPING_HOST, OLD_DRIVER_HOST, WRONG_CLOCK_HOST = (
-    "sim-002",
-    "sim-001",
-    "sim-003",
-    "sim-007",
-)
+FLAPPING_HOST, REMAPPING_HOST = "sim-002", "sim-001"
+OLD_DRIVER_HOST, WRONG_CLOCK_HOST = "sim-003", "sim-007"
 #: Seconds of the night at which a link goes down, and from which a memory row waits for its remapping.
 FLAP_SECONDS, REMAP_SECONDS = (100, 130, 190), 110
 CLOCK_OFFSET_SECONDS = -3.2

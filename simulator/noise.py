@@ -8,11 +8,9 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 RandomBits = npt.NDArray[np.uint64]
 
-_GOLDEN, _FIRST, _SECOND = (
-    np.uint64(0x9E3779B97F4A7C15),
-    np.uint64(0xBF58476D1CE4E5B9),
-    np.uint64(0x94D049BB133111EB),
-)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
 _LOW = np.uint64(0xFFFF)
 _MASK = (1 << 64) - 1
 

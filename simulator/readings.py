@@ -436,10 +436,7 @@ class FullHostTables:
 
     def _publish_drives(self) -> None:
         """Put both drives: the scratch drive has its traffic already, the system drive has its logs."""
-        read, written = (
-            self._tables.read("disk.read_bytes"),
-            self._tables.read("disk.written_bytes"),
-        )
+        read, written = map(self._tables.read, ("disk.read_bytes", "disk.written_bytes"))
         written[:, host_tables.SYSTEM] = host_tables.sectors(
             np.array(host_tables.LOG_BYTES_PER_SECOND * self._seconds)
         )

@@ -24,11 +24,8 @@ STATUS_BITS = (
 )
 
 MEGAHERTZ = 1e6
-_SOCKET, _REGULATOR, _MEMORY = (
-    "socket_thm_residency_acc",
-    "vr_thm_residency_acc",
-    "hbm_thm_residency_acc",
-)
+_SOCKET, _REGULATOR = "socket_thm_residency_acc", "vr_thm_residency_acc"
+_MEMORY = "hbm_thm_residency_acc"
 #: Throttled time in firmware cycles: signal, its counters, and the reason's flag.
 HELD = (
     ("gpu.violation_power_nanoseconds", ("ppt_residency_acc",), POWER_CAP),

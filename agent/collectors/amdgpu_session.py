@@ -160,10 +160,8 @@ class AmdGpuSession:
         now_ns = self._clock.boottime_ns()
         if now_ns >= self._next_check_ns:
             self._next_check_ns = now_ns + CHECK_NS
-            before, self._last_seen_keys = (
-                self._last_seen_keys,
-                [reading.look() for reading in self._glances],
-            )
+            before = self._last_seen_keys
+            self._last_seen_keys = [reading.look() for reading in self._glances]
             if before != self._last_seen_keys or now_ns - self._listed_ns >= LIST_NS:
                 self._list(now_ns)
         if not self.gpus:

@@ -184,10 +184,8 @@ class GpuSecond(NvmlCollector):
         self._validators.restart(restarted)
         for gpu in self._session.gpus:
             if gpu.key in restarted:
-                epoch, state_bits = (
-                    self._lifecycle.epochs[gpu.key],
-                    self._validators.state_bits(gpu.key),
-                )
+                epoch = self._lifecycle.epochs[gpu.key]
+                state_bits = self._validators.state_bits(gpu.key)
                 library.remember(gpu.address, epoch=epoch, proofs=state_bits)
         for row, key in enumerate(self._keys):
             if key in restarted and self._counts is not None:

@@ -108,12 +108,8 @@ class GpuLinkCollector(GpuPartsCollector):
         *no_link_reason*: the NoData message without any link.
         """
         super().__init__(f"{kind}_10s", Pace.TEN_SECONDS, roots)
-        self._kind, self._fields, self._count, self._no_link_reason = (
-            kind,
-            fields,
-            count,
-            no_link_reason,
-        )
+        self._kind, self._fields = kind, fields
+        self._count, self._no_link_reason = count, no_link_reason
         self._blocks: dict[str, Block] = {}
         self._links: list[tuple[str, int]] = []  # (address, link) of each row
         self._pass: FieldPass | None = None

@@ -186,10 +186,8 @@ class ProcessTracker:
 
     def take_ended(self) -> list[TrackedProcess]:
         """Return reported processes that are no longer listed, each once."""
-        ended, self._ended = (
-            [tracked for tracked in self._ended if tracked.reported_ns is not None],
-            [],
-        )
+        ended = [tracked for tracked in self._ended if tracked.reported_ns is not None]
+        self._ended = []
         return ended
 
     def put_back(self, ended: Iterable[TrackedProcess]) -> None:

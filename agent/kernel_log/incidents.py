@@ -277,10 +277,8 @@ class IncidentTracker:
         incident = OpenIncident(
             key, event, MessageTemplates(event.forms, event.forms_count), has_changed=True
         )
-        incident.reports, incident.report_ns = (
-            len(REPORT_INTERVALS_NS),
-            now_ns + REPORT_INTERVALS_NS[0],
-        )
+        incident.reports = len(REPORT_INTERVALS_NS)
+        incident.report_ns = now_ns + REPORT_INTERVALS_NS[0]
         if len(self._open) < ALL_OPEN_MAX and key not in self._open:
             self._add_open(incident)
 

@@ -98,12 +98,8 @@ class HostStatus:
         finding that cannot be enforced.
         """
         self._latest, self._clock = latest, clock
-        self._gpus, self._gpu_inventory, self._devices, self._boot_id = (
-            gpus,
-            gpu_inventory,
-            devices,
-            boot_id,
-        )
+        self._gpus, self._gpu_inventory = gpus, gpu_inventory
+        self._devices, self._boot_id = devices, boot_id
         #: All GPUs that this host ever had.
         self.gpu_list = GpuList(config.state_folder)
         file = config.policy_file

@@ -129,11 +129,8 @@ class ProcessTable:
 
     def assign(self, process: SamplerProcess, task: SamplerTask, now_ns: int) -> Action:
         if process.task is None:
-            process.never_held, process.batches, process.last_received_ns = (
-                task.excluded_devices,
-                0,
-                now_ns,
-            )
+            process.never_held = task.excluded_devices
+            process.batches, process.last_received_ns = 0, now_ns
         process.never_held &= task.excluded_devices
         process.task, process.assigned_ns = task, now_ns
         return AssignTask(process.serial, task)

@@ -186,12 +186,8 @@ class Quarantine:
     def mark_recovered(self, quarantined: QuarantinedUnit, now_ns: int) -> None:
         """Remove a unit from quarantine. After a driver, retry its devices at once."""
         del self.units[quarantined.unit]
-        (
-            quarantined.state,
-            quarantined.recovered_ns,
-            quarantined.hung_ns,
-            quarantined.probe_serial,
-        ) = QuarantineState.WELL, now_ns, 0, 0
+        quarantined.state, quarantined.recovered_ns = QuarantineState.WELL, now_ns
+        quarantined.hung_ns = quarantined.probe_serial = 0
         self._recovered[quarantined.unit] = quarantined
         for unit_state in self.units.values() if quarantined.is_driver else ():
             if unit_state.unit[0] == quarantined.unit[0]:

@@ -381,13 +381,8 @@ def write_archive(root: Path, to: Path, epoch: int) -> None:
     with tarfile.open(plain, "w", format=tarfile.GNU_FORMAT) as tar:
         for path in sorted(root.rglob("*")):
             entry = tar.gettarinfo(path, str(path.relative_to(root)))
-            entry.mtime, entry.uid, entry.gid, entry.uname, entry.gname = (
-                epoch,
-                0,
-                0,
-                "root",
-                "root",
-            )
+            entry.mtime, entry.uid, entry.gid = epoch, 0, 0
+            entry.uname = entry.gname = "root"
             entry.mode = 0o755 if entry.isdir() or entry.mode & 0o100 else 0o644
             if entry.isreg():
                 with path.open("rb") as file:
