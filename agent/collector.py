@@ -103,10 +103,7 @@ class Collector:
         return type(self).slow_devices is not Collector.slow_devices
 
     def warm_up(self) -> None:
-        """Load a library or open a driver before the first turn, without opening a device.
-
-        Calls are between `ext.place.enter` and `leave`.
-        """
+        """Load a library or open a driver before the first turn, within `ext.place`; no device."""
 
     def idle(self, until_ns: int) -> None:
         """Do work between turns, such as samples at 10 Hz.
@@ -120,10 +117,7 @@ class Collector:
         return type(self).idle is not Collector.idle
 
     def skip(self) -> bool:
-        """Skip the due turn if it would only repeat NO_DATA; return whether it was skipped.
-
-        Every NO_DATA_TURNS-th turn is not skipped.
-        """
+        """Skip the due turn if it would only repeat NO_DATA, except every NO_DATA_TURNS-th turn."""
         return False
 
     def start(self, publisher: EventPublisher) -> None:

@@ -69,10 +69,7 @@ class ProcessSignals:
     """
 
     def __init__(self, clock: Clock, reload: Callable[[], bool] | None = None) -> None:
-        """*reload* is called on SIGHUP, in the main thread.
-
-        None: SIGHUP ends the run, as for a process whose terminal is closed.
-        """
+        """*reload* is called on SIGHUP, in the main thread; None: SIGHUP ends the run."""
         self.stop = threading.Event()
         self._clock = clock
         self._reload, self._restart = reload, False

@@ -63,14 +63,10 @@ def format_labels(labels: Mapping[str, str]) -> str:
 
 
 def render_exposition(families: Iterable[Family], exposition: ExpositionFormat) -> bytes:
-    lines: list[str] = []
-    for family in families:
-        lines += (
-            _openmetrics(family)
-            if exposition is ExpositionFormat.OPENMETRICS
-            else _text_format(family)
-        )
-    lines += ["# EOF"] if exposition is ExpositionFormat.OPENMETRICS else []
+    is_openmetrics = exposition is ExpositionFormat.OPENMETRICS
+    render = _openmetrics if is_openmetrics else _text_format
+    lines = [line for family in families for line in render(family)]
+    lines += ["# EOF"] if is_openmetrics else []
     return "".join(f"{line}\n" for line in lines).encode()
 
 

@@ -111,10 +111,8 @@ class HostEffects:
         self.iowait: Floats = np.zeros(hosts)
         self.silent: Flags = np.zeros(hosts, bool)
         self.offset_seconds: Floats = np.zeros(hosts)
-        self.imbalance: Floats = np.zeros(
-            hosts
-        )  # extra work of the slowest rank of a step, as a ratio
-        self.stage_imbalance: Floats = np.zeros(hosts)  # extra work of the last stage, as a ratio
+        self.imbalance: Floats = np.zeros(hosts)  # ratio of extra work: of a step's slowest rank,
+        self.stage_imbalance: Floats = np.zeros(hosts)  # and of the last stage
 
 
 def _combine(
@@ -163,7 +161,7 @@ def cpu_contention(effects: HostEffects, faults: ActiveFaults) -> None:
 
 
 def storage_stall(effects: HostEffects, faults: ActiveFaults) -> None:
-    """Lower utilization and power while one host waits for its data."""
+    """Lower utilization and power while a host waits for its data, or all hosts of a job at once."""
     _combine(effects.starved, faults, faults.amount * faults.strength, np.maximum)
     _combine(effects.iowait, faults, 0.3 * faults.strength, np.maximum)
 
@@ -285,12 +283,6 @@ def saturated_counter(effects: HostEffects, faults: ActiveFaults) -> None:
     _combine(effects.overruns, faults, faults.amount, np.maximum)
 
 
-def data_stall(effects: HostEffects, faults: ActiveFaults) -> None:
-    """Starve all hosts of the job at once: the shared file system is slow."""
-    _combine(effects.starved, faults, faults.amount * faults.strength, np.maximum)
-    _combine(effects.iowait, faults, 0.3 * faults.strength, np.maximum)
-
-
 def sequence_imbalance(effects: HostEffects, faults: ActiveFaults) -> None:
     """Make a different rank the slowest in every step."""
     _combine(effects.imbalance, faults, faults.amount, np.maximum)
@@ -350,7 +342,7 @@ EFFECTS: dict[str, Callable[[HostEffects, ActiveFaults], None]] = {
     "agent_restart": gap,
     "saturated_counter": saturated_counter,
     "planned_reboot": no_effect,
-    "data_stall": data_stall,
+    "data_stall": storage_stall,
     "sequence_imbalance": sequence_imbalance,
     "stage_imbalance": stage_imbalance,
     "full_load_cap": full_load_cap,

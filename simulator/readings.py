@@ -12,18 +12,21 @@ from . import host_tables
 from . import machine as parts
 from . import tables as ports
 from .faults import Ints
-from .gpu_phases import (
+from .incidents import Rows, named_random
+from .machine import BANKS, GPU_CONSTANTS, GPUS, NVLINKS_PER_GPU, SimulatedMachine
+from .noise import Floats
+from .physics import (
     PHASE_OCCUPANCY,
     PHASE_SM_ACTIVE,
     SAMPLES_PER_SECOND,
     WAIT_OCCUPANCY,
     WAIT_SM_ACTIVE,
+    FleetHardware,
+    GaugeState,
     Phase,
+    SimulatedCounters,
+    mean_over_step,
 )
-from .incidents import Rows, named_random
-from .machine import BANKS, GPU_CONSTANTS, GPUS, NVLINKS_PER_GPU, SimulatedMachine
-from .noise import Floats
-from .physics import FleetHardware, GaugeState, SimulatedCounters, mean_over_step
 from .tables import PORT_BYTES_PER_SECOND, RETRANSMISSIONS, Tables
 from .window import SimulationWindow, StepState
 

@@ -96,20 +96,17 @@ class _ScheduleBuilder:
         timelines = build_timelines(context, self.classes, independent[ends_uptime], 1_000_000)
         cluster = Cluster(context, timelines, reboots)
         cluster.run()
-        downtimes_by_host = _downtimes_by_host(
-            sorted([*timelines.downtimes, *cluster.reboot_downtimes])
-        )
-        jobs_by_host = _jobs_by_host(cluster.jobs)
+        downtimes = sorted([*timelines.downtimes, *cluster.reboot_downtimes])
         result = WorldSchedule(
             seconds=context.seconds,
             hosts=context.hosts,
             classes=self.classes,
             topology=context.topology,
             rows=empty_rows(0),
-            downtimes=sorted([*timelines.downtimes, *cluster.reboot_downtimes]),
+            downtimes=downtimes,
             jobs=cluster.jobs,
-            jobs_by_host=jobs_by_host,
-            downtimes_by_host=downtimes_by_host,
+            jobs_by_host=_jobs_by_host(cluster.jobs),
+            downtimes_by_host=_downtimes_by_host(downtimes),
         )
         loose = _while_up(result, independent[~ends_uptime])
         of_jobs = self._job_rows(result)

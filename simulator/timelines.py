@@ -131,10 +131,7 @@ def days_until_next(context: DrawContext, exponential: float) -> float:
 def build_timelines(
     context: DrawContext, classes: tuple[FaultClass, ...], rows: Rows, next_cause: int
 ) -> HostTimelines:
-    """Return the *rows* that occurred, and their consequences.
-
-    *rows*: incidents of classes that end a host's uptime or kill its job.
-    """
+    """Return which *rows*, of classes that end uptimes or kill jobs, occurred, and the effects."""
     builder = _TimelineBuilder(context, classes, next_cause)
     builder.run(rows)
     return HostTimelines(

@@ -51,10 +51,7 @@ _SETTINGS: Mapping[str, tuple[str, float]] = {
 
 
 class MetricsTables:
-    """`gpu_metrics` of every GPU.
-
-    An unreadable table leaves its GPU's cells missing, with a text in `errors`.
-    """
+    """`gpu_metrics` of every GPU. An unreadable table leaves cells missing, and is in `errors`."""
 
     def __init__(
         self, gpus: Sequence[AmdGpu], buffers: Sequence[tuple[bytearray, bytearray]]
@@ -99,10 +96,7 @@ class MetricsTables:
     def _is_current(
         self, number: int, state: int, plan: Callable[[TableFiles, int, MetricsLayout], None]
     ) -> bool:
-        """Plan a table with a new header and return False.
-
-        If it is unreadable note the error and return True.
-        """
+        """Plan a table with a new header and return False; True: it is unreadable (`errors`)."""
         if state == FAILED:
             error = self._files.error(number)
             hint = ": let the agent read it" if error == 13 else ""

@@ -40,10 +40,7 @@ TIMES = (("firmware_timestamp", 10), ("system_clock_counter", 1))
 
 
 class MetricSource(NamedTuple):
-    """A signal and its fields of the table: the first field present is used.
-
-    Bounds apply before scaling.
-    """
+    """A signal and its fields: the first field present is used. Bounds apply before scaling."""
 
     signal: str
     fields: tuple[str, ...]

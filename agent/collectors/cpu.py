@@ -56,10 +56,7 @@ class CpuMinute(CounterFileCollector):
         )
 
     def collect(self) -> Sequence[Block]:
-        """Return the block; shares are missing in the first turn.
-
-        Raises NoData without /proc/stat.
-        """
+        """Return the block; no shares in the first turn. Raises NoData without /proc/stat."""
         (block,) = super().collect()
         self._times.take(self._stat.read())
         shares = self._times.shares()

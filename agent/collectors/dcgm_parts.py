@@ -60,10 +60,7 @@ _TABLES = {
 
 
 class PartField(NamedTuple):
-    """The signal that a field fills.
-
-    A value outside `least` to `most`, in DCGM's unit, is not a reading.
-    """
+    """The signal that a field fills. Values outside `least` to `most` (DCGM's unit) are ignored."""
 
     signal: str
     scale: float = 1.0

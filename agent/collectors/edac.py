@@ -25,10 +25,7 @@ EDAC_FIELDS: Mapping[str, Mapping[str, FileField]] = {
 
 
 def fields_of(location: edac.EdacLocation) -> Mapping[str, FileField]:
-    """Return the fields of a location.
-
-    Most old drivers count uncorrected errors by row, not by channel.
-    """
+    """Return a location's fields. Most old drivers count uncorrected errors by row only."""
     fields = EDAC_FIELDS[location.kind]
     if location.uncorrected:
         return fields

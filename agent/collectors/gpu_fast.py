@@ -278,10 +278,7 @@ class _JobStep:
             self.accepted_ns = self.confirmed_ns = now_ns
 
     def settled_seconds(self, now_ns: int) -> float:
-        """Return the step that estimates must contradict before another step counts.
-
-        NaN: none, or it is young.
-        """
+        """Return the step that new estimates must contradict repeatedly; NaN: none, or young."""
         return self.seconds if now_ns - self.accepted_ns >= YOUNG_NS else nan
 
     def _patience_ns(self, now_ns: int, seconds: float) -> int:
@@ -295,10 +292,7 @@ def _is_near(seconds: float, other: float) -> bool:
 
 
 class StepPeriods:
-    """The step of each GPU's job, from the samples of the last minutes.
-
-    It continues during checkpoints.
-    """
+    """The step of each GPU's job, by the last minutes' samples; it outlasts checkpoints."""
 
     def __init__(self, history: SampleHistory, tracker: PhaseTracker) -> None:
         self._history, self._tracker = history, tracker

@@ -82,10 +82,7 @@ class GpuProcesses(GpuPartsCollector):
         self._lists, self._unchanged_turns_left = None, 0
 
     def _read(self, parts: Parts) -> Sequence[Block]:
-        """Return the block.
-
-        Refill it only if a GPU's answer changed or after UNCHANGED_TURNS_MAX turns.
-        """
+        """Return the block, refilled only after a change or UNCHANGED_TURNS_MAX turns."""
         if self._lists is None:
             self._lists = ProcessLists(parts, self._gpus)
         is_same = self._lists.run()

@@ -86,10 +86,7 @@ class HostSecond(Collector):
         self._pass = HostPass(roots.proc, writer, cpu_cores.SATURATED_IDLE_RATIO_MAX)
 
     def collect(self) -> Sequence[Block]:
-        """Return the block; shares are missing in the first turn.
-
-        Raises NoData without /proc/stat.
-        """
+        """Return the block; no shares in the first turn. Raises NoData without /proc/stat."""
         if not self._pass.take():
             raise NoData("/proc/stat cannot be read")
         return (self._block,)

@@ -123,10 +123,7 @@ def fair_choice(live: dict[str, Candidate]) -> set[str]:
 
 
 class JobSteps(Collector):
-    """Step times.
-
-    `collect` raises NoData without the folder, AccessDenied if it may not be read.
-    """
+    """Step times. `collect` raises NoData without the folder, AccessDenied if it is closed."""
 
     name = "step_1s"
     pace = Pace.SECOND
@@ -235,10 +232,7 @@ class JobSteps(Collector):
         return Candidate(user_id, self._started(process), process, head)
 
     def _started(self, process: int) -> float:
-        """Return the start of *process* in clock ticks since boot.
-
-        Return infinity if the process is not visible.
-        """
+        """Return *process*'s start in clock ticks since boot; infinity if it is not visible."""
         try:
             with open(self._roots.proc / str(process) / "stat", "rb") as file:
                 return float(file.read(4096).rpartition(b")")[2].split()[19])

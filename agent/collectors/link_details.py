@@ -81,8 +81,7 @@ class LinkDetails(ExcludingCollector):
             if error.errno in (*REFUSED, errno.EAFNOSUPPORT):
                 raise AccessDenied(
                     "generic netlink is blocked; allow it: RestrictAddressFamilies=AF_NETLINK in "
-                    "the "
-                    "agent's unit"
+                    "the agent's unit"
                 ) from error
             raise
 

@@ -57,10 +57,7 @@ class _Interface:
 
 @dataclass(slots=True)
 class _LinkRate:
-    """Rate limit of one interface name.
-
-    It outlives the interface, which may come and go.
-    """
+    """Rate limit of an interface name. It outlives the interface, which may come and go."""
 
     bucket: TokenBucket
     suppressed: dict[LinkEventCode, LinkEvent] = field(

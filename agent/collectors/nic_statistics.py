@@ -139,10 +139,7 @@ class NicStatistics(ExcludingCollector):
         return 0
 
     def _read(self, statistics: DriverStatistics, interface: Interface) -> _SelectedStatistics:
-        """Return the selected statistics with their values.
-
-        Read the names again if their number changed.
-        """
+        """Return the selected statistics; read the names again if their number changed."""
         selected = self._selected.get(interface)
         if selected is None or not _is_read(statistics, interface, selected):
             selected = self._selected[interface] = _select(statistics, interface.name)

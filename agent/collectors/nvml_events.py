@@ -227,10 +227,7 @@ class NvmlEvents(Collector):
         )
 
     def _publish_due(self, publisher: EventPublisher, now_ns: int) -> None:
-        """Publish reports that are due.
-
-        An XID waits for the kernel log while a collector reads the log.
-        """
+        """Publish due reports. XIDs wait for the kernel log while a collector reads it."""
         hold_ns = DUPLICATE_NS_MAX if self._deduplicator.reads_the_kernel_log else 0
         for event, report in self._reports.due(now_ns, hold_ns):
             assert isinstance(event, Event)

@@ -266,10 +266,7 @@ class NvmlSession:
         self._has_gpus, self._last_error, self.gpus = False, None, ()
 
     def close(self) -> None:
-        """Close every GPU and NVML, without an open descriptor.
-
-        The next `open` opens them again.
-        """
+        """Close every GPU, NVML and their descriptors; the next `open` opens them again."""
         self.refresh()
         if self.nvml is not None:
             self.nvml.close()

@@ -117,10 +117,7 @@ class ProcessTracker:
         )
 
     def observe(self, listing: GpuProcessList, now_ns: int) -> bool:
-        """Take a listing; if it changed or a read is due, read all its processes.
-
-        Return whether they were read.
-        """
+        """Take a listing; if it changed or is due, read all processes. Return whether they were."""
         self._turns_to_recheck -= 1
         if listing == self._listing and self._turns_to_recheck > 0:
             return False
@@ -175,10 +172,7 @@ class ProcessTracker:
         return self._listing.gpus
 
     def refresh(self, tracked: TrackedProcess) -> None:
-        """Read a process again: it may be in another control group.
-
-        Ignore an ended process, which may show none.
-        """
+        """Read a process again, as its control group may change; ignore an ended process."""
         snapshot = self._read_process(tracked.gpu_process.pid)
         runs = snapshot.state is ProcessState.RUNNING
         if runs and tracked.snapshot and snapshot.start_ticks == tracked.snapshot.start_ticks:

@@ -152,10 +152,7 @@ class Services(ExcludingCollector):
         self.access_error = ""
 
     def collect(self) -> Sequence[Block]:
-        """Return the block.
-
-        Raises NoData without a service; AccessDenied instead if processes are hidden.
-        """
+        """Return the block. Raises NoData without a service; AccessDenied: hidden processes."""
         if self.is_excluded(PROC) or self.is_excluded(_ROOT):
             self._block.clear()
             return (self._block,) if self._block.rows else ()

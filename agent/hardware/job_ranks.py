@@ -85,10 +85,7 @@ def parse_answers(output: bytes) -> list[RankAnswer]:
 
 
 class RankReader:
-    """Runs the helper without waiting for it.
-
-    While a child cannot be killed, no other is started.
-    """
+    """Runs the helper without waiting. While a child cannot be killed, no other is started."""
 
     def __init__(self, proc: Path, clock: Clock, command: Sequence[str] = COMMAND) -> None:
         self._proc, self._clock, self._command = proc, clock, tuple(command)

@@ -19,10 +19,7 @@ _HEAD = re.compile(rb"device (\S+) mounted on (\S+) with fstype (\S+)")
 
 
 class NfsMount(NamedTuple):
-    """An NFS mount.
-
-    `values` as `ext.hostfiles.nfs_values` returns them, None where the text has none.
-    """
+    """An NFS mount; `values` are those of `ext.hostfiles.nfs_values`, None where missing."""
 
     point: str
     source: str

@@ -85,10 +85,7 @@ class CheckpointFile:
         self._folder = folder
 
     def load(self) -> LogPosition | None:
-        """Return the position.
-
-        Return None without a readable position: then the whole log is read again.
-        """
+        """Return the position; None without a readable one: the whole log is read again."""
         if self._folder is None:
             return None
         path = self._folder / FILE_NAME

@@ -175,10 +175,7 @@ class XidDecoder:
             decode(code, "", table=table)
 
     def decode(self, parsed: ParsedLine, text: str) -> ParsedLine:
-        """Return an XID or SXID with its decoded attributes, any other line unchanged.
-
-        Never raises.
-        """
+        """Return an XID or SXID with decoded attributes, other lines unchanged. Never raises."""
         if parsed.name not in (XID, SXID):
             return parsed
         table = "xid" if parsed.name == XID else "sxid"
@@ -206,10 +203,7 @@ class GpuFinder:
         self._numbers: dict[str, str] = {}  # the driver's number -> address
 
     def complete(self, parsed: ParsedLine, text: str) -> ParsedLine:
-        """Return *parsed* with the GPU's address if its number is known or the host has one GPU.
-
-        Never raises.
-        """
+        """Return *parsed* with the GPU's address if its number is known or there is one GPU."""
         if parsed.name == XID and (match := _NUMBERED.search(text)):
             self._numbers[match[1]] = parsed.device
         if parsed.device != "host" or not parsed.name.startswith("gpu."):

@@ -160,10 +160,7 @@ def template_of(text: str) -> str:
 
 
 class MessageTemplates:
-    """The distinct templates (lines without their numbers) seen so far.
-
-    Bounded, whatever the lines are.
-    """
+    """The distinct templates (lines without their numbers) seen so far, a bounded number."""
 
     __slots__ = ("_hashes", "count", "texts")
 

@@ -1,4 +1,4 @@
-"""Order of frames, and delay of reconnections: decisions without a socket or clock.
+"""Order of frames: decisions without a socket or clock.
 
 Times are seconds of any steady clock, passed by the caller.
 """
