@@ -34,7 +34,7 @@ def _layout(declarations: str) -> str:
     """Return the items of a dict: C's sizeof and offsetof of each struct -> Cython's value."""
     items = []
     for kind, members in re.findall(
-        r"^cdef (?:struct|union) (\w+):\n((?:    .+\n)+)", declarations, re.M
+        r"^cdef (?:struct|union) (\w+):\n((?:    .+\n)+)", declarations, re.MULTILINE
     ):
         items.append(f'"sizeof({kind})": sizeof({kind}),\n')
         for member in re.findall(r"(\w+)(?:\[\w+\])?\n", members):

@@ -19,19 +19,11 @@ from ...contract.nvml_fields import fields_of
 from ...contract.recording import GpuRecording, encode_recording, first_since
 from ...contract.signal import Pace
 from ...contract.signals import index_of
+from ...ext import phases
 from ...ext.nvml import Nvml, NvmlError, Sweep
 from ...ext.nvml_gpm import Gpm
 from ...ext.nvml_ring import COUNT, LEAST, MEAN, MOST, SHARE, SampleRing
 from ...ext.periods import estimate
-from ...ext.phases import (
-    HISTORY_SIGNALS,
-    JOB_COLUMNS,
-    SECOND_COLUMNS,
-    SIGNALS,
-    STATES,
-    PhaseTracker,
-    SampleHistory,
-)
 from ...ext.step_parts import PARTS, split
 from ..collector import Collector, NoData
 from ..hardware.files import Roots
@@ -108,8 +100,8 @@ log = logging.getLogger(__name__)
 #: such a bit.
 REASONS = {"power_cap_ratio": 0x4, "thermal_ratio": 0x20 | 0x40, "power_brake_ratio": 0x80}
 
-_SECOND_INDEXES = [index_of(f"gpu_fast.{name}") for name in SECOND_COLUMNS]
-_JOB_INDEXES = [index_of(f"gpu_fast.{name}") for name in JOB_COLUMNS]
+_SECOND_INDEXES = [index_of(f"gpu_fast.{name}") for name in phases.SECOND_COLUMNS]
+_JOB_INDEXES = [index_of(f"gpu_fast.{name}") for name in phases.JOB_COLUMNS]
 #: Shares of the parts of a step, and their confidence.
 _PARTS_INDEXES = [index_of(f"gpu_fast.step_{name}_ratio") for name in (*PARTS, "parts_confidence")]
 _STEP_INDEXES = [index_of(f"gpu_fast.step_{name}") for name in ("seconds", "confidence_ratio")]
@@ -172,15 +164,15 @@ class Samples:
             addresses=addresses,
         )
         self.keys = tuple(gpu.key for gpu in gpus)
-        self.tracker: PhaseTracker
-        self.history: SampleHistory
+        self.tracker: phases.PhaseTracker
+        self.history: phases.SampleHistory
         self.steps: StepPeriods
         self._pids: dict[str, frozenset[int]]  # by key
         if before is not None and before.keys == self.keys:
             self.tracker, self.history, self.steps = before.tracker, before.history, before.steps
             self._pids = before._pids
         else:
-            self.tracker, self.history = PhaseTracker(rows), SampleHistory(rows)
+            self.tracker, self.history = phases.PhaseTracker(rows), phases.SampleHistory(rows)
             self.steps, self._pids = StepPeriods(self.history, self.tracker), {}
         self.ring = SampleRing(
             self._sweep,
@@ -194,7 +186,7 @@ class Samples:
             gpm_seconds=GPM_SECONDS,
             tracker=self.tracker,
             history=self.history,
-            sources=[COLUMN_NAMES.index(name) for name in SIGNALS],
+            sources=[COLUMN_NAMES.index(name) for name in phases.SIGNALS],
         )
         self.block = Block("gpu_fast_1s", self.keys)
 
@@ -221,18 +213,20 @@ class Samples:
         history = self.history
         times = array("q", bytes(8 * history.length))
         history.copy_times_to(times)
-        fitting = bytes_max // (8 + 4 * len(HISTORY_SIGNALS) * history.rows)
+        fitting = bytes_max // (8 + 4 * len(phases.HISTORY_SIGNALS) * history.rows)
         times = times[max(first_since(times, since_ns), len(times) - fitting, 0) :]
         if not times:
             raise NoData("no GPU was sampled in that time")
-        values = array("f", bytes(4 * history.rows * len(HISTORY_SIGNALS) * len(times)))
+        values = array("f", bytes(4 * history.rows * len(phases.HISTORY_SIGNALS) * len(times)))
         cells = memoryview(values)
         for row in range(history.rows):
-            for column in range(len(HISTORY_SIGNALS)):
-                start = (row * len(HISTORY_SIGNALS) + column) * len(times)
+            for column in range(len(phases.HISTORY_SIGNALS)):
+                start = (row * len(phases.HISTORY_SIGNALS) + column) * len(times)
                 history.copy_to(row, column, cells[start : start + len(times)])
         offsets = array("q", [time_ns - times[0] for time_ns in times])
-        return GpuRecording(self.keys, HISTORY_SIGNALS, STATES, times[0], offsets, values)
+        return GpuRecording(
+            self.keys, phases.HISTORY_SIGNALS, phases.STATES, times[0], offsets, values
+        )
 
     def close(self) -> None:
         self.gpm.close()
@@ -294,9 +288,9 @@ def _is_near(seconds: float, other: float) -> bool:
 class StepPeriods:
     """The step of each GPU's job, by the last minutes' samples; it outlasts checkpoints."""
 
-    def __init__(self, history: SampleHistory, tracker: PhaseTracker) -> None:
+    def __init__(self, history: phases.SampleHistory, tracker: phases.PhaseTracker) -> None:
         self._history, self._tracker = history, tracker
-        self._columns = [HISTORY_SIGNALS.index(name) for name in PERIOD_SIGNALS]
+        self._columns = [phases.HISTORY_SIGNALS.index(name) for name in PERIOD_SIGNALS]
         self._signals = array("f", bytes(4 * len(self._columns) * PERIOD_SAMPLES))
         self._row = 0
         self._steps: dict[int, _JobStep] = {}
