@@ -144,7 +144,6 @@ def start(stream: TextIO, level: int = logging.INFO) -> logging.Handler:
 
 
 def stop(handler: logging.Handler) -> None:
-    """Undo `start`."""
     package_logger = logging.getLogger(__name__.partition(".")[0])
     package_logger.removeHandler(handler)
     package_logger.propagate = True

@@ -191,7 +191,6 @@ def _enum_value(key: str, value: str, kind: type[StrEnum]) -> StrEnum:
 
 
 def _contradiction(row: PolicyRow, entry: Mapping[str, Any]) -> str:
-    """Return the contradiction in *row*; "" for none."""
     if [bool(row.when), bool(row.event), bool(row.judged)].count(True) != 1:
         return "expected either when, of readings, or event, or judged"
     if row.policy:

@@ -221,9 +221,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--why", default="", metavar="WORDS", help="shown in the status")
     parser.add_argument(
-        "--status",
-        action="store_true",
-        help="only show which GPUs are released, hung or skipped",
+        "--status", action="store_true", help="only show which GPUs are released, hung or skipped"
     )
     add_socket_options(parser)
     return parser

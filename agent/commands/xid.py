@@ -89,7 +89,6 @@ class CodeQuery:
 
     @property
     def known(self) -> bool:
-        """Whether the table has this code."""
         return self.code in _table(self.table)
 
 

@@ -343,7 +343,6 @@ class HealthyResult(NamedTuple):
 
 
 def healthy_result(arguments: Sequence[str]) -> HealthCheckResult:
-    """Return a healthy result."""
     return HealthyResult()
 
 

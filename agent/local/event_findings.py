@@ -16,10 +16,7 @@ from ...contract.xid.incidents import (
 )
 from ...contract.xid.policy import Xid
 from ...contract.xid.policy import XidSeverity as CodeSeverity
-from .policy_rules import (
-    ClearedFinding,
-    HostFinding,
-)
+from .policy_rules import ClearedFinding, HostFinding
 
 # A record's meaning is as in the aggregator's `aggregator/fleet/active_events.py`:
 # `contract/xid/incidents.py` decides for both what a code means next to other codes. A record keeps

@@ -283,7 +283,6 @@ class RuleState:
         return cleared
 
     def findings(self) -> Iterator[HostFinding]:
-        """Yield the active findings."""
         for device, match in self.matched.items():
             if match.active:
                 yield self._finding(device, match)

@@ -38,7 +38,6 @@ def finding_fields(finding: HostFinding, address: str) -> dict[str, Any]:
 
 
 def cleared_fields(cleared: ClearedFinding) -> dict[str, Any]:
-    """Return a cleared finding's fields in the document."""
     finding = cleared.finding
     return {
         "name": finding.name,

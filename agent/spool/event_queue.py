@@ -36,7 +36,6 @@ STALE_BYTES_MAX = 1 << 16
 
 
 def format_line(event: HealthEvent) -> bytes:
-    """Return the event's line, with its line feed."""
     text = binascii.b2a_base64(event.SerializeToString(), newline=False)
     return b"%08x %b\n" % (zlib.crc32(text), text)
 

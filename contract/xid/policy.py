@@ -236,7 +236,6 @@ def _companion(entry: dict[str, Any]) -> Companion:
 
 
 def _contradiction(row: Xid) -> str:
-    """Return the contradiction in *row*; "" for none."""
     if (row.clears is Clears.TIME) != (row.clear_seconds > 0):
         return "clear_seconds goes with clears = 'time', and only with it"
     if (row.severity is XidSeverity.HAZARD) != (row.hazard_factor > 1):
