@@ -16,13 +16,8 @@ from typing import Any
 from ..arrays import Codes
 from ..errors import (
     CAPACITY_RETRY_SECONDS,
-    EtagMismatch,
     FailedPrecondition,
-    InvalidArgument,
-    NotFound,
-    PermissionDenied,
     ResourceExhausted,
-    ServiceError,
     ServiceUnavailable,
 )
 from ..model import TransactionalStore
@@ -63,15 +58,6 @@ OUTCOMES_KNOWN_MAX = 100_000
 IDENTITY_CHARACTERS = 16
 #: Outcomes fade by the hour, so that a score without changes stays the same.
 CALIBRATED_NS = 3600 * 10**9
-
-#: `Refused.why` -> error.
-ANSWER_ERRORS: dict[str, Callable[[str], ServiceError]] = {
-    "missing": NotFound,
-    "etag": EtagMismatch,
-    "state": FailedPrecondition,
-    "owner": PermissionDenied,
-    "frozen": FailedPrecondition,
-}
 
 
 class AdvisoryEngine:
@@ -349,8 +335,6 @@ class AdvisoryEngine:
         """Return the advisory after the answer, and its expiry. Raises a ServiceError."""
         self._check_answers()
         result = self._machine.preview(answer)
-        if isinstance(result, Refused):
-            raise _answer_error(result)
         # The owner of an accepted advisory has an effect already, which ends with it.
         is_accepted = self._machine.state.advisories[result.name].state is AdvisoryState.ACCEPTED
         return result, self.expires_ns(result) if is_accepted else result.expires_ns
@@ -368,7 +352,7 @@ class AdvisoryEngine:
         instructions = self._step(answer)
         for instruction in instructions:
             if isinstance(instruction, Refused):
-                raise _answer_error(instruction)
+                raise instruction.error
         return next(
             instruction.advisory for instruction in reversed(instructions)
             if isinstance(instruction, Publish) and instruction.advisory.name == answer.name
@@ -541,10 +525,3 @@ class AdvisoryEngine:
     def known_advisories(self) -> list[Advisory]:
         """Return open and recently ended advisories; none in shadow mode."""
         return [] if self.shadow else list(self._on_disk.values())
-
-
-def _answer_error(one: Refused) -> ServiceError:
-    if one.why == "field":
-        field, _, message = one.words.partition(": ")
-        return InvalidArgument(field, message)
-    return ANSWER_ERRORS[one.why](one.words)

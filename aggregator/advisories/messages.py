@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..errors import ServiceError
 from .advisory import Action, Advisory, AdvisoryState, Case, Scope
 from .failure_domains import NOWHERE, FailureDomains
 
@@ -232,11 +233,14 @@ class HeldBack:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An answer without effect. `why`: missing, etag, state, owner, frozen, field."""
+    """An answer without effect."""
 
     name: str
-    why: str
-    words: str
+    error: ServiceError
+
+    @property
+    def words(self) -> str:
+        return str(self.error)
 
 
 @dataclass(frozen=True, slots=True)

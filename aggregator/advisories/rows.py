@@ -9,6 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..dataclass_json import from_plain, to_plain
+from ..errors import (
+    AdviceFrozen,
+    EtagMismatch,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    ServiceError,
+)
 from ..store.rows import table, time_us
 from .advisory import Advisory
 from .advisory_limits import AdvisoryLimits
@@ -20,6 +29,7 @@ from .messages import (
     Probation,
     Publish,
     PutBack,
+    Refused,
     Renew,
     StillOut,
     TakenOut,
@@ -37,9 +47,23 @@ EVENTS_PER_SNAPSHOT = 1000
 EVENTS_RETAINED_MAX = 100_000
 
 
+#: Error of a Refused -> its name in stored decisions.
+REFUSED_REASONS: dict[type[ServiceError], str] = {
+    NotFound: "missing",
+    InvalidArgument: "field",
+    EtagMismatch: "etag",
+    FailedPrecondition: "state",
+    PermissionDenied: "owner",
+    AdviceFrozen: "frozen",
+}
+
+
 def to_json(one: Event | Instruction) -> str:
     """Return an event or instruction as JSON, without its kind, which is its class name."""
-    return json.dumps(to_plain(one), separators=(",", ":"))
+    plain = to_plain(one)
+    if isinstance(one, Refused):
+        plain = {"name": one.name, "why": REFUSED_REASONS[type(one.error)], "words": one.words}
+    return json.dumps(plain, separators=(",", ":"))
 
 
 def parse_event(kind: str, body: str) -> Event:

@@ -32,7 +32,6 @@ from .messages import (
     Frozen,
     Instruction,
     PutBack,
-    Refused,
     TakenOut,
     Tick,
     Unavailable,
@@ -78,8 +77,8 @@ class AdvisoryStateMachine:
             apply_clock_jump(self._editor, jump_ns)
             self.state.now_ns += jump_ns
 
-    def preview(self, answer: Acked) -> Advisory | Refused:
-        """Return the result of *answer*, without any effect."""
+    def preview(self, answer: Acked) -> Advisory:
+        """Return the result of *answer*, without any effect. Raises ServiceError."""
         return preview(self._editor, answer)
 
     def step(self, event: Event) -> list[Instruction]:

@@ -114,7 +114,8 @@ class QueryPool:
                     continue
                 is_complete = True
                 if kind == messages.ERROR:
-                    raise messages.query_error(**json.loads(payload))
+                    error = json.loads(payload)
+                    raise messages.REPORTED_ERRORS[error["kind"]](error["words"])
                 yield AnswerSummary(**json.loads(payload))
             is_abandoned = False
         finally:

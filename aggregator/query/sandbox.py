@@ -15,7 +15,7 @@ import duckdb
 from ..sql import quoted
 from ..store.parquet import views
 from ..store.store_folder import OPS_FILE
-from .messages import SQL_BYTES_MAX
+from .messages import SQL_BYTES_MAX, QueryRefused
 
 # Functions that a query may call; all others are refused. Scalar functions, aggregates, window
 # functions and DuckDB's own macros of 1.5 and 2.0 that have no side effects and read only their
@@ -188,10 +188,6 @@ _EXPLAIN = re.compile(
     rf"{_BLANK}*EXPLAIN\b(?:{_BLANK}*ANALYZE\b)?(?:{_BLANK}*\([\w\s,]*\))?",
     re.DOTALL | re.IGNORECASE,
 )
-
-
-class StatementRefused(Exception):
-    """The statement is not allowed; the message says what is, and where the error is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,25 +373,23 @@ def snapshot_path(folder: Path) -> Path:
 def check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
     """Accept a single statement that reads, and calls only allowed functions.
 
-    Raises StatementRefused, or duckdb.Error for invalid SQL.
+    Raises QueryRefused, or duckdb.Error for invalid SQL.
     """
     size = len(sql.encode(errors="replace"))
     if size > SQL_BYTES_MAX:
-        raise StatementRefused(
-            f"the statement has {size} bytes, at most {SQL_BYTES_MAX} are allowed"
-        )
+        raise QueryRefused(f"the statement has {size} bytes, at most {SQL_BYTES_MAX} are allowed")
     if "\0" in sql:
-        raise StatementRefused(located(sql, sql.index("\0"), "a NUL byte is not SQL"))
+        raise QueryRefused(located(sql, sql.index("\0"), "a NUL byte is not SQL"))
     statements = _statements(connection, sql)
     if len(statements) > 1 and statements[0].type.name == "CREATE" and not statements[0].query:
-        raise StatementRefused(f"{ALLOWED_STATEMENTS}; {PIVOT}")
+        raise QueryRefused(f"{ALLOWED_STATEMENTS}; {PIVOT}")
     if len(statements) != 1:
-        raise StatementRefused(f"{ALLOWED_STATEMENTS}, not {len(statements)} statements")
+        raise QueryRefused(f"{ALLOWED_STATEMENTS}, not {len(statements)} statements")
     kind = statements[0].type.name
     if kind == "EXPLAIN":
         sql = _explained_statement(connection, sql)
     elif kind != "SELECT":
-        raise StatementRefused(f"{ALLOWED_STATEMENTS}, not {_first_word(sql)}: {_instead(sql)}")
+        raise QueryRefused(f"{ALLOWED_STATEMENTS}, not {_first_word(sql)}: {_instead(sql)}")
     tree = _tree(connection, sql)
     _check_tables(connection, sql, tree)
     for function, where, position in _function_calls(tree):
@@ -420,7 +414,7 @@ def _statements(connection: duckdb.DuckDBPyConnection, sql: str) -> list[Any]:
     try:
         return list(connection.extract_statements(sql))
     except UnicodeError:
-        raise StatementRefused(UNREADABLE) from None
+        raise QueryRefused(UNREADABLE) from None
 
 
 def _instead(sql: str) -> str:
@@ -431,11 +425,11 @@ def _explained_statement(connection: duckdb.DuckDBPyConnection, sql: str) -> str
     """Return the statement after EXPLAIN, at its original position."""
     match = _EXPLAIN.match(sql)
     if not match:
-        raise StatementRefused(f"{ALLOWED_STATEMENTS}; write EXPLAIN as the first word")
+        raise QueryRefused(f"{ALLOWED_STATEMENTS}; write EXPLAIN as the first word")
     inner = " " * match.end() + sql[match.end() :]
     statements = _statements(connection, inner)
     if len(statements) != 1 or statements[0].type.name != "SELECT":
-        raise StatementRefused(
+        raise QueryRefused(
             f"{ALLOWED_STATEMENTS}, and EXPLAIN only of those: statements that write cannot be "
             "explained either"
         )
@@ -447,14 +441,12 @@ def _tree(connection: duckdb.DuckDBPyConnection, sql: str) -> Any:
     try:
         tree = json.loads(rows[0][0])
     except RecursionError:
-        raise StatementRefused("the statement is nested too deeply") from None
+        raise QueryRefused("the statement is nested too deeply") from None
     if not tree["error"]:
         return tree
     if tree.get("error_type") == "not implemented":
-        raise StatementRefused(
-            f"{ALLOWED_STATEMENTS}, not {_first_word(sql)}: this reads a snapshot"
-        )
-    raise StatementRefused(
+        raise QueryRefused(f"{ALLOWED_STATEMENTS}, not {_first_word(sql)}: this reads a snapshot")
+    raise QueryRefused(
         first_lines(str(tree.get("error_message", "the statement cannot be parsed")))
     )
 
@@ -481,7 +473,7 @@ def _function_calls(tree: Any) -> Iterator[tuple[dict[str, Any], frozenset[str],
 
 
 def _check_tables(connection: duckdb.DuckDBPyConnection, sql: str, tree: Any) -> None:
-    """Refuse DuckDB's own views except CATALOG_VIEWS. Raises StatementRefused."""
+    """Refuse DuckDB's own views except CATALOG_VIEWS. Raises QueryRefused."""
     named = dict(_tables(tree))
     if not named:
         return
@@ -495,7 +487,7 @@ def _check_tables(connection: duckdb.DuckDBPyConnection, sql: str, tree: Any) ->
         key = (schema if schema == INFORMATION else "", name)
         if key in named and name not in CATALOG_VIEWS:
             message = f"{name} is not allowed: it shows settings or files of the machine; {HINT}"
-            raise StatementRefused(located(sql, _place(sql, named[key]), message))
+            raise QueryRefused(located(sql, _place(sql, named[key]), message))
 
 
 def _tables(tree: Any) -> Iterator[tuple[tuple[str, str], Any]]:
@@ -524,7 +516,7 @@ def _check_function(
     if name in allowed:
         return
     message = f"the function {visible(name)[:60]}{place} is not allowed: only functions that compute, and those of ops and history, are"
-    raise StatementRefused(located(sql, _place(sql, function.get("query_location")), message))
+    raise QueryRefused(located(sql, _place(sql, function.get("query_location")), message))
 
 
 def _first_word(sql: str) -> str:

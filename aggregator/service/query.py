@@ -145,8 +145,8 @@ class QueryService(QueryServiceServicer):
                             piece = self._with_age(piece, moment_us)
                         await context.write(record.response_of(piece))
         except messages.QueryError as error:
-            record.outcome, service_error = _service_error(error, self._config.data)
-            raise service_error from error
+            record.outcome = error.outcome
+            raise _service_error(error, self._config.data) from error
 
     async def _refresh_snapshot(self, question: Question) -> int:
         """Request an operators' file that covers *question*, and wait if that takes a few seconds.
@@ -274,15 +274,17 @@ def _summary(answer: AnswerSummary) -> query_pb2.QuerySummary:
     return summary
 
 
-def _service_error(error: messages.QueryError, folder: Path) -> tuple[str, ServiceError]:
-    """Return the log's outcome, and the error to send, without the path of *folder*."""
+def _service_error(error: messages.QueryError, folder: Path) -> ServiceError:
+    """Return the error to send, without the path of *folder*."""
     message = without_folder(str(error), folder)
-    if isinstance(error, messages.QueryRefused):
-        return "refused", InvalidArgument("sql", message)
-    if isinstance(error, messages.TooManyQueries):
-        return "busy", ResourceExhausted(message, RETRY_SECONDS)
-    if isinstance(error, messages.QueryCutOff):
-        if error.of_time:
-            return "time", DeadlineExceeded(message)
-        return "memory", ResourceExhausted(message, CAPACITY_RETRY_SECONDS)
-    return "failed", ServiceUnavailable(message)
+    match error:
+        case messages.QueryRefused():
+            return InvalidArgument("sql", message)
+        case messages.TooManyQueries():
+            return ResourceExhausted(message, RETRY_SECONDS)
+        case messages.QueryOutOfTime():
+            return DeadlineExceeded(message)
+        case messages.QueryOutOfMemory():
+            return ResourceExhausted(message, CAPACITY_RETRY_SECONDS)
+        case _:
+            return ServiceUnavailable(message)

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from ...contract.wire import status_pb2
 from ..auth.access import wrap_handler
 from ..errors import (
+    AdviceFrozen,
     AlreadyExists,
     DeadlineExceeded,
     EtagMismatch,
@@ -42,6 +43,7 @@ STATUS: dict[type[ServiceError], grpc.StatusCode] = {
     NoSession: grpc.StatusCode.UNAUTHENTICATED,
     PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     NotFound: grpc.StatusCode.NOT_FOUND,
+    AdviceFrozen: grpc.StatusCode.FAILED_PRECONDITION,
     FailedPrecondition: grpc.StatusCode.FAILED_PRECONDITION,
     InsufficientData: grpc.StatusCode.FAILED_PRECONDITION,
     EtagMismatch: grpc.StatusCode.ABORTED,
