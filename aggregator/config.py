@@ -244,10 +244,7 @@ class AggregatorConfig:
         description="time between two checks of certificates, tokens and connections",
     )
     login_seconds_max: float = setting(
-        30.0,
-        low=1,
-        high=600,
-        description="a connection without a login is closed after this time",
+        30.0, low=1, high=600, description="a connection without a login is closed after this time"
     )
     connections_max: int = setting(
         30_000,
@@ -298,9 +295,7 @@ class AggregatorConfig:
         ),
     )
     agent_frames_per_second_max: float = setting(
-        20.0,
-        low=1,
-        description="frames of a logged-in agent; further frames are read later",
+        20.0, low=1, description="frames of a logged-in agent; further frames are read later"
     )
     agent_bytes_per_second_max: float = setting(
         float(2 << 20),

@@ -50,10 +50,7 @@ RATES_MAX = {
 }
 THROTTLE_COUNTER_AFFIXES = ("gpu.violation_", "_nanoseconds")
 #: Limits of counts: more spare memory rows (all ones, from an absent register) are impossible.
-VALUES_MAX = {
-    "gpu.remapped_correctable_rows": 0xFFFE,
-    "gpu.remapped_uncorrectable_rows": 0xFFFE,
-}
+VALUES_MAX = {"gpu.remapped_correctable_rows": 0xFFFE, "gpu.remapped_uncorrectable_rows": 0xFFFE}
 
 
 def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:

@@ -30,14 +30,7 @@ from .advisories.observer import Observer
 from .advisories.workloads import ScheduledGangs, WorkloadLookup
 from .auth.access import AccessControl
 from .calibration_log import CalibrationLog
-from .config import (
-    PORT_MAX,
-    SCORES_AUTO,
-    SCORES_OFF,
-    AggregatorConfig,
-    declared_path,
-    parse_listen,
-)
+from .config import PORT_MAX, SCORES_AUTO, SCORES_OFF, AggregatorConfig, declared_path, parse_listen
 from .declared_reload import DeclaredReloader
 from .fleet.fleet import Fleet
 from .hazard.models import ModelRegistry
@@ -49,12 +42,7 @@ from .metrics_server import AggregatorMetricsServer, listener
 from .monitoring.host_metrics import host_families
 from .monitoring.log_export import FindingAndAdviceLog
 from .monitoring.metrics import MetricSources
-from .monitoring.monitor import (
-    AlarmChanges,
-    MonitorThread,
-    SelfMonitor,
-    record_alarms,
-)
+from .monitoring.monitor import AlarmChanges, MonitorThread, SelfMonitor, record_alarms
 from .monitoring.probes import LoopLag, ResourceUsage, read_resource_usage
 from .permits import Permits
 from .recordings import RecordingExchange

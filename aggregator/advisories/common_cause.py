@@ -9,11 +9,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import NamedTuple
 
-from .advisory import (
-    SILENCE_REASON,
-    Case,
-    Scope,
-)
+from .advisory import SILENCE_REASON, Case, Scope
 from .advisory_limits import AdvisoryLimits, seconds_ns
 from .failure_domains import FailureDomains
 from .state import OpenCase

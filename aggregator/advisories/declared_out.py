@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from .advisory import (
-    Action,
-    AdvisoryState,
-)
+from .advisory import Action, AdvisoryState
 from .limits import OUT_ALREADY
 from .messages import Back, Out, PutBack, StillOut, TakenOut
 from .state import DeclaredOut, Hold, MachineState, StateEditor

@@ -7,17 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-from .advisory import (
-    Action,
-    Advisory,
-    Case,
-)
+from .advisory import Action, Advisory, Case
 from .advisory_limits import SECOND_NS, seconds_ns
-from .common_cause import (
-    Domain,
-    cause_kind,
-    domains_of,
-)
+from .common_cause import Domain, cause_kind, domains_of
 from .state import OpenCase, StateEditor
 
 

@@ -17,12 +17,7 @@ from .advisory import (
     gravity,
     is_own_device_fault,
 )
-from .common_cause import (
-    Cause,
-    belongs_to_cause,
-    cause_message,
-    largest_cause,
-)
+from .common_cause import Cause, belongs_to_cause, cause_message, largest_cause
 from .limits import NAMES_SHOWN_MAX, advisory_fields, gravest_case, suppression_reason
 from .muted_causes import hold_back, is_muted, muted_candidates
 from .state import MachineState, OpenCase, StateEditor

@@ -25,13 +25,7 @@ from ..principal import (
     set_principal,
 )
 from .authenticator import Authenticator
-from .limits import (
-    BURST_SECONDS,
-    ConnectionLimits,
-    Connections,
-    KeyedTokenBuckets,
-    peer_address,
-)
+from .limits import BURST_SECONDS, ConnectionLimits, Connections, KeyedTokenBuckets, peer_address
 from .tokens import FILE_NAME, Tokens, TokensError
 
 if TYPE_CHECKING:

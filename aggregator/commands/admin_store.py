@@ -543,10 +543,7 @@ def _verify_parser() -> argparse.ArgumentParser:
     )
     add_store_options(parser)
     parser.add_argument(
-        "--scratch",
-        type=Path,
-        metavar="DIR",
-        help="folder for the copy (default: the data folder)",
+        "--scratch", type=Path, metavar="DIR", help="folder for the copy (default: the data folder)"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object, no progress")
     return parser

@@ -374,8 +374,7 @@ def command_error(
         )
     if code in NO_ANSWER_CODES and not _is_known(connection_options.host):
         return CommandError(
-            f"cannot resolve {connection_options.host!r} (typo?); {another}",
-            NO_ANSWER,
+            f"cannot resolve {connection_options.host!r} (typo?); {another}", NO_ANSWER
         )
     if code in NO_ANSWER_CODES:
         return CommandError(

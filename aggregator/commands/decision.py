@@ -23,20 +23,8 @@ from ..service.decision_recorder import answer_bytes
 from ..service.decision_summary import MESSAGES, kind_name
 from ..service.placement import PlacementService
 from ..service.recovery import RecoveryService
-from .connection import (
-    FAILED,
-    OK,
-    CommandError,
-    connected,
-    read_connection_options,
-)
-from .plan import (
-    DEADLINE_SECONDS,
-    fold_names,
-    option_lines,
-    plan_text,
-    tier_title,
-)
+from .connection import FAILED, OK, CommandError, connected, read_connection_options
+from .plan import DEADLINE_SECONDS, fold_names, option_lines, plan_text, tier_title
 from .recover import recovery_text
 from .resize import resize_text
 

@@ -19,7 +19,7 @@ SUBCOMMANDS: admin.Table = {
     "hazard": (
         ".evaluate:hazard_main",
         "the model of hazard and its baselines on a recording of faults",
-    ),
+    )
 }
 
 DRAWS_MAX = 10_000

@@ -197,7 +197,7 @@ def _chances(score: score_pb2.NodeScore) -> list[str]:
     lines = [
         f"Score {floor_text(score.score, 4)}: the chance that a job runs {hours:g} h without a fault of "
         + f"this host (90 % interval {floor_text(score.score_lower, 4)} to "
-        + f"{floor_text(score.score_upper, 4)}). {_often(score.hazard_per_hour)}{_by(score.hazard_model)}.",
+        + f"{floor_text(score.score_upper, 4)}). {_often(score.hazard_per_hour)}{_by(score.hazard_model)}."
     ]
     if not math.isnan(score.relative_speed):
         lines.append(

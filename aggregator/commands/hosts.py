@@ -27,16 +27,7 @@ from .connection import (
     number_option,
     read_connection_options,
 )
-from .host_table import (
-    FoldedHosts,
-    Row,
-    caption,
-    fitting,
-    fold_causes,
-    folded,
-    host_of,
-    render,
-)
+from .host_table import FoldedHosts, Row, caption, fitting, fold_causes, folded, host_of, render
 from .score_client import ScoreClient, ScoreListing
 from .terminal import cut, refreshed, screen_rows, table_width, wants_colour, width_of
 
@@ -125,9 +116,7 @@ def document(listing: ScoreListing, slowdowns: Mapping[str, float] | None = None
 def as_dict(score: score_pb2.NodeScore) -> dict[str, Any]:
     """Return a host as JSON, with the wire's field names and `host`."""
     fields: dict[str, Any] = MessageToDict(
-        score,
-        preserving_proto_field_name=True,
-        always_print_fields_with_no_presence=True,
+        score, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
     age_seconds: float | None = None
     if score.HasField("data_age"):

@@ -523,12 +523,7 @@ def add_gang_options(parser: argparse.ArgumentParser) -> None:
         metavar="24h",
         help="length of the job (default 24h)",
     )
-    add(
-        "--job",
-        default="",
-        metavar="NAME",
-        help="use each node's speed for this earlier job",
-    )
+    add("--job", default="", metavar="NAME", help="use each node's speed for this earlier job")
     add(
         "--workload",
         default="",

@@ -127,11 +127,7 @@ def sized_price(
         elastic.unplaced_gpu_hours(nodes, gpus, hours),
         f"{count} GPUs fewer than the largest size; a free GPU-hour is worth {elastic.free_gpu_value:g}",
     )
-    parts = (
-        *price.parts,
-        PricePart("scaling", scaling),
-        PricePart("GPUs not placed", unplaced),
-    )
+    parts = (*price.parts, PricePart("scaling", scaling), PricePart("GPUs not placed", unplaced))
     value = sum(part.gpu_hours.value for part in parts)
     extra = value - gross * (1.0 - goodput.value)
     total = Quantity(

@@ -268,10 +268,7 @@ def _order(table: NodeTable, segment_tier: Tier | None) -> TreeOrder:
     begins = np.zeros(len(table), dtype=np.intp)
     begins[1:] = (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)
     return TreeOrder(
-        nodes,
-        ordered,
-        np.ascontiguousarray(domains[:, nodes], dtype=np.int32),
-        np.cumsum(begins),
+        nodes, ordered, np.ascontiguousarray(domains[:, nodes], dtype=np.int32), np.cumsum(begins)
     )
 
 

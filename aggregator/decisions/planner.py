@@ -10,14 +10,7 @@ import numpy as np
 
 from ...ext.placement import domains_spanned, largest_domains
 from ..arrays import Bytes, Indexes
-from .groups import (
-    GroupLayout,
-    GroupSpans,
-    group_spans,
-    in_group_order,
-    layout_of,
-    whole_groups,
-)
+from .groups import GroupLayout, GroupSpans, group_spans, in_group_order, layout_of, whole_groups
 from .node_search import (
     BOUND_ONLY,
     ONE_OPTION,
@@ -29,12 +22,7 @@ from .node_search import (
     usable,
 )
 from .node_table import NodeTable
-from .price import (
-    GangPrice,
-    Members,
-    lost_time,
-    price,
-)
+from .price import GangPrice, Members, lost_time, price
 from .quantity import Quantity, QuantitySource, declared
 from .requirements import PRICED_TIERS, GangRequirements, Tier
 

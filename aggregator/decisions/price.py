@@ -28,15 +28,7 @@ import numpy as np
 
 from ..arrays import Floats
 from ..scoring.reported_factors import ReportedFactors
-from .quantity import (
-    Quantity,
-    QuantitySource,
-    assumed,
-    declared,
-    duration_hours,
-    reported,
-    weakest,
-)
+from .quantity import Quantity, QuantitySource, assumed, declared, duration_hours, reported, weakest
 from .requirements import PRICED_TIERS, GangRequirements, Tier
 
 #: Relative slowdown of communication across a tier, with 90 % intervals (assumed: oversubscription

@@ -537,10 +537,7 @@ def _priced(request: BlockedRequest, changed: ChangedRequest) -> PlanRelaxation 
             PricePart(
                 "taken from others",
                 assumed(
-                    0.5 * hours,
-                    0.0,
-                    hours,
-                    f"{taken} nodes; unknown how long they would be in use",
+                    0.5 * hours, 0.0, hours, f"{taken} nodes; unknown how long they would be in use"
                 ),
             )
         )

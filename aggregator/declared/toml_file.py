@@ -191,10 +191,7 @@ class _TomlReader:
             "begin", zone_name, is_end=False, required="expected when it begins"
         )
         end_ns = entry.moment(
-            "end",
-            zone_name,
-            is_end=True,
-            required="expected the end: no maintenance is permanent",
+            "end", zone_name, is_end=True, required="expected the end: no maintenance is permanent"
         )
         who, why = _who_and_why(entry)
         if (

@@ -43,11 +43,7 @@ class Ray(Scheduler):
     name = "ray"
 
     def __init__(
-        self,
-        helper: tuple[str, ...],
-        address: str,
-        drain_seconds: float,
-        run: Run | None = None,
+        self, helper: tuple[str, ...], address: str, drain_seconds: float, run: Run | None = None
     ) -> None:
         """*helper*: Ray's Python and the path of gangline_ray.py; *address*: HOST:PORT of the head node."""
         self._helper, self._address = helper, address

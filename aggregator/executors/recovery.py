@@ -123,9 +123,7 @@ def free_nodes(state: SchedulerState) -> list[str]:
 
 
 def read_plan(
-    reply: recovery_pb2.PlanRecoveryResponse,
-    names: Sequence[str],
-    node_of: Callable[[str], str],
+    reply: recovery_pb2.PlanRecoveryResponse, names: Sequence[str], node_of: Callable[[str], str]
 ) -> PlannedRecovery | None:
     """Return the plan of *reply*; None if it has no option. The plan has no nodes if one of them is unknown."""
 

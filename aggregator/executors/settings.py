@@ -133,9 +133,7 @@ def _check_object_name(name: str) -> None:
 
 def _cluster(name: str, noun: str = "cluster") -> Any:
     return setting(
-        name,
-        check=_check_actor,
-        description=f"how answers, outcomes and reports name this {noun}",
+        name, check=_check_actor, description=f"how answers, outcomes and reports name this {noun}"
     )
 
 
@@ -417,9 +415,7 @@ class KubernetesConfig(UnweightedConfig):
 
 def _drain_mark(how: str) -> Any:
     return setting(
-        "drain",
-        check=_check_drain,
-        description=f"how new work is kept off a node: `drain`, {how}",
+        "drain", check=_check_drain, description=f"how new work is kept off a node: `drain`, {how}"
     )
 
 

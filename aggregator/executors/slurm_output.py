@@ -9,14 +9,7 @@ from dataclasses import replace
 from ..host_sets import HostSetError, expand_hosts
 from ..slurm_text import BUSY, DOWN, DRAINED, OUT, parse_reason, state_names
 from ..slurm_text import gpus_of as _gpus
-from .model import (
-    HOLD_PREFIX,
-    REASON_PREFIX,
-    Node,
-    NodeHold,
-    ScheduledJob,
-    SchedulerError,
-)
+from .model import HOLD_PREFIX, REASON_PREFIX, Node, NodeHold, ScheduledJob, SchedulerError
 
 #: Texts that Slurm prints for an unknown time or an empty list.
 NO_TIMES = ("", "N/A", "NONE", "Unknown", "(null)")

@@ -12,13 +12,7 @@ import numpy as np
 from ...fingerprints.group_statistics import medians
 from ..arrays import Codes, Floats, Indexes
 from .peers import FIELDS, HOSTS_MIN, LIMIT, MIG, PEERS_MIN, SETTING, WIDTHS, PeerSource
-from .power_limits import (
-    ALL,
-    PeerMeasure,
-    PowerLimited,
-    at_shared_limit,
-    measure_at_limit,
-)
+from .power_limits import ALL, PeerMeasure, PowerLimited, at_shared_limit, measure_at_limit
 
 #: Error of a clock as a measure of pace, as a share (assumed: memory-bound work hardly depends on
 #: it).

@@ -161,11 +161,7 @@ def fault_rank_of(state: UnitState, up: Flags) -> Floats:
     return, by the count decayed over RANK_DECAY_DAYS, and by the lifetime count. A rank is the
     share of nodes below, plus half of the equal ones. The result is -ln(1 - u).
     """
-    values = (
-        1.0 / (1.0 + state.since_return_days),
-        state.decayed[RANK_DECAY_DAYS],
-        state.count,
-    )
+    values = (1.0 / (1.0 + state.since_return_days), state.decayed[RANK_DECAY_DAYS], state.count)
     nodes = max(int(up.sum()), 1)
     halves = np.zeros(len(up) + 1, dtype=np.int64)  # the last element is a node that never failed
     for values_by_node in values:

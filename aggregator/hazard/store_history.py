@@ -12,12 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..rule_catalogue import FAULTS
-from .events import (
-    DAYS_MAX,
-    NODES_MAX,
-    EventsError,
-    FaultTable,
-)
+from .events import DAYS_MAX, NODES_MAX, EventsError, FaultTable
 from .fault_classes import class_flags
 from .measured import HostDays, read_host_days
 
@@ -79,11 +74,7 @@ def add_finding(
 
 
 def read_incidents(
-    connection: Any,
-    now_us: int,
-    back_us: int | None = None,
-    *,
-    with_older: bool = False,
+    connection: Any, now_us: int, back_us: int | None = None, *, with_older: bool = False
 ) -> dict[str, list[FaultIncident]]:
     """Return the incidents of each affected host, in order, with the knowledge at *now_us*.
 

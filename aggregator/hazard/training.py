@@ -22,14 +22,7 @@ from .features import (
 )
 from .history import HARDWARE, WINDOW_DAYS, Units, units_of
 from .measured import HostDays, model_inputs
-from .metrics import (
-    BINS,
-    BootstrapFigure,
-    CalibrationBins,
-    Ranking,
-    bootstrap,
-    draws_of_ranking,
-)
+from .metrics import BINS, BootstrapFigure, CalibrationBins, Ranking, bootstrap, draws_of_ranking
 from .model import HazardModel
 from .regression import fit
 from .spread import spread_of

@@ -169,11 +169,7 @@ class Ingest:
     """Handles everything that agents send."""
 
     def __init__(
-        self,
-        fleet: Fleet,
-        store: Store,
-        config: AggregatorConfig,
-        wall_ns: Callable[[], int],
+        self, fleet: Fleet, store: Store, config: AggregatorConfig, wall_ns: Callable[[], int]
     ) -> None:
         self.findings = ActiveFindings(fleet)
         self.sessions = Sessions(self.findings, config.hosts_max)
@@ -362,11 +358,7 @@ class Ingest:
     ) -> bool:
         """Queue a frame for the store. False: the queue is full."""
         return self._store.submit_frame(
-            session.host,
-            good.frame,
-            good.time_offset_ns,
-            on_durable,
-            session.foreign,
+            session.host, good.frame, good.time_offset_ns, on_durable, session.foreign
         )
 
     async def events(

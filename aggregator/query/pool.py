@@ -11,13 +11,7 @@ import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 
-from ...contract.workers import (
-    PACKET_BYTES_MAX,
-    ChildEvent,
-    ChildReport,
-    kill_child,
-    request_child,
-)
+from ...contract.workers import PACKET_BYTES_MAX, ChildEvent, ChildReport, kill_child, request_child
 from ..process_limits import KILL_AFTER_SECONDS
 from ..workers import WorkerProcess, receive_packets
 from . import messages

@@ -155,10 +155,7 @@ def _without_sums(one: TrackedSymptom) -> Symptom:
 
 
 def restore(
-    fleet: Fleet,
-    last: Iterable[LastScore],
-    now_ns: int,
-    faults: FaultHistory | None = None,
+    fleet: Fleet, last: Iterable[LastScore], now_ns: int, faults: FaultHistory | None = None
 ) -> Judgement:
     """Add the hosts of *last* to *fleet*; return the judgement before the first.
 

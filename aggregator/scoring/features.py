@@ -70,10 +70,7 @@ class FaultHistory:
             if since_us >= oldest_us:
                 host_incidents = changed.setdefault(host, list(self.incidents.get(host, ())))
                 add_finding(host_incidents, since_us, inf, fault_class)
-        incidents = {
-            **self.incidents,
-            **{host: tuple(record) for host, record in changed.items()},
-        }
+        incidents = {**self.incidents, **{host: tuple(record) for host, record in changed.items()}}
         affected = {host for host, _, _ in open_faults}
         for host, record in incidents.items():
             if record[-1].end_us == inf and host not in affected:

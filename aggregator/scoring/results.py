@@ -12,14 +12,7 @@ from numpy.typing import NDArray
 from ..arrays import Bytes, Codes, Flags, Floats, Times
 from ..fleet.devices import DeviceNames
 from ..hazard.model import PRIOR, SPREAD_ASSUMED
-from ..model import (
-    SEVERITY,
-    GpuScore,
-    HealthState,
-    HostScore,
-    Reason,
-    Snapshot,
-)
+from ..model import SEVERITY, GpuScore, HealthState, HostScore, Reason, Snapshot
 from .base_hazard import GPU_HAZARD_PER_HOUR, ModelHazard, base_hazards_per_hour
 from .calibration import NO_OUTCOMES, Calibration
 from .score import (

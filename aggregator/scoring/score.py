@@ -22,15 +22,7 @@ import numpy as np
 
 from ..arrays import Floats
 from ..hazard.model import PRIOR, SPREAD_ASSUMED
-from ..model import (
-    Evidence,
-    HealthState,
-    HostScore,
-    Inputs,
-    Reason,
-    SharedCause,
-    SharedCauseKey,
-)
+from ..model import Evidence, HealthState, HostScore, Inputs, Reason, SharedCause, SharedCauseKey
 from .base_hazard import ModelHazard, base_hazard_per_hour
 from .calibration import NO_OUTCOMES, Calibration, Outcomes
 from .features import evidence_of

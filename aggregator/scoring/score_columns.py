@@ -9,11 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays import Bytes, Flags
-from ..model import (
-    HealthState,
-    HostScore,
-    Snapshot,
-)
+from ..model import HealthState, HostScore, Snapshot
 from ..rule_catalogue.agent import HOST_RETURNED as RETURNED
 from ..rule_catalogue.agent import NEW
 from ..rule_catalogue.gpu import UNREAD

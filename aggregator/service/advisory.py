@@ -227,11 +227,7 @@ def unavailability_of(
         if not node.reason.strip():
             raise InvalidArgument(f"{field}.reason", "why it is out of service")
         until_ns = _until(f"{field}.ttl", node, now_ns)
-        reported[node_of(node.node, f"{field}.node")] = (
-            node.reason,
-            until_ns,
-            node.new_work_only,
-        )
+        reported[node_of(node.node, f"{field}.node")] = (node.reason, until_ns, node.new_work_only)
     back = tuple(node_of(node, "returned_nodes") for node in request.returned_nodes)
     if both := sorted(reported.keys() & set(back)):
         raise InvalidArgument("returned_nodes", f"{both[0]!r} is reported both as out and as back")

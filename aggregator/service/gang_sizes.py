@@ -8,13 +8,7 @@ from ...contract.wire import placement_pb2
 from ..decisions.elastic import SizePrice
 from ..decisions.quantity import QuantitySource
 from ..decisions.requirements import NODES_MAX
-from ..decisions.scaling import (
-    POINTS_MAX,
-    SIZES_MAX,
-    ElasticSizes,
-    ScalingCurve,
-    scaling_curve,
-)
+from ..decisions.scaling import POINTS_MAX, SIZES_MAX, ElasticSizes, ScalingCurve, scaling_curve
 from ..errors import InvalidArgument
 from ..scoring.reported_factors import ReportedThroughputs
 from .validation import check_range, check_real, check_text

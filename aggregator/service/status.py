@@ -109,9 +109,7 @@ class Malformed(NamedTuple):
     reason: str
 
 
-def deserialised(
-    deserializer: Callable[[bytes], Any] | None,
-) -> Callable[[bytes], Any] | None:
+def deserialised(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
     """Wrap *deserializer* to return `Malformed` instead of raising DecodeError."""
     if deserializer is None:
         return None

@@ -50,9 +50,7 @@ class DecisionRow:
 
 
 def put_decisions(
-    connection: duckdb.DuckDBPyConnection,
-    commits: Sequence[DecisionCommit],
-    limits: DecisionLimits,
+    connection: duckdb.DuckDBPyConnection, commits: Sequence[DecisionCommit], limits: DecisionLimits
 ) -> list[str]:
     """Write *commits*, each decision and part once, and delete the excess over the byte limits.
 

@@ -240,10 +240,7 @@ class Queue:
             self._change.notify_all()
 
     def submit_scores(
-        self,
-        snapshot: Snapshot,
-        changed: Sequence[HostScore],
-        memories: Iterable[HostMemory] = (),
+        self, snapshot: Snapshot, changed: Sequence[HostScore], memories: Iterable[HostMemory] = ()
     ) -> None:
         """Queue scores with their evidence and the state of these hosts, for the same commit."""
         snapshot_scores = records.snapshot_scores(snapshot, changed)

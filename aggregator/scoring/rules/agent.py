@@ -56,10 +56,7 @@ FINDINGS = {
 @detects(rules.DEVICE_HANGS, rules.DRIVER_HANGS)
 def hung_devices(view: FleetView) -> Iterator[Symptom]:
     """Name each device whose calls hang; all devices of one driver are one finding."""
-    states, seconds = (
-        view.state("probe_1s", "state"),
-        view.gauge("probe_1s", "hung_seconds"),
-    )
+    states, seconds = (view.state("probe_1s", "state"), view.gauge("probe_1s", "hung_seconds"))
     rows = np.flatnonzero((states != OK) & ((seconds > 0.0) | (states == SLOW))).tolist()
     names: dict[int, Row] = {row: view.name("probe_1s", row) for row in rows}
     driver_rows = {row_name for row_name in names.values() if _is_driver_row(view, row_name)}

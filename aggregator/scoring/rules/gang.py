@@ -19,12 +19,7 @@ import numpy as np
 from ....fingerprints.group_statistics import medians, outliers_max, per_member
 from ....fingerprints.stragglers import BIRTH_FACTOR, CHANCE_MAX, PAIR_SIZE_MIN, Change
 from ...arrays import Codes, Flags, Floats, Indexes
-from ...fleet.gang_changes import (
-    BUSY_CHANGE_MIN,
-    CHANGE_WORK,
-    POWER_CHANGE_MIN,
-    POWER_SLOW_MIN,
-)
+from ...fleet.gang_changes import BUSY_CHANGE_MIN, CHANGE_WORK, POWER_CHANGE_MIN, POWER_SLOW_MIN
 from ...fleet.gang_comparison import GangComparison
 from ...fleet.gangs import CHANGE_CPU, CHANGE_IO, CHANGE_STEAL, WINDOW_NS, WINDOWS
 from ...rule_catalogue import gang as rules

@@ -32,12 +32,7 @@ from ...durable_file import (
 from ...model import gangline_version
 from ..answer_journal import ANSWERS_FILE
 from ..durability_mark import size_of
-from ..store_folder import (
-    JOURNAL_FILE,
-    STORE_FILE,
-    cause,
-    wal_of,
-)
+from ..store_folder import JOURNAL_FILE, STORE_FILE, cause, wal_of
 from . import backup_files, verify
 from .backup_files import BackupFile, Manifest
 from .consistent_view import ConsistentView, FileChangedError

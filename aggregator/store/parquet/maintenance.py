@@ -28,13 +28,7 @@ from .retention import (
     expired,
     free_bytes_target,
 )
-from .segment_files import (
-    GRACE_SECONDS,
-    HOUR,
-    MINUTE,
-    RAW,
-    ParquetSegment,
-)
+from .segment_files import GRACE_SECONDS, HOUR, MINUTE, RAW, ParquetSegment
 from .segment_store import SegmentStore
 from .views import span_us
 
