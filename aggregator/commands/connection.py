@@ -85,14 +85,12 @@ def check_address(address: str) -> None:
 class ConnectionOptions:
     """Connection settings. Paths: "" for none. Without `ca` the connection is plain text."""
 
-    aggregator: str = setting(ADDRESS_DEFAULT, check=check_address, description="where it listens")
-    ca: str = setting("", description="the CA of its certificate, PEM; turns TLS on")
-    certificate: str = setting("", description="your certificate, PEM")
-    key: str = setting("", description="its key, PEM")
-    token_file: str = setting("", description="a file with your token")
-    server_name: str = setting(
-        "", description="the host name in its certificate, if not the address"
-    )
+    aggregator: str = setting(ADDRESS_DEFAULT, "where it listens", check=check_address)
+    ca: str = setting("", "the CA of its certificate, PEM; turns TLS on")
+    certificate: str = setting("", "your certificate, PEM")
+    key: str = setting("", "its key, PEM")
+    token_file: str = setting("", "a file with your token")
+    server_name: str = setting("", "the host name in its certificate, if not the address")
 
     @property
     def host(self) -> str:
