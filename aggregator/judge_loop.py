@@ -142,7 +142,7 @@ class JudgeLoop:
     publisher: Publisher = field(init=False)
     _score_log: ScoreLog = field(default_factory=ScoreLog)
     _memory_log: MemoryLog = field(init=False)
-    _reported: dict[str, str] = field(default_factory=dict[str, str])
+    _reported: dict[str, str] = field(default_factory=dict)
     _reload: bool = False
     _jump_ns: int = 0  # since the last judgement
     _early: EarlyTurns = field(default_factory=EarlyTurns)

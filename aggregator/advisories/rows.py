@@ -78,20 +78,18 @@ def parse_event(kind: str, body: str) -> Event:
 class AdvisoryBatch:
     """The content of one transaction."""
 
-    events: list[tuple[int, Event]] = field(default_factory=list[tuple[int, Event]])
-    decisions: list[tuple[int, int, Instruction]] = field(
-        default_factory=list[tuple[int, int, Instruction]]
-    )
+    events: list[tuple[int, Event]] = field(default_factory=list)
+    decisions: list[tuple[int, int, Instruction]] = field(default_factory=list)
     snapshot: tuple[int, int, str] | None = None
-    outcomes: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
+    outcomes: list[tuple[Any, ...]] = field(default_factory=list)
     #: Reported gangs, by workload; None: it has ended.
-    gangs: dict[str, Gang | None] = field(default_factory=dict[str, Gang | None])
+    gangs: dict[str, Gang | None] = field(default_factory=dict)
     #: Advisories whose holds were renewed or removed, as of that time, since ended ones may be
     #: forgotten later.
-    hold_changes: dict[str, Advisory] = field(default_factory=dict[str, Advisory])
+    hold_changes: dict[str, Advisory] = field(default_factory=dict)
     #: Advisories whose times moved by a clock jump or an outage: watchers receive them after the
     #: write.
-    moved: set[str] = field(default_factory=set[str])
+    moved: set[str] = field(default_factory=set)
     #: Number of mentions of hosts, without gangs: a single event may name ten thousand.
     host_mentions: int = 0
     #: The calibration by outcomes, as rows; None: unchanged.

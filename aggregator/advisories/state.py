@@ -123,21 +123,19 @@ class MachineState:
     token: int = 0
     hosts: int = 0
     frozen: str = ""
-    cases: dict[str, OpenCase] = field(default_factory=dict[str, OpenCase])
-    advisories: dict[str, Advisory] = field(default_factory=dict[str, Advisory])  # open
-    ended: dict[str, Advisory] = field(default_factory=dict[str, Advisory])
-    holds: dict[str, Hold] = field(default_factory=dict[str, Hold])
-    taken: dict[str, UnavailableHost] = field(default_factory=dict[str, UnavailableHost])
+    cases: dict[str, OpenCase] = field(default_factory=dict)
+    advisories: dict[str, Advisory] = field(default_factory=dict)  # open
+    ended: dict[str, Advisory] = field(default_factory=dict)
+    holds: dict[str, Hold] = field(default_factory=dict)
+    taken: dict[str, UnavailableHost] = field(default_factory=dict)
     #: Host -> actor that reported it out -> reason and end.
-    absent: dict[str, dict[str, DeclaredOut]] = field(
-        default_factory=dict[str, dict[str, DeclaredOut]]
-    )
+    absent: dict[str, dict[str, DeclaredOut]] = field(default_factory=dict)
     absent_due_ns: int = 0  # end of the first of these
-    muted: dict[str, Mute] = field(default_factory=dict[str, Mute])
-    probation: dict[str, HostProbation] = field(default_factory=dict[str, HostProbation])
-    well: dict[str, int] = field(default_factory=dict[str, int])
-    held_back: dict[str, HoldBackNotice] = field(default_factory=dict[str, HoldBackNotice])
-    granted_ns: list[int] = field(default_factory=list[int])
+    muted: dict[str, Mute] = field(default_factory=dict)
+    probation: dict[str, HostProbation] = field(default_factory=dict)
+    well: dict[str, int] = field(default_factory=dict)
+    held_back: dict[str, HoldBackNotice] = field(default_factory=dict)
+    granted_ns: list[int] = field(default_factory=list)
     fuse: CircuitBreaker = field(default_factory=CircuitBreaker)
 
     def expires_ns(self, advisory: Advisory) -> int:

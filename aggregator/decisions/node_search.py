@@ -66,12 +66,12 @@ class Candidates:
     """
 
     nodes: Flags
-    gpus: Mapping[int, int] = field(default_factory=dict[int, int])
+    gpus: Mapping[int, int] = field(default_factory=dict)
     source: str = "request"
     room: FreeRoom | None = None
     demand: tuple[RequestShape, ...] = DEMAND_ASSUMED
     #: priorities of running jobs
-    priorities: Mapping[str, int] = field(default_factory=dict[str, int])
+    priorities: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

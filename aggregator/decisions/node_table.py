@@ -61,7 +61,7 @@ class NodeTable:
     workload_source: str = ""
     #: The part of the hazard by spot preemption. Empty: none.
     preemption: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float64))
-    _orders: dict[Tier | None, TreeOrder] = field(default_factory=dict["Tier | None", TreeOrder])
+    _orders: dict[Tier | None, TreeOrder] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return int(self.hazard.size)

@@ -22,9 +22,7 @@ TEXTS: dict[str, str] = {
 class ExpectationIndex:
     """The expectation for hosts of a model, per set of entries that name hosts."""
 
-    _known: dict[tuple[int, str], Expectation | None] = field(
-        default_factory=dict[tuple[int, str], "Expectation | None"]
-    )
+    _known: dict[tuple[int, str], Expectation | None] = field(default_factory=dict)
 
     def find(
         self, named: tuple[Expectation, ...], model: str, expectations: Sequence[Expectation]

@@ -65,7 +65,7 @@ class Declared:
     rollouts: Mapping[str, Rollout] = field(default_factory=lambda: MappingProxyType({}))
     node_costs: tuple[NodeCost, ...] = ()
     #: A plain dictionary, because snapshots are sent to another process.
-    tenants: Mapping[str, ExchangeRates] = field(default_factory=dict[str, ExchangeRates])
+    tenants: Mapping[str, ExchangeRates] = field(default_factory=dict)
     #: Host -> its locations by files, the highest priority first.
     file_places: Mapping[str, tuple[PlaceSource, ...]] = field(
         default_factory=lambda: MappingProxyType({})
@@ -79,7 +79,7 @@ class Declared:
     notes: tuple[str, ...] = ()
     #: Index of each tuple of entries, by its id.
     _indexes: dict[int, tuple[object, SelectionIndex]] = field(
-        default_factory=dict[int, tuple[object, SelectionIndex]], repr=False, compare=False
+        default_factory=dict, repr=False, compare=False
     )
     _matcher: EntryMatcher = field(
         default_factory=EntryMatcher, init=False, repr=False, compare=False
@@ -93,10 +93,7 @@ class Declared:
     )
     #: The last argument and result of `maintenance_windows`.
     _maintenance_cache: list[tuple[object, Mapping[int, MaintenanceWindow]]] = field(
-        default_factory=list[tuple[object, Mapping[int, MaintenanceWindow]]],
-        init=False,
-        repr=False,
-        compare=False,
+        default_factory=list, init=False, repr=False, compare=False
     )
 
     def _matching(self, host: str, entries: tuple[E, ...]) -> tuple[E, ...]:

@@ -24,12 +24,8 @@ class ActiveOverrides:
     _begin_ns: int = 0
     _end_ns: int = 0
     _active: tuple[Override, ...] = ()
-    _by_symptom: dict[SymptomKey, frozenset[int]] = field(
-        default_factory=dict[SymptomKey, frozenset[int]]
-    )
-    _known: dict[tuple[int, SymptomKey, str], tuple[Override, ...]] = field(
-        default_factory=dict[tuple[int, SymptomKey, str], "tuple[Override, ...]"]
-    )
+    _by_symptom: dict[SymptomKey, frozenset[int]] = field(default_factory=dict)
+    _known: dict[tuple[int, SymptomKey, str], tuple[Override, ...]] = field(default_factory=dict)
 
     def at(self, overrides: Sequence[Override], now_ns: int) -> ActiveOverrides:
         """Return the object for *now_ns*. *overrides*: all declared."""

@@ -49,20 +49,14 @@ class Content:
     """The content of one or more files."""
 
     #: (host, its location, its source)
-    places: list[tuple[str, HostPlacement, SourceLocation]] = field(
-        default_factory=list[tuple[str, HostPlacement, SourceLocation]]
-    )
-    expectations: list[Expectation] = field(default_factory=list[Expectation])
-    windows: list[MaintenanceWindow] = field(default_factory=list[MaintenanceWindow])
-    overrides: list[Override] = field(default_factory=list[Override])
-    thresholds: dict[str, tuple[float, SourceLocation]] = field(
-        default_factory=dict[str, tuple[float, SourceLocation]]
-    )
-    rollouts: dict[str, Rollout] = field(default_factory=dict[str, Rollout])
-    node_costs: list[NodeCost] = field(default_factory=list[NodeCost])
-    tenants: dict[str, tuple[ExchangeRates, SourceLocation]] = field(
-        default_factory=dict[str, tuple[ExchangeRates, SourceLocation]]
-    )
+    places: list[tuple[str, HostPlacement, SourceLocation]] = field(default_factory=list)
+    expectations: list[Expectation] = field(default_factory=list)
+    windows: list[MaintenanceWindow] = field(default_factory=list)
+    overrides: list[Override] = field(default_factory=list)
+    thresholds: dict[str, tuple[float, SourceLocation]] = field(default_factory=dict)
+    rollouts: dict[str, Rollout] = field(default_factory=dict)
+    node_costs: list[NodeCost] = field(default_factory=list)
+    tenants: dict[str, tuple[ExchangeRates, SourceLocation]] = field(default_factory=dict)
 
 
 def parse_toml(

@@ -73,9 +73,7 @@ class EventRecord:
     last_ns: int = -1  # its last line
     last_time_ns: int = 0  # the same, aggregator's clock
     message: str = ""
-    incidents: dict[str, CountedIncident] = field(
-        default_factory=dict[str, CountedIncident]
-    )  # by event id
+    incidents: dict[str, CountedIncident] = field(default_factory=dict)  # by event id
     count_before: int = 0  # lines of incidents that are only counted
     before_ns: int = -1  # the last of these lines
 
@@ -175,11 +173,9 @@ class HostEvents:
     """Records of a host in its current boot."""
 
     boot: int
-    records: dict[RecordKey, EventRecord] = field(default_factory=dict[RecordKey, EventRecord])
+    records: dict[RecordKey, EventRecord] = field(default_factory=dict)
     #: (name, device, code) -> boot time until which it was canceled.
-    cleared_until_ns: dict[tuple[str, str, int], int] = field(
-        default_factory=dict[tuple[str, str, int], int]
-    )
+    cleared_until_ns: dict[tuple[str, str, int], int] = field(default_factory=dict)
 
     def clear(self, name: str, device: str, code: int, until_ns: int) -> None:
         """Cancel events until *until_ns*, also if they are reported again."""

@@ -46,7 +46,7 @@ class Job:
     """A job on GPUs. `gpus`: count by host; each MIG instance counts."""
 
     key: tuple[str, str, int]  # manager, name, and the host if the job is local to it, else -1
-    gpus: dict[int, int] = field(default_factory=dict[int, int])
+    gpus: dict[int, int] = field(default_factory=dict)
     checkpoint_seconds: int = 0  # checkpoint cadence that it reported; 0: unknown
     user_id: str = ""  # of the last process with a user id
 

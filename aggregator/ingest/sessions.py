@@ -92,7 +92,7 @@ class Session:
     principal: Principal = LOCAL
     streams: int = 0
     ended: bool = False
-    foreign: Mapping[int, ForeignSignal] = field(default_factory=dict[int, ForeignSignal])
+    foreign: Mapping[int, ForeignSignal] = field(default_factory=dict)
     #: Limit of the agent's flight recorder (0: it has none), and the agent's version.
     recording_seconds_max: int = 0
     agent_version: str = ""

@@ -65,8 +65,8 @@ class Alarms:
     """The state of all alarms. Use it in one thread."""
 
     table: Sequence[Alarm]
-    _states: dict[str, _AlarmState] = field(default_factory=dict[str, _AlarmState])
-    _messages: dict[str, str] = field(default_factory=dict[str, str])
+    _states: dict[str, _AlarmState] = field(default_factory=dict)
+    _messages: dict[str, str] = field(default_factory=dict)
 
     def step(self, values: Values, now_ns: int) -> list[AlarmRaised | AlarmCleared]:
         """Return the changes at *now_ns*, by a clock that does not jump."""

@@ -69,8 +69,8 @@ class JobVerdict:
 
 @dataclass(slots=True)
 class _RunVerdicts:
-    open: dict[str, JobVerdict] = field(default_factory=dict[str, JobVerdict])
-    ended: list[JobVerdict] = field(default_factory=list[JobVerdict])
+    open: dict[str, JobVerdict] = field(default_factory=dict)
+    ended: list[JobVerdict] = field(default_factory=list)
     fell_ns: int = 0  # beginning of the current fall by UNEXPLAINED_FALL_MIN or more; 0: none
 
 

@@ -28,7 +28,6 @@ from .hysteresis import RuleAndDevice, TrackedSymptom
 from .job_faults import JobFault, find_job_faults
 from .job_impact import GangWaits, component_speeds, find_waits
 from .missing_readings import (
-    SettlingHost,
     SettlingHosts,
     awaited_hosts,
     restart_message,
@@ -65,7 +64,7 @@ class Judgement(Snapshot):
     )
     #: Hosts whose last score from before our restart applies until they have reported for long
     #: enough.
-    settling: SettlingHosts = field(default_factory=dict[int, SettlingHost])
+    settling: SettlingHosts = field(default_factory=dict)
     restarted_ns: int = 0
     gpus: Gpus = field(default_factory=no_gpus)
     faults: FaultHistory = field(default_factory=FaultHistory)
@@ -84,7 +83,7 @@ class Judgement(Snapshot):
     #: Price factors from scheduler reports.
     reported_factors: ReportedFactors = NOTHING_REPORTED
     #: Exchange rates that operators declared, by tenant.
-    tenants: Mapping[str, ExchangeRates] = field(default_factory=dict[str, ExchangeRates])
+    tenants: Mapping[str, ExchangeRates] = field(default_factory=dict)
 
 
 def evaluate(

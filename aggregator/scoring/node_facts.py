@@ -117,7 +117,7 @@ class NodeFacts:
 class GangVerdicts:
     """Current verdicts of gangs: slow hosts, with their speed, and hosts that keep pace."""
 
-    slow: Mapping[int, float] = field(default_factory=dict[int, float])
+    slow: Mapping[int, float] = field(default_factory=dict)
     alike: frozenset[int] = frozenset()
 
 

@@ -55,7 +55,7 @@ class ReportedThroughputs:
 class ReportedFactors:
     """Reported factors, by the names of `decisions/calibration.py`."""
 
-    factors: Mapping[str, ReportedFactor] = field(default_factory=dict[str, ReportedFactor])
+    factors: Mapping[str, ReportedFactor] = field(default_factory=dict)
     throughputs: ReportedThroughputs = field(default_factory=ReportedThroughputs)
 
     def get(self, name: str) -> ReportedFactor | None:

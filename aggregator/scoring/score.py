@@ -412,12 +412,10 @@ class Return(NamedTuple):
 class OutcomeFeedback:
     """Feedback of advice and its outcomes to one judgement; `returned` by host."""
 
-    returned: Mapping[str, Return] = field(default_factory=dict[str, Return])
+    returned: Mapping[str, Return] = field(default_factory=dict)
     outcomes: Calibration = NO_OUTCOMES
     #: By host, name of the reason, and device: the open advisory about a shared cause.
-    shared_causes: Mapping[SharedCauseKey, SharedCause] = field(
-        default_factory=dict[SharedCauseKey, SharedCause]
-    )
+    shared_causes: Mapping[SharedCauseKey, SharedCause] = field(default_factory=dict)
 
 
 NO_FEEDBACK = OutcomeFeedback()

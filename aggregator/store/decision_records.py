@@ -66,7 +66,7 @@ class DecisionCommit:
     """Rows of one transaction. *inputs*: by digest, compressed parts that may not be stored yet."""
 
     decisions: Sequence[DecisionRecord] = ()
-    inputs: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    inputs: Mapping[str, bytes] = field(default_factory=dict)
     choices: Sequence[ChoiceRecord] = ()
 
     @property

@@ -56,8 +56,8 @@ class LatestTables:
     now_us: int
     lag_seconds: float  # how long readings had waited for a commit when the previous file was begun
     _since_us: int = 0
-    _columns: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    _previous_rows: dict[str, int] = field(default_factory=dict[str, int])  # of tables with any
+    _columns: dict[str, list[str]] = field(default_factory=dict)
+    _previous_rows: dict[str, int] = field(default_factory=dict)  # of tables with any
 
     def attach(self, previous: Path | None) -> None:
         """Attach the previous file if it is readable. Call this outside a transaction."""

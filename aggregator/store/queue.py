@@ -40,22 +40,18 @@ MISSING_INPUTS_MAX = 100_000
 class Pending:
     """Everything that the next commit will store."""
 
-    frames: list[tuple[HostFrame, OnDurable]] = field(
-        default_factory=list[tuple[HostFrame, OnDurable]]
-    )
+    frames: list[tuple[HostFrame, OnDurable]] = field(default_factory=list)
     rows: int = 0
     size_bytes: int = 0
-    events: list[StoredEvent] = field(default_factory=list[StoredEvent])
+    events: list[StoredEvent] = field(default_factory=list)
     journal_position: int = 0
-    hosts: dict[str, HostRecord] = field(default_factory=dict[str, HostRecord])
-    foreign: dict[int, ForeignSignal] = field(default_factory=dict[int, ForeignSignal])
-    scores: list[SnapshotScore] = field(default_factory=list[SnapshotScore])
-    memories: dict[str, HostMemory] = field(default_factory=dict[str, HostMemory])
-    findings: dict[tuple[str, str, str, int], Finding] = field(
-        default_factory=dict[tuple[str, str, str, int], Finding]
-    )
-    own_health: list[OwnHealthReading] = field(default_factory=list[OwnHealthReading])
-    decisions: list[DecisionCommit] = field(default_factory=list[DecisionCommit])
+    hosts: dict[str, HostRecord] = field(default_factory=dict)
+    foreign: dict[int, ForeignSignal] = field(default_factory=dict)
+    scores: list[SnapshotScore] = field(default_factory=list)
+    memories: dict[str, HostMemory] = field(default_factory=dict)
+    findings: dict[tuple[str, str, str, int], Finding] = field(default_factory=dict)
+    own_health: list[OwnHealthReading] = field(default_factory=list)
+    decisions: list[DecisionCommit] = field(default_factory=list)
     #: Monotonic time at which the first of `frames` was queued.
     first_seconds: float = 0.0
 

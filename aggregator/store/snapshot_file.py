@@ -120,7 +120,7 @@ class OpsFile:
     _hosts: tuple[Any, ...] = field(default=(), init=False)
     _base_ns: int = field(default=0, init=False)
     _base_devices: int = field(default=0, init=False)
-    _base_left_out: list[str] = field(default_factory=list[str], init=False)
+    _base_left_out: list[str] = field(default_factory=list, init=False)
     # As of the previous file.
     _lag_seconds: float = field(default=FIRST_LOOKBACK_SECONDS, init=False)
     _is_previous_damaged: bool = field(default=False, init=False)

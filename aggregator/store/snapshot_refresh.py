@@ -68,7 +68,7 @@ class Refresh:
     #: Time of the last file's content; 0: this process has not written one.
     taken_ns: int = 0
     _ended: float = float("-inf")
-    _waiting: list[tuple[int, Future[None]]] = field(default_factory=list[tuple[int, Future[None]]])
+    _waiting: list[tuple[int, Future[None]]] = field(default_factory=list)
     _is_file_requested: bool = False  # another process requested a file
     _failed: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)

@@ -53,7 +53,7 @@ class Manifest:
     schema_version: int
     rows: int
     access: bool = False
-    files: Mapping[str, BackupFile] = field(default_factory=dict[str, BackupFile])
+    files: Mapping[str, BackupFile] = field(default_factory=dict)
     #: Parquet files that retention deleted during the copy.
     gone: tuple[str, ...] = ()
 

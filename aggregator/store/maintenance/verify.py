@@ -30,7 +30,7 @@ class VerifyReport:
     rows: int = 0
     frames: int = 0
     parquet_files: int = 0
-    problems: list[str] = field(default_factory=list[str])
+    problems: list[str] = field(default_factory=list)
 
 
 @contextmanager

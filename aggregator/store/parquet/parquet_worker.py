@@ -72,7 +72,7 @@ class _FileSet:
     """Files of a table and bucket by grain, and the ranges of hosts in which they are written."""
 
     files: dict[str, ParquetFile]
-    ranges: list[HostRange] = field(default_factory=list[HostRange])
+    ranges: list[HostRange] = field(default_factory=list)
 
 
 class Packer:
