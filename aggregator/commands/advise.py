@@ -223,18 +223,19 @@ def _parser() -> argparse.ArgumentParser:
         ("failed", "report that you could not"),
     ):
         subparser = commands.add_parser(name, help=help_text)
-        subparser.add_argument("advisory", type=_advisory, help="its name, such as a12")
+        add = subparser.add_argument
+        add("advisory", type=_advisory, help="its name, such as a12")
         if name != "show":
             help_text = "the version from `show` or `list --json`; rejected if the advisory has changed since"
-            subparser.add_argument("--etag", type=_etag, help=help_text)
-        subparser.add_argument(
+            add("--etag", type=_etag, help=help_text)
+        add(
             "--reason",
             default="",
             required=name == "reject",
             help="a note to store with the answer",
         )
         if name == "accept":
-            subparser.add_argument(
+            add(
                 "--for",
                 dest="seconds",
                 type=seconds_of,

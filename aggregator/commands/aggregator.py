@@ -132,13 +132,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Runs the service: receives readings from agents, stores them, and scores hosts.",
         epilog="Without options, the service listens on 127.0.0.1:7600, serves scores and plans on 127.0.0.1:7601 too, and stores under ./var/aggregator.",
     )
-    parser.add_argument("--data", metavar="DIR", help="folder of the store")
-    parser.add_argument(
-        "--listen", metavar="ADDRESS:PORT", help="address to listen on; port 0: any free port"
-    )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings, as TOML")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting")
-    parser.add_argument("--help-settings", action="store_true", help="every setting and its range")
+    add = parser.add_argument
+    add("--data", metavar="DIR", help="folder of the store")
+    add("--listen", metavar="ADDRESS:PORT", help="address to listen on; port 0: any free port")
+    add("--config", type=Path, metavar="FILE", help="settings, as TOML")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting")
+    add("--help-settings", action="store_true", help="every setting and its range")
     return parser
 
 

@@ -326,13 +326,12 @@ def add_login(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         f"An option wins over the environment ({', '.join(VARIABLES.values())}, {TOKEN_VARIABLE}), and that over the "
         f"file {FILE_VARIABLE} names, by default ~/.config/gangline/client.toml (keys: aggregator, ca, certificate, key, token_file, server_name)",
     )
-    group.add_argument(
-        "--ca", metavar="FILE", help="the CA that signed its certificate (PEM); turns TLS on"
-    )
-    group.add_argument("--cert", dest="certificate", metavar="FILE", help="your certificate (PEM)")
-    group.add_argument("--key", metavar="FILE", help="the key of your certificate (PEM)")
-    group.add_argument("--token-file", metavar="FILE", help="the file that contains your token")
-    group.add_argument(
+    add = group.add_argument
+    add("--ca", metavar="FILE", help="the CA that signed its certificate (PEM); turns TLS on")
+    add("--cert", dest="certificate", metavar="FILE", help="your certificate (PEM)")
+    add("--key", metavar="FILE", help="the key of your certificate (PEM)")
+    add("--token-file", metavar="FILE", help="the file that contains your token")
+    add(
         "--server-name", metavar="NAME", help="the host name in its certificate, if not the address"
     )
     return group

@@ -572,13 +572,10 @@ def _parser() -> argparse.ArgumentParser:
         "and simulated 8-GPU hosts, some of which fail. Shows the table of hosts, the worst last. Ctrl-C stops "
         "everything. Each run starts with an empty folder, unless another aggregator has stored data in it.",
     )
-    parser.add_argument(
-        "--simulated", type=_count, default=32, metavar="N", help="simulated hosts, 0 to 512"
-    )
-    parser.add_argument(
-        "--seed", type=_seed, default=1, metavar="N", help="selects which hosts fail, and when"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--simulated", type=_count, default=32, metavar="N", help="simulated hosts, 0 to 512")
+    add("--seed", type=_seed, default=1, metavar="N", help="selects which hosts fail, and when")
+    add(
         "--scenario",
         choices=SCENARIOS,
         metavar="NAME",
@@ -587,17 +584,15 @@ def _parser() -> argparse.ArgumentParser:
         f"detect. three (default below {FIVE_HOSTS_MIN} hosts): the first three of these. calm: none. night: the eight hosts of "
         "docs/sql.md, regardless of --simulated and --seed",
     )
-    parser.add_argument(
-        "--all", action="store_true", help="one row per host, including HEALTHY ones"
-    )
-    parser.add_argument(
+    add("--all", action="store_true", help="one row per host, including HEALTHY ones")
+    add(
         "--once",
         action="store_true",
         help="wait until the faults are found, print the table once, exit",
     )
-    parser.add_argument("--data", type=Path, default=Path("var"), metavar="DIR")
-    parser.add_argument("--listen", type=_address, default=ADDRESS_DEFAULT, metavar="ADDRESS:PORT")
-    parser.add_argument(
+    add("--data", type=Path, default=Path("var"), metavar="DIR")
+    add("--listen", type=_address, default=ADDRESS_DEFAULT, metavar="ADDRESS:PORT")
+    add(
         "--seconds-max",
         type=_seconds_max,
         default=ONCE_SECONDS_MAX,

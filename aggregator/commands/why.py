@@ -224,18 +224,17 @@ def _parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 done, 1 Slurm does not answer, 2 wrong usage, 3 no aggregator answers: prints only Slurm's part, "
         "4 no such job",
     )
-    parser.add_argument("job", type=_job_number, metavar="JOB", help="number of the job")
-    parser.add_argument(
+    add = parser.add_argument
+    add("job", type=_job_number, metavar="JOB", help="number of the job")
+    add(
         "--score-min",
         type=_share,
         default=0.0,
         metavar="P",
         help="health floor of each node (default 0: only UNHEALTHY and MAINTENANCE are excluded)",
     )
-    parser.add_argument(
-        "--within", choices=TIERS, default="", help="all nodes in one domain of this tier"
-    )
-    parser.add_argument(
+    add("--within", choices=TIERS, default="", help="all nodes in one domain of this tier")
+    add(
         "--length",
         type=seconds_of,
         default=LENGTH_DEFAULT,
