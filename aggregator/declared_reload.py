@@ -67,10 +67,8 @@ class FileStability:
 
         None: ask again later.
         """
-        before, self._digests = (
-            self._digests,
-            {file.name: hashlib.sha256(file.data).digest() for file in files},
-        )
+        before = self._digests
+        self._digests = {file.name: hashlib.sha256(file.data).digest() for file in files}
         if self._unstable_polls < UNSTABLE_POLLS:
             return None
         names = before.keys() | self._digests.keys()
@@ -186,11 +184,9 @@ class DeclaredReloader:
         due = not 0 <= now_ns - self._polled_ns < POLL_SECONDS * _NS
         if not (due or self._is_poll_requested):
             return
-        is_requested, self._is_poll_requested, self._polled_ns = (
-            self._is_poll_requested,
-            False,
-            now_ns,
-        )
+        is_requested = self._is_poll_requested
+        self._is_poll_requested = False
+        self._polled_ns = now_ns
         self._fleet.declared = self._fleet.declared.with_reported(
             self._fleet.reported_inventory.apply_changes()
         )

@@ -163,10 +163,8 @@ def _common_cause(
         [member for member in members if not member.case.unseen], seconds_ns(limits.shared_seconds)
     )
     unseen = [member for member in members if member.case.unseen]
-    hosts, domain_hosts = (
-        len(_hosts(unseen)),
-        _domain_hosts([member.case for member in unseen], scope, fleet_hosts),
-    )
+    hosts = len(_hosts(unseen))
+    domain_hosts = _domain_hosts([member.case for member in unseen], scope, fleet_hosts)
     is_most = 0 < domain_hosts < 2 * hosts
     return unseen if is_most and hosts > len(_hosts(at_once)) else at_once
 

@@ -85,10 +85,8 @@ def silence_case(
     before = machine_state.cases.get(key)
     if before is not None and before.case.place == domains.place:
         return before.case
-    since_ns, unseen = (
-        max(host.last_received_ns, restarted_ns),
-        host.last_received_ns < restarted_ns,
-    )
+    since_ns = max(host.last_received_ns, restarted_ns)
+    unseen = host.last_received_ns < restarted_ns
     if before is not None:
         since_ns, unseen = before.case.since_ns, before.case.unseen
     while_down = (
@@ -196,10 +194,8 @@ class Observer:
 
         A host that is gone for good does not count as out.
         """
-        now_ns, reasons = (
-            judgement.computed_ns,
-            {State.MAINTENANCE: MAINTENANCE, State.STALE: SILENT},
-        )
+        now_ns = judgement.computed_ns
+        reasons = {State.MAINTENANCE: MAINTENANCE, State.STALE: SILENT}
         out = {
             score.host: score
             for score in hosts

@@ -96,10 +96,8 @@ def apply_clock_jump(editor: StateEditor, jump_ns: int) -> None:
         state.advisories[name] = _shifted(advisory, jump_ns)
     for open_case in state.cases.values():
         since_ns = open_case.case.since_ns + jump_ns
-        open_case.case, open_case.seen_ns = (
-            replace(open_case.case, since_ns=since_ns),
-            open_case.seen_ns + jump_ns,
-        )
+        open_case.case = replace(open_case.case, since_ns=since_ns)
+        open_case.seen_ns = open_case.seen_ns + jump_ns
     for timed in _timed_entries(state):
         timed.until_ns += jump_ns
     for hold in state.holds.values():

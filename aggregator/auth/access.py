@@ -104,11 +104,9 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
 
         They are not called for each call of a caller that is refused repeatedly.
         """
-        self._access_control, self._by_token, self._on_denied = (
-            access_control,
-            by_token,
-            on_denied or {},
-        )
+        self._access_control = access_control
+        self._by_token = by_token
+        self._on_denied = on_denied or {}
 
     async def intercept_service(
         self,

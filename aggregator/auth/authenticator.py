@@ -37,11 +37,9 @@ class Authenticator:
         """*tls*: the port uses it; *client_certificates*: callers may present one; *seconds*: Unix
         time.
         """
-        self._tokens, self._certificate_identity, self._seconds = (
-            tokens,
-            certificate_identity,
-            seconds,
-        )
+        self._tokens = tokens
+        self._certificate_identity = certificate_identity
+        self._seconds = seconds
         self._tls, self._client_certificates = tls, client_certificates
         self._principals: OrderedDict[bytes, Principal] = OrderedDict()
 

@@ -229,10 +229,8 @@ def _out_by_advice(answer: wire.ListAdvisoriesResponse) -> list[str]:
     count = hosts_text(answer.out_by_advice_count)
     lines = ["", f"out of service by advice that has ended: {count}; they count toward the limits"]
     for advisory in answer.out_by_advice[:UNAVAILABLE_SHOWN_MAX]:
-        host, action = (
-            advisory.nodes[0].removeprefix("nodes/"),
-            enum_name(wire.Action, advisory.action),
-        )
+        host = advisory.nodes[0].removeprefix("nodes/")
+        action = enum_name(wire.Action, advisory.action)
         what = f"{host:<24} until {_at(advisory.expire_time)}  {_short(advisory.name)} {action}: {advisory.state_text}"
         lines.append(cut(what, width_of(sys.stdout)))
     if answer.out_by_advice_count > UNAVAILABLE_SHOWN_MAX:

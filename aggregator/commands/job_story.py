@@ -311,10 +311,8 @@ def forecast_line(forecast: Sequence[Row]) -> str:
         parts.append(f"no checkpoint is predicted ({first['checkpoint_reason']})")
     power_row = min(forecast, key=lambda row: abs(row["horizon_seconds"] - POWER_HORIZON_SECONDS))
     if power_row["power_watts"] is not None:
-        low, high = (
-            _watts_text(power_row["power_watts_lower"]),
-            _watts_text(power_row["power_watts_upper"]),
-        )
+        low = _watts_text(power_row["power_watts_lower"])
+        high = _watts_text(power_row["power_watts_upper"])
         parts.append(
             f"power in {power_row['horizon_seconds']:.0f} s {_watts_text(power_row['power_watts'])} (90 %: {low} to {high})"
         )

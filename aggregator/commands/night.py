@@ -28,11 +28,9 @@ if TYPE_CHECKING:
 HOSTS = tuple(f"sim-{number:03}" for number in range(8))
 #: The GPU whose memory breaks; until yesterday it was in another host. A test compares the UUID
 #: with the simulator's.
-BROKEN, BROKEN_HOST_BEFORE, BROKEN_SLOT_BEFORE = (
-    "GPU-3d4c4be0-fec1-4b1f-b23e-db5faf9ef4e6",
-    "sim-002",
-    "0000:43:00.0",
-)
+BROKEN = "GPU-3d4c4be0-fec1-4b1f-b23e-db5faf9ef4e6"
+BROKEN_HOST_BEFORE = "sim-002"
+BROKEN_SLOT_BEFORE = "0000:43:00.0"
 #: The slow host, the dead host, and the host that a scheduler took out.
 SLOW, DEAD, OUT = "sim-006", "sim-000", "sim-007"
 #: Settings of the aggregator: a host of eight is out, and advice needs a higher limit.

@@ -343,12 +343,10 @@ class _DemonstrationRun:
         run_token: RunToken,
         stop: threading.Event,
     ) -> None:
-        self._options, self._children, self._run_token, self._stop = (
-            options,
-            children,
-            run_token,
-            stop,
-        )
+        self._options = options
+        self._children = children
+        self._run_token = run_token
+        self._stop = stop
         self._truth = options.data / "simulated" / "truth.jsonl"
         self._are_gangs_reported = False
 

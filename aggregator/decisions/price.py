@@ -53,11 +53,9 @@ ROUNDING = 1e-11
 DETECT_FACTOR, DECIDE_FACTOR, RESTART_FACTOR = "detect", "decide", "restart"
 #: Minutes (assumed): 90 % intervals of large training. A restart lasts from the decision until the
 #: gang works again.
-DETECT_MINUTES, DECIDE_MINUTES, RESTART_MINUTES = (
-    (2.0, 0.2, 15.0),
-    (1.0, 0.1, 10.0),
-    (10.0, 2.0, 40.0),
-)
+DETECT_MINUTES = (2.0, 0.2, 15.0)
+DECIDE_MINUTES = (1.0, 0.1, 10.0)
+RESTART_MINUTES = (10.0, 2.0, 40.0)
 CHECKPOINT_INTERVAL_MINUTES, CHECKPOINT_WRITE_MINUTES = (60.0, 10.0, 240.0), (0.5, 0.05, 3.0)
 #: Median repair of a node with 90 % interval (400 nodes over 348 days; its p90 is 311 h).
 REPAIR_HOURS = (20.0, 0.5, 311.0)

@@ -72,11 +72,9 @@ from .sampled_hours import (
 #: program; a free node that must start the program; a job that must first release nodes; a gang
 #: with a new layout.
 IN_PROCESS_MINUTES, STANDBY_MINUTES = (0.5, 0.1, 3.0), (1.0, 0.2, 5.0)
-FREE_NODE_MINUTES, BORROW_MINUTES, RESHARD_MINUTES = (
-    (4.0, 1.0, 20.0),
-    (8.0, 2.0, 40.0),
-    (5.0, 1.0, 30.0),
-)
+FREE_NODE_MINUTES = (4.0, 1.0, 20.0)
+BORROW_MINUTES = (8.0, 2.0, 40.0)
+RESHARD_MINUTES = (5.0, 1.0, 30.0)
 #: Minutes to restore state from a peer's memory, and from storage.
 LOCAL_RESTORE_MINUTES, REMOTE_RESTORE_MINUTES = (0.5, 0.1, 3.0), (3.0, 0.5, 20.0)
 #: Minutes until all processes of a gang run again: a restart without the restore, which has a price

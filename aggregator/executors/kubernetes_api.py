@@ -34,12 +34,10 @@ KUBECONFIG_BYTES_MAX = 4 << 20
 TOKEN_BYTES_MAX = 64 << 10
 MESSAGE_CHARACTERS_MAX = 300
 
-JSON, JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH = (
-    "application/json",
-    "application/json-patch+json",
-    "application/merge-patch+json",
-    "application/strategic-merge-patch+json",
-)
+JSON = "application/json"
+JSON_PATCH = "application/json-patch+json"
+MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 

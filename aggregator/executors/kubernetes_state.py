@@ -172,10 +172,8 @@ class ExecutorLease:
             }
         try:
             spec = document.get("spec") or {}
-            holder, version = (
-                str(spec.get("holderIdentity") or ""),
-                str(document["metadata"].get("resourceVersion", "")),
-            )
+            holder = str(spec.get("holderIdentity") or "")
+            version = str(document["metadata"].get("resourceVersion", ""))
         except (KeyError, TypeError, AttributeError) as error:
             raise SchedulerError(f"{self.place}: not a valid Lease: {error!r}") from error
         if holder not in ("", self._holder):

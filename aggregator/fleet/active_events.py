@@ -127,18 +127,14 @@ class EventRecord:
     ) -> None:
         self.last_ns, self.last_time_ns = at.last_ns, max(self.last_time_ns, at.time_ns)
         self.policy, self.details = interpretation.policy, interpretation.details
-        self.folded, self.from_previous_boot = (
-            interpretation.folded,
-            interpretation.from_previous_boot,
-        )
+        self.folded = interpretation.folded
+        self.from_previous_boot = interpretation.from_previous_boot
         self.hit_cgroup_limit, self.severity_rank = (
             interpretation.hit_cgroup_limit,
             interpretation.severity_rank(self.name),
         )
-        name, job = (
-            event.process_name or interpretation.process_name,
-            event.attributes.get("job", ""),
-        )
+        name = event.process_name or interpretation.process_name
+        job = event.attributes.get("job", "")
         self.process_name = f"{name} of {job}"[:MESSAGE_CHARACTERS_MAX] if name and job else name
         self.message = event.message[:MESSAGE_CHARACTERS_MAX]
 

@@ -444,10 +444,8 @@ class Fleet:
         """Return each host's CLOCK_BOOTTIME at *now_ns*, from its last frame; 0: no frame of this
         boot.
         """
-        last_ns, silent_ns = (
-            self._boottime_ns[: len(self)],
-            np.maximum(now_ns - self.last_received_ns, 0),
-        )
+        last_ns = self._boottime_ns[: len(self)]
+        silent_ns = np.maximum(now_ns - self.last_received_ns, 0)
         return np.where(last_ns > 0, last_ns + silent_ns, 0)
 
     def backlog_age_seconds(self, host: int, now_ns: int) -> float:

@@ -265,10 +265,8 @@ class GangMonitor:
         hosts, count = len(fleet), len(self.jobs)
         gang, gpu_gang = gangs
         steps_by_host = self.steps.by_host(self.jobs, gang, shared)
-        watts, clock = (
-            self._watts(fleet),
-            fleet.activity.clock(fleet.boot, fleet.host_now_ns(now_ns)),
-        )
+        watts = self._watts(fleet)
+        clock = fleet.activity.clock(fleet.boot, fleet.host_now_ns(now_ns))
         with np.errstate(invalid="ignore", divide="ignore"):
             means = np.vstack([self._host_means_of_gpus(fleet), self._host_sums.means(hosts)])
             busy = means[BUSY]

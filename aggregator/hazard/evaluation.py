@@ -234,10 +234,8 @@ class _Judge:
         self._model = self._ranking_figures(model)
 
     def _ranking_figures(self, rank: Floats) -> tuple[BootstrapFigure, BootstrapFigure]:
-        pooled, daily = (
-            Ranking(rank, self._positive),
-            Ranking(rank, self._positive, self._units.day),
-        )
+        pooled = Ranking(rank, self._positive)
+        daily = Ranking(rank, self._positive, self._units.day)
         draws = draws_of_ranking(self._units.node[self._positive > 0], self._terms.draws)
         return self._bootstrap(pooled.auc, draws), self._bootstrap(daily.recall, draws)
 

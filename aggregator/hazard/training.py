@@ -71,11 +71,9 @@ def folds_of(
     *daily*, *weekly*: all units, with windows of a day (to train) and of a week (to evaluate).
     *known_share_min*: minimum share of units before the cut with a measurement on their day.
     """
-    features, daily_positive, weekly_positive = (
-        features_of(daily.state),
-        daily.positives(outcome),
-        weekly.positives(outcome),
-    )
+    features = features_of(daily.state)
+    daily_positive = daily.positives(outcome)
+    weekly_positive = weekly.positives(outcome)
     known = daily.state.has_measurements
     folds: list[TimeFold] = []
     for share in FOLD_SHARES:
@@ -189,10 +187,8 @@ class FormEvaluation:
 
     def _fold_calibrations(self) -> Iterator[tuple[float, tuple[Floats, Floats]]]:
         for fold in self._folds:
-            calibration_bins, even = (
-                CalibrationBins(fold.chances[self._form_index], fold.positive),
-                np.ones(len(fold.positive)),
-            )
+            calibration_bins = CalibrationBins(fold.chances[self._form_index], fold.positive)
+            even = np.ones(len(fold.positive))
             predicted, observed, mass = calibration_bins.bins(even)
             yield calibration_bins.error(even), (predicted * BINS / mass, observed * BINS / mass)
 

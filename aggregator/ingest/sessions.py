@@ -225,10 +225,8 @@ class Sessions:
     def _report_duplicate_name(self, incumbent: Session, new: Session, now_ns: int) -> str:
         cloned = incumbent.run_id == new.run_id
         if cloned:
-            name, reason = (
-                "identity.cloned_image",
-                "both have the same run id: a cloned machine image",
-            )
+            name = "identity.cloned_image"
+            reason = "both have the same run id: a cloned machine image"
             boots = f"boot {incumbent.boot_id.hex()[:8]}", f"boot {new.boot_id.hex()[:8]}"
         else:
             name, reason = "identity.duplicate_name", "two hosts claim one name"

@@ -207,10 +207,8 @@ def _event_columns(name: str, event: EventForecast) -> dict[str, Any]:
 
 def row_columns() -> str:
     """Return the columns of `rows` in order, as `name:type`."""
-    texts, integers = (
-        {"job", "source", "reason", "checkpoint_reason", "host_stall_reason"},
-        {"gpus"},
-    )
+    texts = {"job", "source", "reason", "checkpoint_reason", "host_stall_reason"}
+    integers = {"gpus"}
     names = ["job", "source", "gpus", "time", *_row(JobForecast(HORIZONS_SECONDS[0]))]
     kinds = {**dict.fromkeys(texts, "str"), **dict.fromkeys(integers, "int"), "time": "time"}
     return " ".join(f"{name}:{kinds.get(name, 'float')}" for name in names)

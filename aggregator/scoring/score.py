@@ -268,10 +268,8 @@ def numbers(
     """
     hazard = exp(inputs.log_hazard_base + sum(deltas))
     lower, upper = inputs.hazard_interval(hazard)
-    speed, is_reporting = (
-        _speed(inputs.measured_speed, speeds),
-        inputs.hazard_spread < SPREAD_SILENT,
-    )
+    speed = _speed(inputs.measured_speed, speeds)
+    is_reporting = inputs.hazard_spread < SPREAD_SILENT
     slow, fast = speed_interval(speed, inputs.speed_error, is_reporting=is_reporting)
     return Numbers(
         exp(-hazard * horizon_hours),

@@ -170,10 +170,8 @@ class PermitService(PermitServiceServicer):
 
         Raises InvalidArgument, ServiceUnavailable.
         """
-        seconds, reason = (
-            request.seconds,
-            reason_with_login(current_principal(context), request.reason),
-        )
+        seconds = request.seconds
+        reason = reason_with_login(current_principal(context), request.reason)
         return await self._idempotency_cache.once(
             request,
             context,

@@ -424,10 +424,8 @@ class AdvisoryService(AdvisoryServiceServicer):
 
     async def ReportGangs(self, request: wire.ReportGangsRequest, context: Any) -> bytes:
         """Store running gangs. Raises InvalidArgument, ResourceExhausted, ServiceUnavailable."""
-        by, engine = (
-            actor_with_login(current_principal(context), actor_of(request.actor)),
-            self._engine,
-        )
+        by = actor_with_login(current_principal(context), actor_of(request.actor))
+        engine = self._engine
         reported, unknown = gangs_of(request, by, self._members, self._wall_ns())
         gangs = [engine.gangs.named(gang) for gang in reported]
         ends_any = current_principal(context).role in ENDS_ANY_GANG
@@ -457,10 +455,8 @@ class AdvisoryService(AdvisoryServiceServicer):
 
         Raises InvalidArgument, ResourceExhausted, ServiceUnavailable.
         """
-        by, engine = (
-            actor_with_login(current_principal(context), actor_of(request.actor)),
-            self._engine,
-        )
+        by = actor_with_login(current_principal(context), actor_of(request.actor))
+        engine = self._engine
         state = engine.machine.state
         # With a clock that was set back the report would end at once.
         now_ns = max(self._wall_ns(), state.now_ns)

@@ -103,10 +103,8 @@ class QueryService(QueryServiceServicer):
             await self._answer(request, context, record)
         except asyncio.CancelledError:
             if record.outcome != "ok":
-                record.outcome, record.message = (
-                    "cancelled",
-                    "the caller disconnected, or its login ended",
-                )
+                record.outcome = "cancelled"
+                record.message = "the caller disconnected, or its login ended"
             raise
         except ServiceError as service_error:
             record.message = str(service_error)

@@ -224,10 +224,8 @@ def response_of(
             chance=domain.chance,
         )
     before, undisturbed = plan.undisturbed, reply.undisturbed
-    undisturbed.p50_gpu_hours, undisturbed.p90_gpu_hours = (
-        before.p50_gpu_hours,
-        before.p90_gpu_hours,
-    )
+    undisturbed.p50_gpu_hours = before.p50_gpu_hours
+    undisturbed.p90_gpu_hours = before.p90_gpu_hours
     messages_of: dict[str, Any] = {
         "price": messages.parts_message(before.total, before.parts, explain=explain),
         "interruption_probability": messages.estimate_message(before.interruption, explain=explain),

@@ -165,10 +165,8 @@ class ReservationService(ReservationServiceServicer):
                 left = (self._reservations.expire_wall_ns(holder) - self._wall_ns()) / SECOND_NS
                 message += f", for {left:.0f} s more"
             elif table.excluded[node]:
-                change, message = (
-                    wire.NODE_UNHEALTHY,
-                    "UNHEALTHY, or out of service; see GetNodeScore",
-                )
+                change = wire.NODE_UNHEALTHY
+                message = "UNHEALTHY, or out of service; see GetNodeScore"
             else:
                 continue
             reply.changed_count += 1

@@ -279,10 +279,8 @@ class ScoreService(ScoreServiceServicer):
         if name not in snapshot.names:
             raise NotFound(f"no node {name!r}: no host of that name has ever registered")
         index = snapshot.names.index(name)
-        host, sources = (
-            recompute.over_horizon(snapshot.hosts[index], hours),
-            snapshot.collector_statuses[index],
-        )
+        host = recompute.over_horizon(snapshot.hosts[index], hours)
+        sources = snapshot.collector_statuses[index]
         return score_messages.score_message(
             snapshot, host, hours, full=_is_full(request.view), sources=sources
         )
@@ -304,10 +302,8 @@ class ScoreService(ScoreServiceServicer):
             alarms=snapshot.alarms,
         )
         for index in order[begin : begin + size]:
-            host, sources = (
-                recompute.over_horizon(snapshot.hosts[index], hours),
-                snapshot.collector_statuses[index],
-            )
+            host = recompute.over_horizon(snapshot.hosts[index], hours)
+            sources = snapshot.collector_statuses[index]
             reply.node_scores.append(
                 score_messages.score_message(snapshot, host, hours, full=full, sources=sources)
             )

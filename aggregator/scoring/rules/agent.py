@@ -115,10 +115,8 @@ def _device_hangs(view: FleetView, row: int, seconds: float, is_slow: bool) -> S
     key = gpu_at(view, host, device) if kind == "gpu" else device
     subject = f"{'GPU' if kind == 'gpu' else kind} {device}".strip()
     subject += f" ({short(key)})" if key != device else ""
-    since, action = (
-        _duration_text(view, hang, seconds),
-        ACTIONS["gpu" if kind == "gpu" else "other"],
-    )
+    since = _duration_text(view, hang, seconds)
+    action = ACTIONS["gpu" if kind == "gpu" else "other"]
     if is_slow:
         message = f"{subject} answers too slowly for its neighbours {since}{_call_text(hang)}: {ACTIONS['other']}"
     elif seconds < DIED_SECONDS_MAX:

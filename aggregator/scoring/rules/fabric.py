@@ -339,10 +339,8 @@ def links_never_up(view: FleetView) -> Iterator[Symptom]:
 
 
 def _missing_links(view: FleetView, host: int, never_up: list[int]) -> Iterator[Symptom]:
-    devices, state = (
-        view.fleet.tables[nvlink.CHANGES].devices,
-        view.state(nvlink.CHANGES, "link_state"),
-    )
+    devices = view.fleet.tables[nvlink.CHANGES].devices
+    state = view.state(nvlink.CHANGES, "link_state")
     if _is_bridged(view, host, devices.names[never_up[0]].partition("/")[0]):
         return
     missing = Counter(devices.names[row].partition("/")[0] for row in never_up)

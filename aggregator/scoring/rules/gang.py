@@ -258,10 +258,8 @@ def _gpu_symptom(
     elif by_power and (
         change.from_birth[row] or not view.clock_over_baseline[row] >= CLOCK_USUAL_MIN
     ):
-        rule, message = (
-            rules.UNKNOWN,
-            f"{message}; whether it has more work is unknown: nothing measures it",
-        )
+        rule = rules.UNKNOWN
+        message = f"{message}; whether it has more work is unknown: nothing measures it"
     elif by_power and excess < POWER_SLOW_MIN:
         rule, message = rules.UNKNOWN, f"{message}; a hotter part may draw that much more power"
     else:

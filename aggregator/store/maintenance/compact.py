@@ -205,11 +205,9 @@ class Compaction:
     def _complete(self, open_cursor: OpenCursor) -> None:
         """Make the new file equal to the old one after all concurrent changes."""
         with open_cursor() as source:
-            source_tables, source_shapes, copied_shapes = (
-                tables(source),
-                _shapes(source),
-                _shapes(self._target_connection),
-            )
+            source_tables = tables(source)
+            source_shapes = _shapes(source)
+            copied_shapes = _shapes(self._target_connection)
             for schema in schemas(source):
                 self._target_connection.execute(
                     f"CREATE SCHEMA IF NOT EXISTS {quoted_identifier(schema)}"

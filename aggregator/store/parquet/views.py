@@ -101,10 +101,8 @@ def span_us(bucket: str) -> tuple[int, int]:
 def _source(folder: Path, group: Iterable[ParquetSegment]) -> str:
     files = list(group)
     names = ", ".join(quoted(str(_place(folder, segment))) for segment in files)
-    first, last = (
-        min(segment.first_us for segment in files),
-        max(segment.last_us for segment in files),
-    )
+    first = min(segment.first_us for segment in files)
+    last = max(segment.last_us for segment in files)
     return (
         f"read_parquet([{names}]) "
         f"WHERE time >= TIMESTAMP '{_time(first)}' AND time <= TIMESTAMP '{_time(last)}'"
