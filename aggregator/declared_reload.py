@@ -262,11 +262,9 @@ class DeclaredReloader:
         self.error = ""
         if self._problems:
             declared = self._fleet.declared
-            stays = (
-                f"version {declared.number} stays in force"
-                if declared.files
-                else "nothing is declared"
-            )
+            stays = "nothing is declared"
+            if declared.files:
+                stays = f"version {declared.number} stays in force"
             more = len(self._problems) - PROBLEMS_SHOWN_MAX
             rest = f"; and {more} more: gangline declared check {self._path}" if more > 0 else ""
             self.error = (

@@ -460,11 +460,9 @@ class Aggregator:
         return lambda: log_source.poll(self._wall_ns())
 
     def _advisories(self) -> list[Advisory]:
-        return (
-            []
-            if self.advisory_engine.shadow
-            else list(self.advisory_engine.machine.state.advisories.values())
-        )
+        if self.advisory_engine.shadow:
+            return []
+        return list(self.advisory_engine.machine.state.advisories.values())
 
     def _host_families(self, now_ns: int) -> list[Metric]:
         """Return the metrics of each host, for the thread that serves /metrics."""

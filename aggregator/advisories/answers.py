@@ -117,11 +117,9 @@ def _answered_advisory(editor: StateEditor, event: Acked) -> Advisory:
     ):
         raise FailedPrecondition(f"{reason}: nothing is granted on it until it is back in service")
     if not renews and event.to not in TRANSITIONS.get(advisory.state, frozenset()):
-        ended = (
-            "it has ended and has no further effect"
-            if advisory.state in TERMINAL_STATES
-            else "not from there"
-        )
+        ended = "not from there"
+        if advisory.state in TERMINAL_STATES:
+            ended = "it has ended and has no further effect"
         raise FailedPrecondition(
             f"{advisory.name} is {advisory.state.name} ({advisory.state_words}): {ended}"
         )

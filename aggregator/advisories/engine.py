@@ -397,11 +397,9 @@ class AdvisoryEngine:
 
     def open_advisories(self) -> list[Advisory]:
         """Return the open advisories that are on disk; none in shadow mode."""
-        return (
-            []
-            if self.shadow
-            else [advisory for advisory in self._on_disk.values() if advisory.is_open]
-        )
+        if self.shadow:
+            return []
+        return [advisory for advisory in self._on_disk.values() if advisory.is_open]
 
     @property
     def outcome_feedback(self) -> OutcomeFeedback:

@@ -89,11 +89,9 @@ def silence_case(
     unseen = host.last_received_ns < restarted_ns
     if before is not None:
         since_ns, unseen = before.case.since_ns, before.case.unseen
-    while_down = (
-        f", and it was silent when the aggregator restarted at {_time_text(since_ns)}"
-        if unseen
-        else ""
-    )
+    while_down = ""
+    if unseen:
+        while_down = f", and it was silent when the aggregator restarted at {_time_text(since_ns)}"
     message = f"it has been silent since {_time_text(host.last_received_ns)}{while_down}: check its power, its network and its agent; it may still work"
     case = Case(
         key=key, host=host.host, reason=SILENCE_REASON, basis=Basis.DETERMINISTIC, action=Action.INSPECT,

@@ -55,11 +55,10 @@ def resume(editor: StateEditor) -> None:
     state, minimum_ns = editor.state, editor.after(editor.limits.lease_seconds)
     faulty = {open_case.case.host for open_case in state.cases.values()}
     for name, advisory in state.advisories.items():
-        lease_ns = (
-            max(advisory.lease_until_ns, minimum_ns)
-            if advisory.state is AdvisoryState.ACCEPTED
-            else 0
-        )
+        if advisory.state is AdvisoryState.ACCEPTED:
+            lease_ns = max(advisory.lease_until_ns, minimum_ns)
+        else:
+            lease_ns = 0
         expires_ns = max(advisory.expires_ns, minimum_ns)
         state.advisories[name] = replace(advisory, expires_ns=expires_ns, lease_until_ns=lease_ns)
         hold = state.holds.get(advisory.host)

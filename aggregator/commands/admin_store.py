@@ -98,11 +98,10 @@ def guarded(command: str, run: Callable[[], int]) -> int:
         except (CopyError, StoreError, SettingsError, AuthorityError, TokensError) as error:
             raise CommandError(str(error), FAILED) from error
         except OSError as error:
-            detail = (
-                os_error_message(error)
-                if error.filename is None
-                else f"{error.filename}: {os_error_message(error)}"
-            )
+            if error.filename is None:
+                detail = os_error_message(error)
+            else:
+                detail = f"{error.filename}: {os_error_message(error)}"
             raise CommandError(detail, FAILED) from error
 
     return connection.guarded(f"admin {command}", run_translated)

@@ -255,11 +255,9 @@ def advisory_text(one: wire.Advisory, now: datetime | None = None) -> str:
         lines.append(f"  price    {one.arithmetic}")
     if one.HasField("act_by_time") and one.state in WAITING:
         over = one.act_by_time.ToDatetime(UTC) <= (now or datetime.now(UTC))
-        so = (
-            "that time has passed: waiting has cost more"
-            if over
-            else "from then on waiting has cost more"
-        )
+        so = "from then on waiting has cost more"
+        if over:
+            so = "that time has passed: waiting has cost more"
         lines.append(f"  act by   {_at(one.act_by_time)}: {so}")
     if one.owner:
         lines.append(f"  owner    {one.owner}{_lease(one)}")

@@ -115,11 +115,9 @@ async def _serve(config: AggregatorConfig) -> int:
 
 def _print_listening(config: AggregatorConfig, aggregator: Aggregator) -> None:
     address = config.listen.rpartition(":")[0]
-    scores = (
-        f", scores and plans also on {aggregator.scores.address}:{aggregator.scores.port}"
-        if aggregator.scores
-        else ""
-    )
+    scores = ""
+    if aggregator.scores:
+        scores = f", scores and plans also on {aggregator.scores.address}:{aggregator.scores.port}"
     print(
         f"gangline aggregator: listening on {address}:{aggregator.port}, data in {config.data}{scores}",
         flush=True,

@@ -63,11 +63,10 @@ def _run(options: argparse.Namespace) -> int:
         raise CommandError(f"{path}: {error.strerror}", FAILED) from error
     finally:
         progress.end()
-    text = (
-        json_object(_known(evaluation.as_dict()), indent=1)
-        if options.json
-        else markdown(evaluation)
-    )
+    if options.json:
+        text = json_object(_known(evaluation.as_dict()), indent=1)
+    else:
+        text = markdown(evaluation)
     if options.out is None:
         print(text)
         return OK

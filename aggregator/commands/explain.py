@@ -226,11 +226,9 @@ def _hazard_without_evidence(score: score_pb2.NodeScore) -> str:
         return ""
     base = score.hazard_per_hour * math.exp(-added)
     often = _often(base).removeprefix("A fault is expected ").removeprefix("No fault is expected")
-    return (
-        f" (without it, one fault {often} would be expected)"
-        if often
-        else " (without it, no fault would be expected)"
-    )
+    if often:
+        return f" (without it, one fault {often} would be expected)"
+    return " (without it, no fault would be expected)"
 
 
 def _base_hazard(score: score_pb2.NodeScore) -> float:
@@ -370,11 +368,9 @@ def _cost(
     if contribution.log_hazard_delta < -DELTA_MIN:
         times = math.exp(contribution.log_hazard_delta)
         return f"lowers the hazard: {contribution.score_delta:.4f} of the score (a fault is {_times(times)} as likely)"
-    shared = (
-        f"one cause of {contribution.shared_count} devices, counted once"
-        if contribution.shared_count > 1
-        else ""
-    )
+    shared = ""
+    if contribution.shared_count > 1:
+        shared = f"one cause of {contribution.shared_count} devices, counted once"
     if costs:
         return f"costs {' and '.join(costs)}" + (f"; {shared}" if shared else "")
     return shared or ("confirms other evidence about it" if confirms else "costs nothing")

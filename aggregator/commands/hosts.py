@@ -251,11 +251,9 @@ def hosts_text(
         )
         paragraphs = (about, degraded, *alarms, message)
         lines = [line for note in paragraphs if note for line in note.split("\n")]
-        return (
-            [wrapped for line in lines for wrapped in textwrap.wrap(line, width_of())]
-            if in_place
-            else lines
-        )
+        if in_place:
+            return [wrapped for line in lines for wrapped in textwrap.wrap(line, width_of())]
+        return lines
 
     below = notes(0)
     is_long = 1 + len(shown) + len(below) > rows

@@ -227,11 +227,10 @@ def straggler_lines(verdicts: Iterable[Row]) -> list[str]:
         if by and lower is not None and upper is not None:
             by += f" (90 % interval {100 * lower:.0f} to {100 * upper:.0f})"
         since = clock(seconds_of(verdict["since"]))
-        when = (
-            f"since {since}"
-            if verdict["until"] is None
-            else f"{since} to {clock(seconds_of(verdict['until']))}"
-        )
+        if verdict["until"] is None:
+            when = f"since {since}"
+        else:
+            when = f"{since} to {clock(seconds_of(verdict['until']))}"
         lost = verdict["lost_gpu_hours"] or 0.0
         hosts = fold_hosts(verdict.get("hosts") or ([verdict["host"]] if verdict["host"] else []))
         party = verdict.get("shared_cause") or hosts or "no host"

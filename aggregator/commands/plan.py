@@ -286,11 +286,9 @@ def plan_text(
         lines += [_options_table(reply.options), ""]
         lines += option_lines(reply.options[0], names, explain=explain)
     else:
-        certain = (
-            "nothing fits"
-            if reply.proven
-            else "no plan was found, which does not prove that none exists"
-        )
+        certain = "no plan was found, which does not prove that none exists"
+        if reply.proven:
+            certain = "nothing fits"
         lines.append(
             f"{certain}. These constraints conflict; below each: changes after which the gang fits"
         )
@@ -404,11 +402,9 @@ def blocker_lines(blocker: wire.Blocker) -> list[str]:
     lines = [f"- {blocker.constraint}: {blocker.message}"]
     for relaxation in blocker.relaxations:
         total = relaxation.price.total_gpu_hours
-        start = (
-            f"starts in {relaxation.start_p50.seconds / 3600:.1f} h"
-            if relaxation.HasField("start_p50")
-            else "starts now"
-        )
+        start = "starts now"
+        if relaxation.HasField("start_p50"):
+            start = f"starts in {relaxation.start_p50.seconds / 3600:.1f} h"
         lines.append(
             f"    {relaxation.change}: {start}, survival {relaxation.survival.value:.3f}, "
             f"{total.value:.1f} GPU-hours ({total.lower:.0f} to {total.upper:.0f})"

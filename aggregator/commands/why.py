@@ -171,11 +171,9 @@ def _lines(
     if plan.options:
         lines += ["", "Gangline would place it now:", *option_lines(plan.options[0], names)]
     else:
-        proven = (
-            "it does not fit"
-            if plan.proven
-            else "no plan was found, which does not prove that none exists"
-        )
+        proven = "no plan was found, which does not prove that none exists"
+        if plan.proven:
+            proven = "it does not fit"
         lines += [
             "",
             f"{proven}; below each constraint: changes after which it fits, the cheapest first",

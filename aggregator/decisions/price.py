@@ -188,11 +188,10 @@ def lost_time(
         communication = assumed(
             *COMMUNICATION_SHARE, "no fingerprint shows how much it communicates"
         )
-    repair = (
-        assumed(*REPAIR_HOURS, "median repair of 400 nodes over 348 days")
-        if isnan(needs.repair_hours)
-        else declared(needs.repair_hours, "repair of the request")
-    )
+    if isnan(needs.repair_hours):
+        repair = assumed(*REPAIR_HOURS, "median repair of 400 nodes over 348 days")
+    else:
+        repair = declared(needs.repair_hours, "repair of the request")
     return LostTime(
         gross_gpu_hours=gpus * needs.hours,
         per_interruption_hours=lost,

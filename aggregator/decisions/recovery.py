@@ -405,11 +405,10 @@ class _Answer:
         taken = chosen.nodes[np.isin(chosen.nodes, nodes)]
         if not taken.size:
             return None
-        hours = (
-            self.needs.hours
-            if isnan(lender.hours_left)
-            else min(lender.hours_left, self.needs.hours)
-        )
+        if isnan(lender.hours_left):
+            hours = self.needs.hours
+        else:
+            hours = min(lender.hours_left, self.needs.hours)
         lost = taken.size * self.gpus_per_node * hours * points()[:, OTHER]
         restart = (
             lender.nodes.size

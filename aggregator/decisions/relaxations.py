@@ -302,16 +302,15 @@ def _mildest(
                 replace(base, needs=replace(needs, nodes=size * step, elastic=None))
             ),
         )
-        values = (
-            [
+        if count:
+            values = [
                 (
                     replace(needs, nodes=count * step, elastic=None),
                     f"{needs.nodes} -> {count * step} nodes",
                 )
             ]
-            if count
-            else []
-        )
+        else:
+            values = []
         return _first_that_fit(request, base, values)
     if constraint == SPREAD:
         over = needs.spread_over

@@ -188,11 +188,9 @@ def second_failures(mean: float) -> Floats:
     counts = np.searchsorted(np.cumsum(terms), points()[:, SECOND]).astype(np.float64)
     sample_mean = float(counts.mean())
     # Rare interruptions have too few points, so the mean is corrected.
-    return (
-        np.asarray(counts * (mean / sample_mean), dtype=np.float64)
-        if sample_mean
-        else np.full(POINTS, mean, dtype=np.float64)
-    )
+    if sample_mean:
+        return np.asarray(counts * (mean / sample_mean), dtype=np.float64)
+    return np.full(POINTS, mean, dtype=np.float64)
 
 
 class SampledSum:

@@ -409,11 +409,9 @@ def _move_jobs(situation: Situation, advice: Advice, entry: Entry) -> list[Step]
         return steps
     if advice.action == "EVICT_NOW":
         remaining = evictions.remaining_jobs(scheduler, advice, entry)
-        return (
-            _report_remaining(advice, entry, remaining)
-            if remaining
-            else _finish(advice, entry, scheduler)
-        )
+        if remaining:
+            return _report_remaining(advice, entry, remaining)
+        return _finish(advice, entry, scheduler)
     return [] if scheduler.running_on(entry.node) else _finish(advice, entry, scheduler)
 
 

@@ -147,11 +147,10 @@ class Extender:
     def health(self) -> bytes:
         """Return a line with the number of filtered nodes, or with the reason why all nodes pass."""
         table = self.table()
-        words = (
-            f"all nodes pass: {table.reason}"
-            if table.reason
-            else f"{len(table.failed)} of {len(table.scores)} nodes are filtered"
-        )
+        if table.reason:
+            words = f"all nodes pass: {table.reason}"
+        else:
+            words = f"{len(table.failed)} of {len(table.scores)} nodes are filtered"
         return f"{words}\n".encode()
 
 

@@ -90,11 +90,10 @@ def label_patch(node: KubernetesNode, bucket: int | None, now: float) -> dict[st
         value = end = None
     else:
         until, remaining = health_ends(node, now), node.bucket_ends - now
-        is_current = (
-            abs(node.bucket_ends - until) < END_SECONDS
-            if node.holds
-            else VALID_SECONDS / 2 < remaining <= VALID_SECONDS + END_SECONDS
-        )
+        if node.holds:
+            is_current = abs(node.bucket_ends - until) < END_SECONDS
+        else:
+            is_current = VALID_SECONDS / 2 < remaining <= VALID_SECONDS + END_SECONDS
         if node.bucket == bucket and is_current:
             return None
         value, end = str(bucket), str(int(until))

@@ -158,11 +158,10 @@ def parse_groups(state: Mapping[str, Any]) -> dict[str, ScheduledJob]:
         status = GROUP_STATES.get(str(group.get("state")))
         if not isinstance(number, str) or not number.isalnum() or len(number) > 64 or not status:
             continue
-        nodes = (
-            frozenset(names.get(str(one), "") for one in placed)
-            if isinstance(placed, list)
-            else frozenset()
-        )
+        if isinstance(placed, list):
+            nodes = frozenset(names.get(str(one), "") for one in placed)
+        else:
+            nodes = frozenset()
         gpus = group.get("gpus")
         is_running = status == "RUNNING"
         jobs[number] = ScheduledJob(

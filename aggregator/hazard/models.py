@@ -116,11 +116,10 @@ def train_and_compare(found: Recording, in_use: HazardModel) -> TrainingResult:
         ) from error
     losses = [_loss(model, last) for model in (candidate, in_use)]
     better = losses[0] <= losses[1]
-    kind = (
-        "the prior of published rates"
-        if in_use.is_prior
-        else f"the one in use (of {in_use.last_time})"
-    )
+    if in_use.is_prior:
+        kind = "the prior of published rates"
+    else:
+        kind = f"the one in use (of {in_use.last_time})"
     reason = f"log loss of the last {LAST_DAYS} days {losses[0]:.5f}, {kind} {losses[1]:.5f}" + (
         "" if better else ": worse, so the one in use stays"
     )

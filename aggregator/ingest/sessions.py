@@ -231,12 +231,13 @@ class Sessions:
         else:
             name, reason = "identity.duplicate_name", "two hosts claim one name"
             boots = "", ""
-        remedy = (
-            "give the newcomer an empty spool folder and a name of its own"
-            if cloned
-            else "rename one of them; if the incumbent is gone, its name is free after "
-            f"{SILENT_SECONDS} s of silence"
-        )
+        if cloned:
+            remedy = "give the newcomer an empty spool folder and a name of its own"
+        else:
+            remedy = (
+                "rename one of them; if the incumbent is gone, its name is free after "
+                f"{SILENT_SECONDS} s of silence"
+            )
         message = (
             f"{reason}: incumbent {incumbent} {boots[0]}".rstrip()
             + f" stays, newcomer {new} {boots[1]}".rstrip()

@@ -47,11 +47,10 @@ def host_families(
         return []
     columns, hosts = columns_of(snapshot), snapshot.hosts
     host_names = hosts.inputs.names if isinstance(hosts, Hosts) else [host.host for host in hosts]
-    received = (
-        hosts.inputs.last_received_ns
-        if isinstance(hosts, Hosts)
-        else [host.last_received_ns for host in hosts]
-    )
+    if isinstance(hosts, Hosts):
+        received = hosts.inputs.last_received_ns
+    else:
+        received = [host.last_received_ns for host in hosts]
     shown = np.flatnonzero(~columns.ended[: len(host_names)])
     names = [host_names[index] for index in shown.tolist()]
     last_received_ns = np.asarray(received, dtype=np.int64)[shown]

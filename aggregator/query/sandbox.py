@@ -262,11 +262,9 @@ def with_suggestion(text: str, missing: str, names: list[str]) -> str:
     matches = difflib.get_close_matches(
         missing.rpartition(".")[2].lower(), full_names, n=1, cutoff=0.7
     )
-    hint = (
-        _suggestion(full_names[matches[0]], missing.rpartition(".")[2].lower() == matches[0])
-        if matches
-        else ""
-    )
+    hint = ""
+    if matches:
+        hint = _suggestion(full_names[matches[0]], missing.rpartition(".")[2].lower() == matches[0])
     return "\n".join([*lines, f"hint: {hint}{HINT}"])
 
 

@@ -34,11 +34,9 @@ def event_symptom(
 ) -> Symptom:
     """Return *record* as a symptom of *rule*; *message* follows the name of the device."""
     device_prefix = "" if record.device == "host" else f"{short(record.device)} "
-    process_text = (
-        f" (met by {record.process_name}, which may not be its cause)"
-        if record.process_name
-        else ""
-    )
+    process_text = ""
+    if record.process_name:
+        process_text = f" (met by {record.process_name}, which may not be its cause)"
     return Symptom(
         rule=replace(rule, leave_seconds=0.0),
         host=record.host,

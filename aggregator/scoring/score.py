@@ -380,11 +380,9 @@ def _reason_message(strongest: Symptom | None) -> str:
     if strongest is None:
         return ""
     cause = strongest.shared_cause
-    return (
-        f"{cause.subject}, shared by {cause.hosts_count} hosts: {strongest.message}"
-        if cause
-        else strongest.message
-    )
+    if cause:
+        return f"{cause.subject}, shared by {cause.hosts_count} hosts: {strongest.message}"
+    return strongest.message
 
 
 def _clears(symptoms: Sequence[Symptom]) -> str:

@@ -500,11 +500,9 @@ class AdvisoryService(AdvisoryServiceServicer):
     def _known(self, name: str) -> Advisory:
         advisory = self._engine.find(name_of(name))
         if advisory is None:
-            shadow = (
-                "; advice_shadow is on: FROM ops.advice has all of it"
-                if self._engine.shadow
-                else ""
-            )
+            shadow = ""
+            if self._engine.shadow:
+                shadow = "; advice_shadow is on: FROM ops.advice has all of it"
             reason = f"no advisory {name!r} is known, or it ended more than a day ago"
             raise NotFound(reason + shadow)
         return advisory

@@ -34,11 +34,9 @@ class CallerSlots:
         own_max = max(1, int(slots_max * LOGIN_SHARE_MAX)) if login else slots_max
         total_max = slots_max * OVERCOMMIT if login and not self._held[login] else slots_max
         if self.count >= total_max or self._held[login] >= own_max:
-            share = (
-                f" (the login {login!r} has {self._held[login]}, at most {own_max})"
-                if login
-                else ""
-            )
+            share = ""
+            if login:
+                share = f" (the login {login!r} has {self._held[login]}, at most {own_max})"
             raise ResourceExhausted(reason + share, retry_seconds)
         self._held[login] += 1
         try:

@@ -217,11 +217,9 @@ def _tier(field: str, value: int, *, priced: bool = False) -> Tier | None:
         return None
     known = [int(tier) for tier in (PRICED_TIERS if priced else Tier)]
     if value not in known:
-        names = (
-            "TIER_NVLINK_DOMAIN to TIER_CORE"
-            if priced
-            else "TIER_NVLINK_DOMAIN to TIER_COOLING_DOMAIN"
-        )
+        names = "TIER_NVLINK_DOMAIN to TIER_COOLING_DOMAIN"
+        if priced:
+            names = "TIER_NVLINK_DOMAIN to TIER_CORE"
         raise InvalidArgument(field, f"{value}, expected {names}, or unspecified")
     return Tier(value)
 

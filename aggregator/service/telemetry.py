@@ -527,11 +527,10 @@ class TelemetryService(TelemetryServiceServicer):
     ) -> None:
         """Receive frames, send receipts."""
         session = self._session(context)
-        rate_limit = (
-            self._rate_limit(session.principal)
-            if self._rate_limit and session.principal.is_authenticated
-            else None
-        )
+        if self._rate_limit and session.principal.is_authenticated:
+            rate_limit = self._rate_limit(session.principal)
+        else:
+            rate_limit = None
         stream = TelemetryStream(
             self._ingest, session, self._admission_control, self._permit, rate_limit, self._verdict,
             self._recordings,

@@ -82,11 +82,9 @@ def drop_old(connection: Any, clock: RetentionClock, now_ns: int, history_days: 
     fill_host_days(connection, now_ns // 1000)
     for rule in _RETENTION_RULES:
         days = rule.days or max(rule.days_min, history_days)
-        exception = (
-            f" AND rowid NOT IN ({_RETAINED_LONGER[rule.table]})"
-            if rule.table in _RETAINED_LONGER
-            else ""
-        )
+        exception = ""
+        if rule.table in _RETAINED_LONGER:
+            exception = f" AND rowid NOT IN ({_RETAINED_LONGER[rule.table]})"
         connection.execute(
             f"DELETE FROM {rule.table} WHERE {rule.column} < make_timestamp(?){exception}",
             [cutoff_us(days)],

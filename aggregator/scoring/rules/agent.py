@@ -191,11 +191,9 @@ def new_hosts(view: FleetView) -> Iterator[Symptom]:
     last_received, first = view.fleet.last_received_ns, view.fleet.first_received_ns
     for host in np.flatnonzero(last_received - first < RECEIVED_SECONDS_MIN * 1e9).tolist():
         seconds = (last_received[host] - first[host]) / 1e9 if last_received[host] else 0.0
-        known = (
-            f"reporting for {seconds:.0f} s only"
-            if last_received[host]
-            else "registered, has never reported"
-        )
+        known = "registered, has never reported"
+        if last_received[host]:
+            known = f"reporting for {seconds:.0f} s only"
         yield Symptom(
             rule=rules.NEW,
             host=host,

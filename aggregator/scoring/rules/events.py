@@ -107,11 +107,10 @@ def _as_previous_boot(kind: EventKind) -> EventKind:
 def _kernel_symptom(view: FleetView, record: EventRecord, kind: EventKind) -> Symptom:
     counts = record.count >= kind.count_min and not record.hit_cgroup_limit
     state = kind.rule.state if counts else HealthState.HEALTHY
-    rule = (
-        replace(kind.rule, name=f"{kind.rule.name}.own_limit")
-        if record.hit_cgroup_limit
-        else kind.rule
-    )
+    if record.hit_cgroup_limit:
+        rule = replace(kind.rule, name=f"{kind.rule.name}.own_limit")
+    else:
+        rule = kind.rule
     quoted_message = f': "{record.message}"' if record.message else ""
     message = f"{kind.message}{event_symptom.times_text(record)}{quoted_message}"
     return event_symptom.event_symptom(

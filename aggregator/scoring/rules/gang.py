@@ -142,11 +142,9 @@ def _interval(change: Change, at: int) -> str:
 def _changed_symptom(view: FleetView, comparison: GangComparison, host: int) -> Symptom:
     change = comparison.busy_change
     excess, work = float(change.excess[host]), float(change.companions[CHANGE_WORK, host])
-    since = (
-        "than the others of its job"
-        if change.from_birth[host]
-        else "than before, and the others of its job do not"
-    )
+    since = "than before, and the others of its job do not"
+    if change.from_birth[host]:
+        since = "than the others of its job"
     message = f"computes {100 * excess:.0f} % longer {since} ({_interval(change, host)}): they wait for it"
     rule = rules.SLOW
     if work > WORK_SHARE_MAX * excess:
@@ -238,11 +236,9 @@ def _gpu_symptom(
     row, host, gang = where
     excess, work = float(change.excess[row]), float(change.companions[CHANGE_WORK, row])
     by_power = bool(comparison.by_power[gang])
-    since = (
-        "than the other GPUs of its job"
-        if change.from_birth[row]
-        else "than before, and the other GPUs of its job do not"
-    )
+    since = "than before, and the other GPUs of its job do not"
+    if change.from_birth[row]:
+        since = "than the other GPUs of its job"
     message = (
         f"computes {100 * excess:.0f} % longer {since} ({_interval(change, row)}): they wait for it"
     )

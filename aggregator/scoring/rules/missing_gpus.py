@@ -98,11 +98,10 @@ def _find_missing(
 def _symptom(view: FleetView, host: int, missing: MissingGpus) -> Symptom:
     known = view.fleet.known_gpus.of(view.fleet.names[host])
     booting = 0 < view.host_now_ns[host] < BOOTING_SECONDS * 1e9
-    expected_text = (
-        f"{missing.expected} declared ({missing.declared})"
-        if missing.declared
-        else f"it had {missing.expected}"
-    )
+    if missing.declared:
+        expected_text = f"{missing.expected} declared ({missing.declared})"
+    else:
+        expected_text = f"it had {missing.expected}"
     return Symptom(
         rule=BOOTING if booting else rules.MISSING,
         host=host,
