@@ -333,10 +333,9 @@ class AccessControl:
         """
         self.refused_count += 1
         address = peer_address(peer)
+        key: Any = address and address[0]
         if principal is not None and principal.is_authenticated:
             key = (principal.role, principal.name)
-        else:
-            key = address and address[0]
         if not self._refusals.try_take(key):
             return False
         await asyncio.sleep(THROTTLE_SECONDS)

@@ -94,9 +94,7 @@ class Eligible:
 def usable(table: NodeTable, candidates: Candidates, needs: GangRequirements) -> Flags:
     """Return candidates that are not excluded, healthy enough, and have enough GPUs."""
     healthy = table.snapshot.columns.score >= np.float32(needs.score_min)
-    return np.asarray(
-        candidates.nodes & ~table.excluded & healthy & roomy(table, candidates, needs), dtype=bool
-    )
+    return candidates.nodes & ~table.excluded & healthy & roomy(table, candidates, needs)
 
 
 def roomy(table: NodeTable, candidates: Candidates, needs: GangRequirements) -> Flags:
@@ -111,7 +109,7 @@ def roomy(table: NodeTable, candidates: Candidates, needs: GangRequirements) -> 
     free = gpus.copy()
     for node, mask in candidates.gpus.items():
         free[node] = mask.bit_count()
-    return np.asarray(free >= needs.gpus_per_node, dtype=bool)
+    return free >= needs.gpus_per_node
 
 
 def gpus_of(table: NodeTable, needs: GangRequirements) -> int:

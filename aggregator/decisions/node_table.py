@@ -210,7 +210,7 @@ def excluded_now(snapshot: Judgement) -> Flags:
     """Return nodes that *snapshot* excludes."""
     columns = snapshot.columns
     states = [int(state) for state in EXCLUDED]
-    return np.asarray(np.isin(columns.state, states) | columns.ended, dtype=bool)
+    return np.isin(columns.state, states) | columns.ended
 
 
 def excluded_since(snapshot: Judgement, before: tuple[int, Flags] | None) -> Flags:
@@ -221,7 +221,7 @@ def excluded_since(snapshot: Judgement, before: tuple[int, Flags] | None) -> Fla
     known = np.zeros(now.size, dtype=bool)
     known[: before[1].size] = before[1]
     # A simulated host that ended no longer exists, whatever else is degraded.
-    return np.asarray((now & known) | snapshot.columns.ended, dtype=bool)
+    return (now & known) | snapshot.columns.ended
 
 
 _Hashes = NDArray[np.uint64]

@@ -56,10 +56,9 @@ class Launchers:
         writes = bool(config.segment_health_dir) and not shadow
         self._segments = Path(config.segment_health_dir) if writes else None
         self.board = attribution.AttributionBoard(config.attribution_wait_seconds)
+        self.server: AttributionServer | None = None
         if config.attribution_listen:
             self.server = AttributionServer(self.board, config.attribution_listen, wall)
-        else:
-            self.server = None
         self._lock = threading.Lock()
         self._jobs: tuple[str, ...] = ()
         self._wanted: dict[str, str] | None = None

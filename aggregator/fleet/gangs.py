@@ -489,7 +489,7 @@ class GangMonitor:
 
 
 def _is_reporting(fleet: Fleet, now_ns: int) -> Flags:
-    return np.asarray(now_ns - fleet.last_received_ns < 2 * WINDOW_NS, dtype=bool)
+    return now_ns - fleet.last_received_ns < 2 * WINDOW_NS
 
 
 def _enough_hosts_read(gang: Indexes, known: Flags, count: int) -> Flags:
@@ -497,4 +497,4 @@ def _enough_hosts_read(gang: Indexes, known: Flags, count: int) -> Flags:
     sizes = np.bincount(gang[gang >= 0], minlength=count)
     shown = np.bincount(gang[(gang >= 0) & known], minlength=count)
     is_enough = shown >= np.minimum(sizes, 2)
-    return np.asarray((shown > 0) & is_enough & (shown >= READ_SHARE_MIN * sizes), dtype=bool)
+    return (shown > 0) & is_enough & (shown >= READ_SHARE_MIN * sizes)

@@ -275,9 +275,7 @@ def are_shared(devices: Devices, gpus_held: Indexes) -> Flags:
     On shared hosts only the GPUs that a job holds show its work and waiting; a mean over all GPUs of
     the host would mix jobs. *gpus_held*: by host, including MIG instances; -1: no gang.
     """
-    return np.asarray(
-        (gpus_held >= 0) & (gpus_held < np.bincount(devices.host, minlength=gpus_held.size))
-    )
+    return (gpus_held >= 0) & (gpus_held < np.bincount(devices.host, minlength=gpus_held.size))
 
 
 def gangs_of_gpus(

@@ -192,7 +192,7 @@ def _settings(fleet: PeerSource, has_name: Flags) -> Keys:
     keys |= _quantized(setting, SETTING_HERTZ, _TWELVE_BITS) << _SETTING
     mig = mode.known("mig_mode_state") * (1 + (mode.state("mig_mode_state") == 1))
     keys |= mig.astype(np.int64) << _MIG
-    return np.asarray(keys | fleet.simulated[fleet.devices["gpu"].host])
+    return keys | fleet.simulated[fleet.devices["gpu"].host]
 
 
 def _quantized(values: Floats, unit: float, most: int) -> Keys:
@@ -221,9 +221,7 @@ def _may_have_median(numbers: NDArray[np.intp], hosts: Codes) -> Flags:
         return np.zeros(0, dtype=bool)
     hosts_max = int(hosts.max()) + 1
     host_counts = np.bincount(np.unique(numbers * hosts_max + hosts) // hosts_max)
-    return np.asarray(
-        (host_counts[numbers] >= HOSTS_MIN) & (_sizes_of_groups(numbers) >= PEERS_MIN), dtype=bool
-    )
+    return (host_counts[numbers] >= HOSTS_MIN) & (_sizes_of_groups(numbers) >= PEERS_MIN)
 
 
 def _sizes_of_groups(numbers: NDArray[np.intp]) -> NDArray[np.intp]:

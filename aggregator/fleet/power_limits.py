@@ -75,9 +75,7 @@ def at_shared_limit(limits: PowerLimited, rows: Indexes) -> Flags:
     is_at_limit = limits.rows[rows]
     if not is_at_limit.any():
         return is_at_limit
-    return np.asarray(
-        is_at_limit & (limits.watts[rows] >= np.nanmedian(limits.watts[rows]) - LIMIT_WATTS)
-    )
+    return is_at_limit & (limits.watts[rows] >= np.nanmedian(limits.watts[rows]) - LIMIT_WATTS)
 
 
 def capped_below_limit(limits: PowerLimited, power: Floats, clock: Floats, hosts: Codes) -> Flags:
@@ -96,9 +94,7 @@ def capped_below_limit(limits: PowerLimited, power: Floats, clock: Floats, hosts
     watts, hertz = (medians(values, group, count)[hosts] for values in (power, clock))
     result &= _group_sizes(group, count)[hosts] >= FREE_MIN
     with np.errstate(invalid="ignore"):
-        return np.asarray(
-            result & (power <= SAME_WORK_RATIO_MAX * watts) & (clock < hertz), dtype=bool
-        )
+        return result & (power <= SAME_WORK_RATIO_MAX * watts) & (clock < hertz)
 
 
 def measure_at_limit(

@@ -115,4 +115,4 @@ def gang_steps(by_host: Floats, group: Indexes, count: int) -> Floats:
 def is_long(steps: Floats, group: Indexes, seconds_max: float) -> Flags:
     """Return which members are in a gang whose reported step is longer than *seconds_max*."""
     with np.errstate(invalid="ignore"):
-        return np.asarray(per_member((steps > seconds_max).astype(np.float64), group) > 0.0)
+        return per_member((steps > seconds_max).astype(np.float64), group) > 0.0

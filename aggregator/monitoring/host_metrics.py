@@ -50,10 +50,10 @@ def host_families(
     if isinstance(hosts, Hosts):
         received = hosts.inputs.last_received_ns
     else:
-        received = [host.last_received_ns for host in hosts]
+        received = np.array([host.last_received_ns for host in hosts], dtype=np.int64)
     shown = np.flatnonzero(~columns.ended[: len(host_names)])
     names = [host_names[index] for index in shown.tolist()]
-    last_received_ns = np.asarray(received, dtype=np.int64)[shown]
+    last_received_ns = received[shown]
     silent = np.where(
         last_received_ns > 0, np.maximum(snapshot.computed_ns - last_received_ns, 0) / 1e9, np.nan
     )

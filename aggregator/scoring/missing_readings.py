@@ -195,7 +195,7 @@ def _is_crowded(when: Floats, enough: float) -> Flags:
     is_crowded = ends - begins >= enough
     inside = np.bincount(begins[is_crowded], minlength=when.size + 1)
     inside -= np.bincount(ends[is_crowded], minlength=when.size + 1)
-    return np.asarray(np.cumsum(inside)[:-1] > 0)
+    return np.cumsum(inside)[:-1] > 0
 
 
 def outage_message(fleet: Fleet, frozen: Collection[int]) -> str:

@@ -79,7 +79,7 @@ class Columns(NamedTuple):
         """Return which nodes reach *floor*, have not ended, and are in no excluded state."""
         excluded = np.isin(self.state, [int(s) for s in EXCLUDED])
         reach = self.score >= np.float32(floor)
-        return np.asarray(reach & ~excluded & ~self.ended, dtype=bool)
+        return reach & ~excluded & ~self.ended
 
 
 def bucket_of(host: HostScore) -> int:

@@ -276,7 +276,7 @@ def failing_collectors(view: FleetView) -> Iterator[Symptom]:
 
 
 def _has_failed(outcomes: NDArray[Any]) -> Flags:
-    return np.asarray((outcomes >= BLIND) & (outcomes <= HUNG), dtype=bool)
+    return (outcomes >= BLIND) & (outcomes <= HUNG)
 
 
 @detects(rules.STUCK)

@@ -119,7 +119,7 @@ def _changed(view: FleetView, comparison: GangComparison, change: Change) -> Fla
     by_power = comparison.by_power[np.maximum(comparison.gang, 0)]
     may_be_pair = (sizes(comparison) >= PAIR_SIZE_MIN) & ~change.from_birth & ~by_power
     few = np.maximum(outliers_max(sizes(comparison)), np.where(may_be_pair, 2, 1))
-    return np.asarray(named & (sizes(comparison, named) <= few), dtype=bool)
+    return named & (sizes(comparison, named) <= few)
 
 
 def _is_of_usual_part(view: FleetView, comparison: GangComparison, host: int) -> bool:
@@ -198,7 +198,7 @@ def _named_gpus(view: FleetView, comparison: GangComparison) -> Flags:
     change, gpus = comparison.gpu_change, view.fleet.devices["gpu"]
     named = np.zeros(gpus.count, dtype=bool)
     named[: change.is_named.size] = change.is_named
-    return np.asarray(named & view.awake[gpus.host], dtype=bool)
+    return named & view.awake[gpus.host]
 
 
 def _hosts_of_few_slow_gpus(view: FleetView, comparison: GangComparison) -> Flags:
@@ -208,7 +208,7 @@ def _hosts_of_few_slow_gpus(view: FleetView, comparison: GangComparison) -> Flag
     gang, host = comparison.of_gpus(gpus.host), gpus.host
     total = np.bincount(host[known & (gang >= 0)], minlength=hosts)
     slow = np.bincount(host[known & _named_gpus(view, comparison)], minlength=hosts)
-    return np.asarray((slow > 0) & (2 * slow < total), dtype=bool)
+    return (slow > 0) & (2 * slow < total)
 
 
 @detects(rules.SLOW_GPU, rules.UNKNOWN, rules.WORKLOAD)
@@ -437,12 +437,12 @@ def _is_persistent(
     is_sure = np.rint(often * comparison.windows) >= _BEYOND_CHANCE[comparison.windows, hosts]
     if run is not None:
         is_sure |= run >= _RUN_MIN
-    return np.asarray((often >= view.threshold("gang.identity_ratio")) & is_sure)
+    return (often >= view.threshold("gang.identity_ratio")) & is_sure
 
 
 def _are_few(comparison: GangComparison, found: Flags) -> Flags:
     few = sizes(comparison, found) <= outliers_max(sizes(comparison))
-    return np.asarray((comparison.gang >= 0) & few, dtype=bool)
+    return (comparison.gang >= 0) & few
 
 
 def _rows(found: Flags) -> list[int]:
