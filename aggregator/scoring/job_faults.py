@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from math import isnan, nan
+from math import nan
 
 from ..fleet.jobs import Job
 from ..model import HealthState, Reason
@@ -174,8 +174,3 @@ def _verdict(symptom: Symptom) -> str:
 
 def _reason(symptom: Symptom) -> Reason:
     return symptom.rule.reason if symptom.reason is None else symptom.reason
-
-
-def is_measured(fault: JobFault) -> bool:
-    """Return whether the slowdown was measured at a host of *fault*."""
-    return not isnan(fault.slowdown)
