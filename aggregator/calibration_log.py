@@ -149,10 +149,7 @@ class CalibrationLog:
         return (reporter, incident) in self._incidents
 
     def add_recovery(self, one: RecoveryRecord) -> bool:
-        """Add a recovery, on disk after `persisted`.
-
-        False: known incident. Raises ServiceUnavailable.
-        """
+        """Add a recovery, for `persisted`. False: known incident. Raises ServiceUnavailable."""
         incident = one.report.reporter, one.report.incident
         if incident in self._incidents:
             return False
@@ -178,10 +175,7 @@ class CalibrationLog:
         _drop_oldest(self._throughputs, THROUGHPUTS_MAX)
 
     async def persisted(self) -> None:
-        """Return once all recoveries are on disk.
-
-        Raises ServiceUnavailable; they are then written later.
-        """
+        """Return once all recoveries are on disk. Raises ServiceUnavailable until then."""
         # A cancelled caller must not cancel the write, or the rows would be written twice.
         task = asyncio.create_task(self._flush())
         self._flushing.add(task)

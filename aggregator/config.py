@@ -23,10 +23,7 @@ OPS_SECONDS_MIN = 0.5
 def parse_listen(
     text: str, *, beyond_loopback: bool, name: str = "listen", otherwise: str = ""
 ) -> tuple[str, int]:
-    """Return (address, port).
-
-    Raises SettingsError; *otherwise*: further valid values, for its message.
-    """
+    """Return (address, port). Raises SettingsError with *otherwise*: further valid values."""
     address, port = _address_port(text)
     if not port:
         raise SettingsError(

@@ -49,10 +49,7 @@ class FileStability:
         self._digests: dict[str, bytes] = {}
 
     def poll(self, stamps: object) -> bool:
-        """Record the files' names, times and sizes.
-
-        Return whether they equal those of the last poll.
-        """
+        """Record the files' names, times and sizes; return whether they are unchanged."""
         is_stable, self._stamps = stamps == self._stamps, stamps
         self._unstable_polls = 0 if is_stable else self._unstable_polls % UNSTABLE_POLLS + 1
         return is_stable
@@ -63,10 +60,7 @@ class FileStability:
         return self._unstable_polls >= UNSTABLE_POLLS - 1
 
     def compare(self, files: Iterable[DeclaredFile]) -> str | None:
-        """Return "" if *files* have the contents of the last poll, else a message.
-
-        None: ask again later.
-        """
+        """Return "" if *files* are unchanged since the last poll, a message, or None: ask later."""
         before = self._digests
         self._digests = {file.name: hashlib.sha256(file.data).digest() for file in files}
         if self._unstable_polls < UNSTABLE_POLLS:
@@ -84,10 +78,7 @@ Stamps = tuple[tuple[str, int, int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
-    """Result of a poll of the files.
-
-    `declared` None: unchanged, or `problems`. `stamps` None: poll again in any case.
-    """
+    """Result of a poll. `declared` None: unchanged, or `problems`. `stamps` None: poll again."""
 
     stamps: Stamps | None
     declared: Declared | None = None
@@ -125,10 +116,7 @@ class DeclaredReloader:
         self.error = ""
 
     def begin(self, now_ns: int) -> None:
-        """Load the files; if they are invalid, the version before the restart.
-
-        Blocks for the disk.
-        """
+        """Load the files; if they are invalid, the version before the restart. Blocks."""
         stored = self._stored_version()
         self._fleet.reported_inventory.restore(self._stored_reported_places())
         self._fleet.declared = replace(NOTHING, number=stored.number if stored else 0)

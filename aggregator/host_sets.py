@@ -87,10 +87,7 @@ def _expand(text: str) -> Iterator[str]:
 
 
 def fold_hosts(names: Iterable[str]) -> str:
-    """Return *names* in Slurm's notation: `gpu-[001-029,031],head`.
-
-    Only trailing numbers are folded.
-    """
+    """Return *names* as `gpu-[001-029,031],head`. Only trailing numbers are folded."""
     numbers: dict[str, list[str]] = defaultdict(list)
     items = set[str]()
     for name in names:

@@ -105,10 +105,7 @@ class EarlyTurns:
 
 @dataclass(slots=True)
 class JudgeLoop:
-    """The loop over turns of judging.
-
-    Belongs to the event loop: `begin`, then `run` until cancelled.
-    """
+    """The loop over turns of judging: `begin`, then `run` until cancelled."""
 
     config: AggregatorConfig
     wall_ns: Callable[[], int]
@@ -167,10 +164,7 @@ class JudgeLoop:
         self._reload = True
 
     def request_early_turn(self) -> None:
-        """Request a turn before the period ends, after a fatal event.
-
-        Call it in the loop's thread.
-        """
+        """Request an early turn, after a fatal event. Call it in the loop's thread."""
         if not self._requested.is_set():
             self._requested_at = time.monotonic()
             self._requested.set()
@@ -241,10 +235,7 @@ class JudgeLoop:
             self.store.submit_scores(snapshot, (), due)
 
     def _check_clock(self) -> int:
-        """Return the wall clock's time.
-
-        Apply a jump of the clock, so that it does not age hosts' readings.
-        """
+        """Apply a jump of the clock, which must not age readings; return the wall time."""
         jump = self.jump_detector.check()
         if jump.jump_ns:
             self._apply_clock_jump("the clock was set forward by", jump.jump_ns, jump.now_ns)

@@ -90,10 +90,7 @@ class Permits:
             )
 
     def revoke(self, reason: str) -> None:
-        """Revoke the permit, even if that cannot be stored: then until the next start.
-
-        Raises OSError.
-        """
+        """Revoke the permit; if that cannot be stored, until the next start. Raises OSError."""
         printable = "".join(c if c.isprintable() else " " for c in reason[:REASON_CHARACTERS_MAX])
         self.active_grant = Grant(reason=printable or "revoked")
         log.warning("hosts may no longer enforce: %s", self.active_grant.reason)

@@ -242,10 +242,7 @@ class Aggregator:
         self._health: Any = cast(Any, health).aio.HealthServicer()
 
     async def start(self) -> None:
-        """Open the store and serve.
-
-        Raises SettingsError, StoreError or StartError after undoing all.
-        """
+        """Open the store and serve. Raises SettingsError, StoreError, StartError."""
         config = self._config
         self.access_control = AccessControl(config, lambda: self._wall_ns() / 1e9)
         endpoints = listen_endpoints(config)
@@ -530,10 +527,7 @@ class Aggregator:
 
 
 async def serve(aggregator: Aggregator, stop: asyncio.Event, ready: Callable[[Any], None]) -> str:
-    """Start, call *ready*, and close when *stop* is set; return the result of `close`.
-
-    Raises the errors of `start`.
-    """
+    """Start, call *ready*, and close when *stop* is set; return the result of `close`."""
     await aggregator.start()
     try:
         ready(aggregator)

@@ -75,10 +75,7 @@ class WorkerProcess:
         self._process.kill()
 
     def end(self) -> int | None:
-        """Close the socket and wait; return the exit status, None if the worker cannot be killed.
-
-        Blocks.
-        """
+        """Close the socket and wait; return the exit status, None if it cannot be killed."""
         self.control.close()
         for seconds in (END_SECONDS, GONE_SECONDS):
             with suppress(subprocess.TimeoutExpired):

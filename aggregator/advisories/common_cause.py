@@ -67,10 +67,7 @@ def cause_kind(reason: str) -> CauseKind:
 
 
 class Domain(NamedTuple):
-    """A domain that hosts may share. `subject` is its advisory's subject.
-
-    `width`: rank among the domains of its kind.
-    """
+    """A domain that hosts may share, with its subject and its rank among its kind (`width`)."""
 
     scope: Scope
     name: str

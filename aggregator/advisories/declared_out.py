@@ -62,10 +62,7 @@ def declare_in_service(editor: StateEditor, event: PutBack) -> None:
 
 
 def _release_ended_hold(editor: StateEditor, hold: Hold, reason: str) -> None:
-    """Remove the effect of an ended advisory.
-
-    While its fault lasts, it is not proposed again at once.
-    """
+    """Remove the effect of an ended advisory, and mute it while its fault lasts."""
     if hold.name in editor.state.advisories:
         return
     for advisory in editor.open_advisories(hold.host):

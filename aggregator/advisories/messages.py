@@ -245,10 +245,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """The breaker's position for advice that takes hosts out.
-
-    Closed (allowed), open (none), half-open (one, as a trial).
-    """
+    """The breaker: closed (hosts may be taken out), open (none), half-open (one, as a trial)."""
 
     position: str
     words: str

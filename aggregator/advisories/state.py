@@ -18,10 +18,7 @@ APPLIED_STATES = (AdvisoryState.ACCEPTED, AdvisoryState.DONE, AdvisoryState.FAIL
 
 @dataclass(slots=True)
 class OpenCase:
-    """An open case, the time we noticed it, and its advisory ("": none yet).
-
-    `changed`: the case differs from its advisory.
-    """
+    """An open case, and its advisory ("": none yet). `changed`: it differs from its advisory."""
 
     case: Case
     seen_ns: int
@@ -100,10 +97,7 @@ class HostProbation:
 
 @dataclass(slots=True)
 class CircuitBreaker:
-    """The breaker: `position` closed, open or half-open.
-
-    `trial`: the advisory on trial; `until_ns`: the end of both.
-    """
+    """The breaker's `position`: closed, open, half-open; `until_ns`: the end of the last two."""
 
     position: str = "closed"
     until_ns: int = 0

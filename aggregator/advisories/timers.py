@@ -239,10 +239,7 @@ def _is_return_deferred(editor: StateEditor, host: str) -> bool:
 
 
 def _missing_reason(editor: StateEditor, hold: Hold) -> str:
-    """Return why *hold* is renewed although its host has no fault and is not well.
-
-    "" after `missed_seconds`.
-    """
+    """Return why *hold* of an unseen host is renewed; "" after `missed_seconds`."""
     hold.missed_ns = hold.missed_ns or editor.now_ns
     if editor.now_ns - hold.missed_ns >= seconds_ns(editor.limits.missed_seconds):
         return ""

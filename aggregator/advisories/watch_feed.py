@@ -31,10 +31,7 @@ class AdvisoryChange(NamedTuple):
 
 
 class WatchFeed:
-    """Ordered changes of advisories, for watchers on one loop.
-
-    `started_ms` distinguishes the feeds of different starts.
-    """
+    """Ordered changes of advisories, for watchers on one loop. `started_ms` identifies it."""
 
     def __init__(
         self,

@@ -46,10 +46,7 @@ def name_for(name: str, login: str) -> str:
 
 
 class Gang(NamedTuple):
-    """A workload. `reporter`: LOGIN/ACTOR.
-
-    `gpus` 0: all GPUs of the hosts; `checkpoint_seconds` 0: unknown.
-    """
+    """A workload. `reporter`: LOGIN/ACTOR. `gpus` 0: all of its hosts; checkpoint 0: unknown."""
 
     workload: str
     hosts: tuple[str, ...]

@@ -21,9 +21,7 @@ Metadata = Iterable[tuple[str, Any]]
 
 
 class Authenticator:
-    """Determines the caller. Owned by the event loop's thread, which must also call
-    `Tokens.refresh`.
-    """
+    """Determines the caller. Owned by the event loop's thread, which calls `Tokens.refresh`."""
 
     def __init__(
         self,
@@ -34,9 +32,7 @@ class Authenticator:
         client_certificates: bool,
         seconds: Callable[[], float],
     ) -> None:
-        """*tls*: the port uses it; *client_certificates*: callers may present one; *seconds*: Unix
-        time.
-        """
+        """*tls*: the port has it; *client_certificates*: callers may present one."""
         self._tokens = tokens
         self._certificate_identity = certificate_identity
         self._seconds = seconds

@@ -121,9 +121,7 @@ def _public(path: Path, data: bytes) -> bytes:
 
 
 class Certificates:
-    """The active certificate. Call `refresh` in one thread; gRPC reads it in others before each
-    handshake.
-    """
+    """The active certificate. `refresh` is for one thread; gRPC reads it in others."""
 
     def __init__(
         self, files: ServerTlsFiles, now: Callable[[], datetime] = lambda: datetime.now(UTC)

@@ -70,9 +70,7 @@ class AcceptedConnection(NamedTuple):
 
 
 def peer_address(peer: str) -> PeerAddress | None:
-    """Return address and port of gRPC's `ipv4:10.0.0.1:4711` or `ipv6:%5B::1%5D:4711`; None for
-    another kind.
-    """
+    """Return address and port of gRPC's `ipv4:10.0.0.1:4711` or `ipv6:%5B::1%5D:4711`."""
     kind, _, rest = peer.partition(":")
     host, _, port = urllib.parse.unquote(rest).rpartition(":")
     if kind not in ("ipv4", "ipv6") or not (port.isdecimal() and len(port) <= 5):

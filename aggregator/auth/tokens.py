@@ -37,11 +37,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def write_private(path: Path, data: bytes, mode: int) -> None:
-    """Write a file of *mode* atomically and durably: a revoked token must not return after a power
-    cut.
-
-    Raises OSError.
-    """
+    """Write a file of *mode* atomically and durably: a revoked token must stay revoked."""
     new = path.with_name(path.name + ".new")
     with suppress(FileNotFoundError):
         new.unlink()
@@ -193,9 +189,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 class Tokens:
-    """The active tokens, from the last read of the file. `refresh` and `find` may run in different
-    threads.
-    """
+    """The tokens of the last read. `refresh` and `find` may run in different threads."""
 
     def __init__(self, path: Path) -> None:
         """Read *path* if it exists. Raises TokensError."""
@@ -242,10 +236,7 @@ class Tokens:
         return now.st_ino, now.st_mtime_ns, now.st_size
 
     def find(self, text: str, now: float) -> Token | None:
-        """Return the active token for *text*, None if there is none.
-
-        A wrong secret takes as long as a right one.
-        """
+        """Return the active token for *text*. A wrong secret takes as long as a right one."""
         match = _FORM.fullmatch(text) if len(text) <= TOKEN_CHARACTERS_MAX else None
         if match is None:
             return None

@@ -146,10 +146,7 @@ def _expiry_message(certificate: str) -> str:
 
 
 def read_connection_options(options: argparse.Namespace) -> ConnectionOptions:
-    """Return the settings from options, environment and file, in this order of precedence.
-
-    Raises CommandError.
-    """
+    """Return the settings from options, else environment, else file. Raises CommandError."""
     file = _file()
     try:
         connection_options = load(ConnectionOptions, file if _exists(file) else None)
@@ -421,10 +418,7 @@ def add_hours(parser: argparse.ArgumentParser) -> None:
 
 
 def number_option(low: float, high: float, message: str) -> Callable[[str], float]:
-    """Return an option type that parses a number from *low* to *high*.
-
-    *message* follows the rejected text in the error.
-    """
+    """Return a type of numbers from *low* to *high*; *message* ends its error."""
 
     def parse(text: str) -> float:
         try:

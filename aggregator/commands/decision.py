@@ -272,10 +272,7 @@ class _StoredSnapshot:
 
 
 async def replayed_answer(kind: int, request: bytes, parts: Iterable[bytes]) -> bytes:
-    """Return the serialized answer to *request*, recomputed from *parts* by the current services.
-
-    Raises InputsError.
-    """
+    """Return the answer to *request*, recomputed from *parts*. Raises InputsError."""
     inputs = restored_inputs(parts)
     placement = PlacementService(_StoredSnapshot(inputs.snapshot))
     placement.begin_with(inputs.snapshot, inputs.excluded)

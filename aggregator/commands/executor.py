@@ -513,10 +513,7 @@ def _doctor(options: argparse.Namespace, site: SchedulerSite) -> int:
 
 
 def _ledger_finding(folder: Path) -> DoctorFinding:
-    """Return whether the ledger is writable.
-
-    If run as another user, create nothing: the executor could not write to it.
-    """
+    """Return whether the ledger is writable. Creates nothing as another user."""
     parent = next(path for path in (folder, *folder.parents) if path.exists())
     if not folder.exists() and (os.geteuid() == 0 or not os.access(parent, os.W_OK)):
         return DoctorFinding(

@@ -59,10 +59,7 @@ NAMED_MAX = 6
 
 
 def main(arguments: list[str]) -> int:
-    """Explain a host or a decision.
-
-    Exit code 3: no aggregator answers; 4: unknown host or decision.
-    """
+    """Explain a host or a decision. Exit codes: 3 no aggregator answers; 4 unknown."""
     parser = _parser()
     options = parser.parse_args(arguments)
     is_decision = options.host == DECISION and options.decision_id
@@ -128,10 +125,7 @@ def unknown_host_message(host: str, names: list[str]) -> str:
 
 
 def explanation_text(score: score_pb2.NodeScore, width: int, query_prefix: str = COMMAND) -> str:
-    """Return the explanation of *score*, wrapped to *width*.
-
-    *query_prefix*: start of each query.
-    """
+    """Return the explanation of *score* within *width*. *query_prefix*: of each query."""
     parts = [_summary(score)]
     now_ns = score.compute_time.ToNanoseconds()
     evidence = [contribution for contribution in score.contributions if _is_shown(contribution)]

@@ -97,10 +97,7 @@ def selected(listing: ScoreListing, states: list[str]) -> ScoreListing:
 
 
 def document(listing: ScoreListing, slowdowns: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """Return the hosts as JSON, worst first; unknown values are null.
-
-    *slowdowns*: a job's, by host.
-    """
+    """Return the hosts as JSON, worst first; null is unknown. *slowdowns*: a job's, by host."""
     hosts = [as_dict(score) for score in listing.scores]
     for host in hosts if slowdowns else ():
         slowdown = (slowdowns or {}).get(host["host"], math.nan)

@@ -202,10 +202,7 @@ def send_scheduler_reports(channel: grpc.Channel, now_us: int) -> None:
 
 
 def report_outcome(channel: grpc.Channel, now_us: int) -> bool:
-    """Report a job's end on the dead host once there is advice about it.
-
-    Return whether it was sent. Raises grpc.RpcError.
-    """
+    """Report a job's end on the dead host once there is advice; return whether it was sent."""
     advice: Any = AdvisoryServiceStub(channel)  # type: ignore[no-untyped-call]
     outcomes: Any = OutcomeServiceStub(channel)  # type: ignore[no-untyped-call]
     request = advisory_pb2.ListAdvisoriesRequest(node=f"nodes/{DEAD}")

@@ -351,10 +351,7 @@ class _DemonstrationRun:
         self._are_gangs_reported = False
 
     def run(self, *, is_new: bool) -> int:
-        """Start the processes, show the table, return the exit code.
-
-        Raises ChildError, CommandError, OSError.
-        """
+        """Run until the table is shown; return the exit code. Raises ChildError, CommandError."""
         options, children, token_file = self._options, self._children, self._run_token.token_file
         print(f"data and logs under {options.data}; starting the aggregator ...", flush=True)
         if is_new:
@@ -389,10 +386,7 @@ class _DemonstrationRun:
         return (f"declared={file}", *night.SETTINGS)
 
     def _report_night(self, client: ScoreClient, listing: ScoreListing) -> bool:
-        """Send the night's scheduler reports once its hosts are present.
-
-        Return whether all are sent.
-        """
+        """Send the night's scheduler reports once its hosts are present; return whether."""
         if not {host_of(score) for score in listing.scores} >= {*night.HOSTS}:
             return False
         now_us = time.time_ns() // 1000

@@ -161,10 +161,7 @@ class ScoreClient:
         return score
 
     def expected_slowdowns(self, job: str) -> tuple[dict[str, float], str]:
-        """Return per host the slowdown of a step of *job*, and the run that it is based on.
-
-        Raises CommandError(NOT_FOUND).
-        """
+        """Return slowdowns by host of *job*, and their run. Raises CommandError(NOT_FOUND)."""
         workload = score_pb2.Workload(job=job)
         reply = self._call(self._stub.ScoreNodes, score_pb2.ScoreNodesRequest(workload=workload))
         names = self.names()

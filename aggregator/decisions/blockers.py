@@ -46,10 +46,7 @@ class PlanBlocker:
 
 @dataclass(frozen=True, slots=True)
 class PlanBlockers:
-    """A minimal conflicting set.
-
-    `is_proven`: certainly nothing fits, beyond the accuracy of the search.
-    """
+    """A minimal conflicting set. `is_proven`: beyond the accuracy of the search."""
 
     blockers: tuple[PlanBlocker, ...]
     is_proven: bool

@@ -238,10 +238,7 @@ def crossing_costs(
 def _regression(
     longer: Floats, logs: Floats, weights: Floats, group: np.typing.NDArray[np.intp]
 ) -> tuple[Floats, Floats]:
-    """Return costs by tier and their standard deviations.
-
-    *longer*: slowdown of each run by each tier at a cost of 1.
-    """
+    """Return costs by tier and their deviations. *longer*: slowdown by each tier at cost 1."""
     assumed = np.array([CROSSING[tier] for tier in PRICED_TIERS])
     prior, precision = assumed[:, 0], (2.0 * _Z / (assumed[:, 2] - assumed[:, 1])) ** 2
     count = int(group.max()) + 1
@@ -270,10 +267,7 @@ def _regression(
 
 
 def _throughputs(reports: Sequence[ThroughputReport]) -> ReportedThroughputs:
-    """Return each workload's median at each size.
-
-    Reports come from the reporter with most sizes, which sets the unit.
-    """
+    """Return each workload's median by size, of the reporter with most sizes."""
     by_workload: dict[str, dict[str, list[ThroughputReport]]] = {}
     for report in reports:  # the newest come last
         if report.workload:

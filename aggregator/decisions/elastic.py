@@ -39,10 +39,7 @@ GROUPED_SIZES = 4
 
 @dataclass(frozen=True, slots=True)
 class SizePrice:
-    """A size with its bound.
-
-    `gpu_hours` of the best plan: infinite if there is none, NaN if none was searched.
-    """
+    """A size with its bound. `gpu_hours`: of the best plan; inf: none; NaN: not searched."""
 
     nodes: int
     gpu_hours_min: float

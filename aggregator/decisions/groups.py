@@ -64,10 +64,7 @@ class GroupTraffic:
 
 @dataclass(frozen=True, slots=True)
 class GroupSpans:
-    """The domains that a gang's groups span.
-
-    `shares`: per priced tier, share of communication across it, with interval.
-    """
+    """The domains that a gang's groups span. `shares`: of communication across each tier."""
 
     layout: GroupLayout
     kinds: tuple[GroupTraffic, ...]

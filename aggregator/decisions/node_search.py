@@ -275,10 +275,7 @@ class Search:
         return np.asarray(prices[0, self.pool.nodes] * (gpu_hours * self.needs.currency_rate))
 
     def strands_within(self, nodes: Indexes) -> StrandingGrowth | None:
-        """Return the growth of stranded GPUs by a member on each of *nodes*.
-
-        None: without price, or for whole nodes.
-        """
+        """Return the growth of stranded GPUs by a member on each of *nodes*; None: unpriced."""
         candidates, needs = self.candidates, self.needs
         gpus = self.table.facts.gpus[nodes]
         if not needs.stranded_gpu_rate or not needs.gpus_per_node or not nodes.size:

@@ -60,10 +60,7 @@ def members_of(
     spans: tuple[Sequence[int], Sequence[int]] | None = None,
     groups: GroupSpans | None = None,
 ) -> Members:
-    """Return the inputs of the price.
-
-    *spans*: from `spans_of`. *groups*: spans of the groups of *nodes*.
-    """
+    """Return the inputs of the price. *spans*: of `spans_of`. *groups*: of *nodes*."""
     domains, unknown = spans or spans_of(table, nodes)
     columns = np.take(table.numbers, nodes, axis=1)
     measured = int(np.count_nonzero(table.measured[nodes]))

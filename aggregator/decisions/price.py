@@ -93,10 +93,7 @@ class LostTime:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The chosen nodes, a value each.
-
-    Per priced tier: number of domains spanned, and of nodes without a known domain.
-    """
+    """The chosen nodes. Per priced tier: domains spanned, and nodes without a known domain."""
 
     hazard: Floats
     hazard_lower: Floats
@@ -230,10 +227,7 @@ def crossing_factor(tier: Tier) -> str:
 
 
 def crossing_shares(domains: int, unknown: int) -> tuple[float, float, float]:
-    """Return the share of even traffic that crosses *domains*, with its interval.
-
-    *unknown* nodes may be in other domains.
-    """
+    """Return the share of even traffic across *domains*; *unknown* nodes may be in others."""
     lower = 1.0 - 1.0 / max(domains, 1)
     upper = 1.0 - 1.0 / max(domains + unknown, 1)
     return 0.5 * (lower + upper), lower, upper

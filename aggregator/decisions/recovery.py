@@ -140,10 +140,7 @@ class Lender:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointState:
-    """State of the checkpoints. Hours are NaN if unknown.
-
-    `replicas`: node with a copy of each rank's state in memory.
-    """
+    """State of the checkpoints; NaN: unknown. `replicas`: node with a copy, by rank."""
 
     age_hours: float = nan
     local_restore_hours: float = nan
@@ -191,10 +188,7 @@ class RecoveryOption:
 
 @dataclass(frozen=True, slots=True)
 class UndisturbedGang:
-    """The gang's loss to the job's end without the failure.
-
-    The excess of a way over it is the price of the failure.
-    """
+    """The gang's loss without the failure; the excess over it is the failure's price."""
 
     parts: tuple[PricePart, ...]
     total: Quantity
@@ -206,10 +200,7 @@ class UndisturbedGang:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPlan:
-    """Ways to continue, the cheapest first.
-
-    Ways that stop healthy processes cost `STOP_SHARE_MIN` more in this order.
-    """
+    """Ways to continue, the cheapest first (`STOP_SHARE_MIN` counts in this order)."""
 
     options: tuple[RecoveryOption, ...]
     undisturbed: UndisturbedGang
@@ -227,10 +218,7 @@ def plan_recovery(
     incident: Incident,
     communication: Quantity | None = None,
 ) -> RecoveryPlan:
-    """Return the ways to continue after *incident*.
-
-    *needs*: remaining hours of the job, and nodes of the whole gang.
-    """
+    """Return the ways to continue after *incident*. *needs*: remaining hours, all nodes."""
     current = incident.current
     unnamed = current[table.excluded[current] & ~np.isin(current, incident.failed)]
     failed = np.concatenate((incident.failed, unnamed))

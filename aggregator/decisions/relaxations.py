@@ -41,10 +41,7 @@ REPAIR_SIGMA = log(REPAIR_HOURS[2] / REPAIR_HOURS[0]) / 1.2816
 
 @dataclass(frozen=True, slots=True)
 class ChangedRequest:
-    """A request with some constraints changed.
-
-    `added`: further candidates; `repaired`: nodes that are out now.
-    """
+    """A request with changes. `added`: further candidates; `repaired`: nodes out now."""
 
     needs: GangRequirements
     added: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
@@ -275,10 +272,7 @@ def _restored(
 def _mildest(
     request: BlockedRequest, constraint: str, base: ChangedRequest, removed: Sequence[str]
 ) -> list[ChangedRequest]:
-    """Return the mildest changes of *constraint* after which *base* fits.
-
-    *removed*: constraints removed in *base*.
-    """
+    """Return the mildest changes of *constraint* with which *base* fits."""
     needs = base.needs
     if constraint == CANDIDATES:
         return _given_up(request, base)
@@ -404,10 +398,7 @@ def _first_that_fit(
 
 
 def _largest(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """Return the largest number from *low* to *high* that holds, 0 for none.
-
-    If a number holds, all lower ones must.
-    """
+    """Return the largest number from *low* to *high* that holds, as all lower ones do; 0: none."""
     if high < low or not holds(low):
         return 0
     while low < high:
@@ -588,10 +579,7 @@ def with_parts(price: GangPrice, parts: Sequence[PricePart]) -> GangPrice:
 
 
 def repair_wait_hours(out: int, needed: int, median_hours: float) -> tuple[float, float]:
-    """Return median and p90 of the hours until *needed* of *out* nodes are repaired.
-
-    Repairs are lognormal and independent.
-    """
+    """Return median and p90 of the hours to repair *needed* of *out* nodes (lognormal)."""
 
     def quantile(share: float) -> float:
         low, high = 0.0, 1.0

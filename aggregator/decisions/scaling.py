@@ -72,10 +72,7 @@ def _fit(nodes: Floats, throughput: Floats, forms: Sequence[tuple[int, ...]]) ->
 
 @dataclass(frozen=True)
 class ScalingCurve:
-    """Throughput by size, in the unit of the points. `nodes` ascend.
-
-    With two or more sizes there are fits, the best first.
-    """
+    """Throughput by ascending size. With two or more sizes there are fits, the best first."""
 
     nodes: Floats
     throughput: Floats

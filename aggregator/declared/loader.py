@@ -88,10 +88,7 @@ def read_files(paths: Iterable[Path]) -> list[DeclaredFile]:
 
 
 def _read_file(path: Path) -> bytes:
-    """Return a file's content, at most FILE_BYTES_MAX + 1 bytes.
-
-    Raises DeclaredError for a folder, pipe or device; OSError.
-    """
+    """Return a file's first FILE_BYTES_MAX + 1 bytes. Raises DeclaredError, OSError."""
     descriptor = os.open(path, _OPEN)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

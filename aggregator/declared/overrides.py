@@ -83,10 +83,7 @@ def rule_matches(rule: str, name: str) -> bool:
 
 
 def is_allowed_rule(name: str, rules: Collection[str]) -> bool:
-    """Return whether an override may name *name*.
-
-    *rules*: allowed rules; empty: any, for a version that was valid before.
-    """
+    """Return whether *rules* allow an override to name *name*; an empty set allows any."""
     return not rules or (
         name not in NEVER_NOISE and any(matches_pattern(rule, name) for rule in rules)
     )

@@ -223,10 +223,7 @@ class AggregatorClient:
         self._wake()
 
     def _take(self, event: wire.AdvisoryEvent) -> None:
-        """Process an event.
-
-        Events without a token list the open advisories; the bookmark after them completes the list.
-        """
+        """Process an event. Events without a token list the open advisories, up to a bookmark."""
         now = time.monotonic()
         with self._lock:
             self._received = now
@@ -293,10 +290,7 @@ class AggregatorClient:
     def report_unavailable(
         self, out: Mapping[str, str], ttl_seconds: float, returned: Sequence[str]
     ) -> None:
-        """Report hosts that a person or another program keeps out of service, and returned hosts.
-
-        Raises ClientError.
-        """
+        """Report hosts that others keep out of service, and returned hosts. Raises ClientError."""
         ttl = Duration(seconds=int(ttl_seconds))
         nodes = [
             wire.UnavailableNode(

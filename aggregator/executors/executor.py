@@ -295,10 +295,7 @@ class Executor:
         self._tell(situation, [step for step in steps if not isinstance(step, SCHEDULER_STEPS)])
 
     def _apply(self, commands: Sequence[Step]) -> dict[Step, str]:
-        """Carry out *commands*; return the error of each failed command.
-
-        Replicas are ended in parallel with the scheduler.
-        """
+        """Carry out *commands*, ending replicas in parallel; return the failed ones' errors."""
         kills = [one for one in commands if isinstance(one, KillReplicas)]
         if not kills:
             return self._scheduler.apply(commands)

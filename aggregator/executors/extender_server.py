@@ -297,10 +297,7 @@ def _parse_head(head: bytes) -> tuple[str, str, str, bool, int]:
 async def serve(
     extender: Extender, host: str, port: int, ended: asyncio.Event, ready: Callable[[int], None]
 ) -> None:
-    """Answer on *host*:*port* until *ended* is set; call *ready* with the port.
-
-    Raises OSError if the port cannot be bound.
-    """
+    """Answer until *ended* is set; call *ready* with the port. Raises OSError."""
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.disable()
     loop = asyncio.get_running_loop()

@@ -319,10 +319,7 @@ def _silence(access: ApiAccess, error: Exception) -> ApiError:
 
 
 class ApiWatch:
-    """A watch: iterate for (kind, object) of each change and bookmark, until the server ends the watch.
-
-    Raises ApiError.
-    """
+    """Iterates (kind, object) of changes until the server ends the watch. Raises ApiError."""
 
     def __init__(
         self, access: ApiAccess, connection: http.client.HTTPConnection, path: str

@@ -167,10 +167,7 @@ def gpus_of(container: Any, gpu_resources: Collection[str]) -> int:
 
 
 def count_gpus(quantities: Mapping[str, Any], gpu_resources: Collection[str]) -> int:
-    """Return the number of GPUs among extended resources.
-
-    Shares in memory or cores, without a whole GPU, count as one GPU.
-    """
+    """Return the number of GPUs among extended resources; a share alone counts as one."""
     counts = [
         (name, int(count))
         for name, count in ((name, str(one)) for name, one in quantities.items())

@@ -49,10 +49,7 @@ class NodeCondition:
 
 @dataclass(frozen=True, slots=True)
 class KubernetesNode:
-    """The fields of a node that executors use.
-
-    `taints` are the API server's JSON, because a patch writes all of them back.
-    """
+    """The fields of a node that executors use; `taints` as JSON, which a patch writes back."""
 
     name: str
     version: str

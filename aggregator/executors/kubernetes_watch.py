@@ -78,10 +78,7 @@ class WatchedObjects(Generic[T]):
             self._thread.join(CLOSE_SECONDS)
 
     def current(self) -> dict[str, T]:
-        """Return all objects.
-
-        Raises SchedulerError while the connection is lost, because the objects may have changed.
-        """
+        """Return all objects. Raises SchedulerError while the connection is lost."""
         with self._lock:
             if self._problem:
                 raise SchedulerError(f"{self._path}: {self._problem}")

@@ -55,10 +55,7 @@ class SchedulerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node.
-
-    `out`: why a person keeps work off the node; `down`: why the scheduler keeps work off it; "" otherwise.
-    """
+    """A node. `out`: why a person keeps work off it; `down`: why the scheduler does; "" else."""
 
     name: str
     state: str
@@ -336,10 +333,7 @@ class Resume(Step):
 
 @dataclass(frozen=True, slots=True)
 class Requeue(Step):
-    """Stop `job` and requeue it.
-
-    `restarts`: number of its earlier requeues; `node`: the node that the job must leave.
-    """
+    """Stop `job` and requeue it off `node`. `restarts`: number of its earlier requeues."""
 
     job: str
     restarts: int
@@ -359,10 +353,7 @@ class StartNow(Step):
 
 @dataclass(frozen=True, slots=True)
 class EndStep(Step):
-    """End the steps of `job` that run on `node`; the job restarts them on its other nodes.
-
-    Does nothing without such steps.
-    """
+    """End the steps of `job` on `node`, if any; the job restarts them on its other nodes."""
 
     job: str
     node: str

@@ -57,10 +57,7 @@ class PlannedRecovery:
 
 @dataclass(slots=True)
 class FollowedRecovery:
-    """A job that was requeued off `node`, until it runs again.
-
-    Times are seconds since the epoch by this machine's clock.
-    """
+    """A job that was requeued off `node`, until it runs again. Times: this machine's clock."""
 
     advisory: str
     job: ScheduledJob

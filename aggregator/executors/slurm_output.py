@@ -199,10 +199,7 @@ def parse_reservations(text: str) -> dict[str, NodeHold]:
 
 
 def host_names(listed: str) -> list[str]:
-    """Return the names in a host list of Slurm or Flux; [] for an empty list such as "(null)".
-
-    Raises SchedulerError.
-    """
+    """Return the names in a host list; [] for "(null)". Raises SchedulerError."""
     listed = listed.strip()
     if listed in NO_TIMES or listed.strip("()") == "None assigned":
         return []

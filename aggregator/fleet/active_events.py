@@ -212,10 +212,7 @@ class ActiveEvents:
     def record(
         self, host: int, device: str, event: HealthEvent, at: EventTimes, fleet: HostLifecycle
     ) -> bool:
-        """Add *event* of *device* to its record.
-
-        Return whether this made a fatal fault active.
-        """
+        """Add *event* to the device's record; return whether it made a fatal fault active."""
         interpretation = interpret_event(event, fleet.driver_of(host, device))
         boot = fleet.boot_of(host)
         host_events = self._hosts.get(host)
@@ -259,9 +256,7 @@ class ActiveEvents:
                 del self._hosts[host]
 
     def apply_clock_jump(self, jump_ns: int, before_ns: int, *, suspended: bool = False) -> None:
-        """Adjust records until *before_ns* to a clock set forward. *suspended*: see
-        `Fleet.apply_clock_jump`.
-        """
+        """Adjust records until *before_ns* to a clock jump (`Fleet.apply_clock_jump`)."""
         for record in self:
             if record.last_time_ns <= before_ns and not suspended:
                 record.last_time_ns += jump_ns

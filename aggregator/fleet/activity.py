@@ -196,9 +196,7 @@ class GpuResets:
                     setattr(self, name, grown(array, self._devices.capacity))
 
     def advance(self, boottime_ns: Times) -> None:
-        """Record the GPUs that were reset since the last call. *boottime_ns*: last frame of each
-        host.
-        """
+        """Record the GPUs that were reset since the last call, by hosts' last frames."""
         self._fit()
         rows = slice(0, self._devices.count)
         counts = self._activity.resets + self._devices.renewals

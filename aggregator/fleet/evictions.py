@@ -108,9 +108,7 @@ class Evictions:
         return boottime_ns - last_ns
 
     def note_untracked(self, host: str, key: tuple[int, str], table: str, untracked: int) -> None:
-        """Store the number of devices without a row in a frame of *table*. The first time is
-        logged.
-        """
+        """Store the number of *table*'s devices without a row; log the first time."""
         if untracked:
             if key not in self._logged:
                 self._logged.add(key)

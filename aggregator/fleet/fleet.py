@@ -214,9 +214,7 @@ class Fleet:
         return True
 
     def observe(self, name: str, frame: Received, received_ns: int) -> None:
-        """Store a live frame. Never raises for odd content; a late frame only marks the host as
-        alive.
-        """
+        """Store a live frame. Never raises for odd content; a late one only marks the host."""
         host = self.index.get(name)
         if host is None:
             return
@@ -441,9 +439,7 @@ class Fleet:
         run("windows of gangs", self.gangs.sample, table, rows, len(self))
 
     def host_now_ns(self, now_ns: int) -> Times:
-        """Return each host's CLOCK_BOOTTIME at *now_ns*, from its last frame; 0: no frame of this
-        boot.
-        """
+        """Return each host's CLOCK_BOOTTIME at *now_ns*; 0: no frame of this boot."""
         last_ns = self._boottime_ns[: len(self)]
         silent_ns = np.maximum(now_ns - self.last_received_ns, 0)
         return np.where(last_ns > 0, last_ns + silent_ns, 0)

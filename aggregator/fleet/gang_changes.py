@@ -70,9 +70,7 @@ class GpuReadings(NamedTuple):
 
 
 class BusyChanges(NamedTuple):
-    """Changes of each host and GPU. `by_power`: per gang, whether busy time is estimated from
-    power.
-    """
+    """Changes of each host and GPU. `by_power`: gangs whose busy time power estimates."""
 
     hosts: Change
     gpus: Change
@@ -194,9 +192,7 @@ class BusyMonitor:
 
 
 def _excess(means: GpuReadings, gpu_group: Indexes, by_power: Flags) -> tuple[Floats, Floats]:
-    """Return how much longer each GPU computes than its gang's others, and how much more work it
-    does.
-    """
+    """Return the excess time and the excess work of each GPU over its gang's others."""
     count = by_power.size
     is_by_power = per_member(by_power.astype(np.float64), gpu_group) > 0
     watts = np.where(means.watts > 0.0, means.watts, np.nan)
@@ -210,9 +206,7 @@ def _excess(means: GpuReadings, gpu_group: Indexes, by_power: Flags) -> tuple[Fl
 
 
 def _log_pace(means: GpuReadings, gpu_group: Indexes, by_power: Flags) -> Floats:
-    """Return the logarithm of the pace of each GPU's gang: median work, or median power above
-    waiting.
-    """
+    """Return the log pace of each GPU's gang: median work, or median power above waiting."""
     work = np.where(
         per_member(by_power.astype(np.float64), gpu_group) > 0,
         means.watts,

@@ -227,9 +227,7 @@ class GangMonitor:
     def _assign_gpus(
         self, fleet: Fleet, gang: Indexes, gpus_held: Indexes
     ) -> tuple[Indexes, Flags]:
-        """Store the GPUs outside their host's gang; return the gang of each GPU, and the shared
-        hosts.
-        """
+        """Store GPUs outside their host's gang; return each GPU's gang, and shared hosts."""
         result: dict[str, tuple[Indexes, Flags]] = {}
         for kind in ("gpu", "gpu_fast"):
             devices = fleet.devices[kind]
@@ -425,9 +423,7 @@ class GangMonitor:
     def _against_baseline(
         self, fleet: Fleet, means: Floats, counts: Flags, now_ns: int
     ) -> dict[str, Floats]:
-        """Return each host compared with its own past; update the baseline of hosts that are not
-        unusual.
-        """
+        """Compare each host with its own past; usual hosts update their baseline."""
         values = np.array(
             [traffic_rates(fleet, now_ns), *congestion_rates(fleet, now_ns),
              1.0 - means[USED], means[CPU], means[IO]]

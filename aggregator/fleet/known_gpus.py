@@ -61,10 +61,7 @@ class ExpectedGpus(NamedTuple):
         }
 
     def stored(self, *, listed: bool) -> list[tuple[str, str, dict[str, str]]]:
-        """Return expected GPUs missing in the registration as devices of EXPECTED_KIND.
-
-        *listed*: it reported any devices.
-        """
+        """Return expected GPUs that the registration lacks, as devices of EXPECTED_KIND."""
         found = self.registered.found if self.registered and listed else NO_GPUS
         gone = missing(self.expected, found)
         return [

@@ -180,9 +180,7 @@ def _cells(fleet: PeerSource) -> list[NDArray[Any]]:
 
 
 def _settings(fleet: PeerSource, has_name: Flags) -> Keys:
-    """Return the part of each key from readings. Without a model, GPUs with an equal highest SM
-    clock are grouped.
-    """
+    """Return each key's part from readings; without a model, by the highest SM clock."""
     ten, minute = fleet.tables["gpu_10s"], fleet.tables["gpu_60s"]
     mode = fleet.tables["gpu_10s_changes"]
     megahertz = _quantized(ten.gauge("sm_clock_max_hertz"), 1e6, _THIRTEEN_BITS)

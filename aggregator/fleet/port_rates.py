@@ -16,9 +16,7 @@ TRAFFIC_COLUMNS = (("rdma_1s", "received_bytes"), ("rdma_1s", "transmitted_bytes
 
 
 class CongestionCounter(NamedTuple):
-    """A counter that rises while a port waits. `rate_min`: lower rates of a host are ignored
-    (assumed).
-    """
+    """A counter that rises while a port waits. `rate_min`: a host's lower rates are ignored."""
 
     table: str
     column: str

@@ -40,10 +40,7 @@ class PowerLimited(NamedTuple):
 
 
 class PeerMeasure(NamedTuple):
-    """Per GPU: median clock of its peers (NaN: too few), their number, and their spread.
-
-    `basis`: ALL, AT_LIMIT or IN_GANG.
-    """
+    """Per GPU: peers' median clock (NaN: too few), number, spread; `basis` of the group."""
 
     median_hertz: Floats
     peers: Codes
@@ -69,9 +66,7 @@ def power_limited(
 
 
 def at_shared_limit(limits: PowerLimited, rows: Indexes) -> Flags:
-    """Return which *rows* are at a limit that is not lower than usual: a lower one must be
-    reported.
-    """
+    """Return which *rows* are at a usual limit: a lower one must be reported."""
     is_at_limit = limits.rows[rows]
     if not is_at_limit.any():
         return is_at_limit

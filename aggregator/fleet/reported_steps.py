@@ -103,9 +103,7 @@ def _is_only(host: Indexes) -> Flags:
 
 
 def gang_steps(by_host: Floats, group: Indexes, count: int) -> Floats:
-    """Return the step time of each gang; NaN if too few hosts report. *group*: of each host, -1:
-    none.
-    """
+    """Return the step time of each gang (*group*); NaN if too few hosts report."""
     members = np.bincount(group[group >= 0], minlength=count)
     known = np.bincount(group[(group >= 0) & np.isfinite(by_host)], minlength=count)
     enough = (known > 0) & (known >= REPORTING_SHARE_MIN * members)

@@ -75,11 +75,7 @@ class DeviceTable:
         tracked_counters: Container[str] | None = None,
         tracked: Container[str] | None = None,
     ) -> None:
-        """*tracked*: names of the signals to keep; *tracked_counters*: counters among them for
-        `recent`.
-
-        None: all.
-        """
+        """*tracked*: signals to keep; *tracked_counters*: among them for `recent`. None: all."""
         self.on_change = signals[0].on_change
         self.period_seconds = float(PERIOD_SECONDS[signals[0].pace])
         signals = [s for s in signals if tracked is None or s.name in tracked]

@@ -106,10 +106,7 @@ def evaluate(
     terms: EvaluationTerms,
     on_progress: Callable[[str], None] = lambda what: None,
 ) -> Evaluation:
-    """Evaluate the model and its baselines.
-
-    *on_progress*: called with each step. Raises EventsError.
-    """
+    """Evaluate the model and its baselines, reporting each step. Raises EventsError."""
     notes = _start_notes(faults)
     try:
         evaluation = _evaluate(faults, terms, on_progress)

@@ -43,10 +43,7 @@ class TrainingResult:
 
 
 class ModelRegistry:
-    """Holds the model in use: the newest accepted one, else the prior.
-
-    Any thread may read `in_use`.
-    """
+    """Holds the newest accepted model, else the prior. Any thread may read `in_use`."""
 
     def __init__(self, store: TransactionalStore, wall_ns: Callable[[], int]) -> None:
         self._store, self._wall_ns = store, wall_ns

@@ -142,10 +142,7 @@ class FormEvaluation:
 
     @cached_property
     def bootstraps(self) -> tuple[BootstrapFigure, BootstrapFigure]:
-        """Both figures over drawn fleets, the same for every form.
-
-        Without draws if few nodes failed.
-        """
+        """Return both figures over fleets drawn alike for every form, if enough nodes failed."""
         nodes = np.arange(self._nodes)
         positive = np.concatenate([fold.node[fold.positive > 0] for fold in self._folds])
         draws = draws_of_ranking(positive, DRAWS)
@@ -265,10 +262,7 @@ def ranks_better(one: FormEvaluation, other: FormEvaluation) -> bool:
 def train(
     faults: FaultTable, outcome: str, source: str, days_measured: HostDays | None = None
 ) -> HazardModel:
-    """Return the model of *faults* and their measurements.
-
-    Raises EventsError if they are too few.
-    """
+    """Return the model of *faults* and measurements. Raises EventsError for too few."""
     which = np.isfinite(faults.start)
     if outcome == HARDWARE:
         which = which & faults.hardware

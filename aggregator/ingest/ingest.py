@@ -43,9 +43,7 @@ COMMIT_BYTES_MAX = 64 << 20
 
 
 class EventWriter:
-    """Writes the events of many calls with one fsync; events that arrive meanwhile wait for the
-    next.
-    """
+    """Writes the events of many calls with one fsync; later events wait for the next."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -206,9 +204,7 @@ class Ingest:
 
     @property
     def credit_frames(self) -> int:
-        """Return the number of frames that a host may have in transit: at least 1, fewer as the
-        queue fills.
-        """
+        """Return the frames that a host may have in transit: fewer as the queue fills."""
         return max(1, int(self.credit_frames_max * min(1.0, 2 * self._store.room)))
 
     @property

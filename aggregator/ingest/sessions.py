@@ -167,9 +167,7 @@ class Sessions:
         return new
 
     def is_registered(self, host: str, run_id: bytes, boot_id: bytes, address: str) -> bool:
-        """Return whether this agent is registered on this connection, so that it only reports a
-        change.
-        """
+        """Return whether this agent is registered on this connection."""
         incumbent = self._by_host.get(host)
         return incumbent is not None and _is_same(
             incumbent, Session(host, run_id, boot_id, address, 0)
@@ -301,9 +299,7 @@ def _machine(session: Session) -> str:
 
 
 def _is_same(incumbent: Session, new: Session) -> bool:
-    """Return whether an agent registers again on its connection, as after a change of its
-    inventory.
-    """
+    """Return whether an agent registers again on its connection."""
     return bool(incumbent.token) and (
         (incumbent.run_id, incumbent.boot_id, incumbent.address, incumbent.principal)
         == (new.run_id, new.boot_id, new.address, new.principal)
@@ -419,10 +415,7 @@ def _check_signal(signal: SignalDefinition, foreign: dict[int, ForeignSignal]) -
 
 
 def check_events(request: ReportEventsRequest) -> None:
-    """Check all fields of all events, and drop unknown fields.
-
-    Raises InvalidArgument; then none of the events is accepted.
-    """
+    """Check all events, and drop unknown fields. Raises InvalidArgument for all of them."""
     request.DiscardUnknownFields()
     _check_count("events", request.events, EVENTS_MAX)
     for event in request.events:

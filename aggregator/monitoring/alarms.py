@@ -133,9 +133,7 @@ def _free_bytes_wanted(config: AggregatorConfig, values: Values) -> float:
 
 
 def _filling(config: AggregatorConfig) -> Callable[[Values], float | None]:
-    """Return the target of free space over free space; above 1 history removes files
-    (`parquet/maintenance.py`).
-    """
+    """Return target over actual free space; above 1 history removes files."""
 
     def share(values: Values) -> float | None:
         if not values.get("disk_bytes") or "disk_free_bytes" not in values:
@@ -228,9 +226,7 @@ def _of_the_disk(config: AggregatorConfig) -> tuple[Alarm, ...]:
 
 
 def _history_late(values: Values) -> float | None:
-    """Return how long closed readings have waited for their export, or since the history last
-    checked.
-    """
+    """Return how long closed readings wait for their export, or the last check is ago."""
     known = [
         values[name]
         for name in ("history_lag_seconds", "history_turn_age_seconds")

@@ -113,10 +113,7 @@ def memory_message(memory_bytes_max: int) -> str:
 
 
 class QueryError(Exception):
-    """The query failed; the message says why, with advice.
-
-    The service maps subclasses to statuses, the shell to exit codes.
-    """
+    """The query failed; the message says why, with advice."""
 
     #: Outcome in the query log.
     outcome = "failed"
@@ -164,9 +161,7 @@ REPORTED_ERRORS: dict[str, type[QueryError]] = {
 def exit_error(
     report: ChildReport | None, settings: QuerySettings, question: Question
 ) -> QueryError:
-    """Return the exception for a process that ended without a message; *report* None: its fork
-    server ended.
-    """
+    """Return the error of a process that ended silently; None: its fork server ended."""
     if report is None or report.event is ChildEvent.FAILED:
         return QueryFailed("the process that runs queries ended. Run the query again")
     status = os.waitstatus_to_exitcode(report.value)

@@ -200,10 +200,7 @@ class ParsedError:
 
 
 def parse_error(error: Exception) -> ParsedError:
-    """Return the parts of an error of DuckDB, or of Arrow that cites it.
-
-    Its text is usually JSON (`errors_as_json`).
-    """
+    """Return the parts of an error of DuckDB, or of Arrow that cites it (mostly JSON)."""
     text = str(error)
     try:
         # For an internal error DuckDB appends a stack trace, which is omitted.
@@ -450,9 +447,7 @@ def _tree(connection: duckdb.DuckDBPyConnection, sql: str) -> Any:
 
 
 def _function_calls(tree: Any) -> Iterator[tuple[dict[str, Any], frozenset[str], str]]:
-    """Yield (function, allowed functions at its position, description of the position) for every
-    call.
-    """
+    """Yield (function, functions allowed at its position, the position) of every call."""
     remaining = [tree]
     in_from: set[int] = set()
     while remaining:

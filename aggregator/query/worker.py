@@ -152,9 +152,7 @@ def _begin(connection: duckdb.DuckDBPyConnection, question: Question) -> tuple[i
 
 
 def _send_batches(reader: Any, question: Question, stream: Any) -> tuple[int, int, str]:
-    """Send the batches; return the number of rows and bytes, and the reason if the answer was cut,
-    else "".
-    """
+    """Send the batches; return rows, bytes, and why the answer was cut ("": it was not)."""
     arrow = _ArrowStream(stream, reader.schema, compressed=question.compressed)
     rows_max, bytes_max = question.rows_max, question.bytes_max
     rows = 0

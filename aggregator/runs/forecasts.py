@@ -44,9 +44,7 @@ class _Followed:
 
 
 class RunForecasts:
-    """Forecasts of all runs. Call `step` once a second; `rows` are those of the table
-    `job_forecasts`.
-    """
+    """Forecasts of all runs: `step` once a second; `rows` are those of `job_forecasts`."""
 
     def __init__(self) -> None:
         self._followed: dict[str, _Followed] = {}

@@ -80,9 +80,7 @@ class JobRecord:
 
 
 class JobWindows:
-    """Windows of all jobs. Call `step` once a second; `records`: running jobs by key, `ended`:
-    recent ones.
-    """
+    """Windows of all jobs: `step` once a second; `records`: running; `ended`: recent."""
 
     def __init__(self) -> None:
         self.records: dict[str, JobRecord] = {}
@@ -228,9 +226,7 @@ class JobWindows:
         )  # fmt: skip
 
     def _shares(self, gpus: Indexes, means: Floats) -> tuple[Floats, Flags]:
-        """Return the shares of STATES of each GPU; estimated, without checkpoints, if the agent
-        reports no phases.
-        """
+        """Return each GPU's shares of STATES, estimated if the agent reports no phases."""
         active, watts = means[_ACTIVE], means[_WATTS]
         self._watts_most[gpus] = np.fmax(self._watts_most[gpus], watts)
         self._active_most[gpus] = np.fmax(self._active_most[gpus], active)

@@ -40,9 +40,7 @@ class KnownRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunAssessment:
-    """Comparison of a run with earlier ones. `similarity` NaN: none is similar, and `workload_id`
-    is its own.
-    """
+    """Comparison of a run with earlier ones. `similarity` NaN: none is similar."""
 
     summary: RunSummary
     workload_id: str
@@ -170,9 +168,7 @@ class RunHistory:
         )
 
     def workloads(self, names_max: int = WORKLOADS_MAX) -> KnownWorkloads:
-        """Return the needs of the newest run of each job, by name and by run id, for *names_max*
-        runs.
-        """
+        """Return the needs of jobs' newest runs, by name and run id, for *names_max* runs."""
         names: dict[str, int] = {}
         descriptions: list[str] = []
         rows: list[tuple[float, ...]] = []

@@ -186,9 +186,7 @@ class RunLog:
         return self._workloads
 
     def step(self, now_ns: int, faults: Sequence[JobFault] = ()) -> None:
-        """Follow the jobs and their *faults*, compare some runs, and start due writes. Never
-        raises.
-        """
+        """Follow jobs and *faults*, compare runs, start due writes. Never raises."""
         try:
             self._step(now_ns, faults)
         except Exception as error:

@@ -31,9 +31,7 @@ _SECOND_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """State of a job that its verdicts depend on. `pace` NaN: unknown; `reference`: name of the
-    pace of 1.
-    """
+    """State of a job for verdicts. `pace` NaN: unknown; `reference`: of the pace of 1."""
 
     run_id: str
     job: str
@@ -82,9 +80,7 @@ class VerdictChanges(NamedTuple):
 
 
 class JobVerdicts:
-    """Verdicts of all jobs. Owned by the fleet's thread: `step` once a second; `take_changes` for
-    the store.
-    """
+    """Verdicts of all jobs: `step` once a second; `take_changes` for the store."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, _RunVerdicts] = {}
@@ -153,9 +149,7 @@ class JobVerdicts:
             self._end_unseen(job, now_ns)
 
     def end_run(self, run_id: str, now_ns: int) -> None:
-        """End the verdicts of a run that ended. A host that is broken at that time has stopped the
-        run.
-        """
+        """End the verdicts of a run. A host that is broken now has stopped it."""
         job = self._jobs.get(run_id)
         if job is None:
             return
@@ -224,9 +218,7 @@ class JobVerdicts:
 def _acting(
     state: JobState, faults: Sequence[JobFault], fell_ns: int
 ) -> list[tuple[JobFault, float]]:
-    """Return the current faults with their slowdowns: those of the strongest kind, and every broken
-    host.
-    """
+    """Return the faults, with slowdowns, of the strongest kind or on broken hosts."""
     broken = [fault for fault in faults if fault.strength is Strength.STOPS]
     if state.is_standing and broken:
         return [(fault, 1.0) for fault in broken]

@@ -42,10 +42,7 @@ class Strength(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobFault:
-    """A cause that acts on a job. Shares are of the job's speed.
-
-    `hosts`: the members that show it, the worst first.
-    """
+    """A cause that acts on a job's speed. `hosts`: members that show it, the worst first."""
 
     job: tuple[str, str, int]
     identity: str  # the same as long as the fault is the same

@@ -31,10 +31,7 @@ VARIANCE_SECONDS = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class NodeDomains:
-    """Domains of all nodes, numbered in order of appearance; -1 if not declared.
-
-    Rebuilt for a new place or node.
-    """
+    """Domains of all nodes, numbered in order of appearance; -1: not declared."""
 
     key: tuple[int, int, int] = (0, 0, 0)
     ids: Codes = field(

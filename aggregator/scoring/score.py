@@ -181,10 +181,7 @@ def causes(symptoms: Sequence[Symptom], calm: float) -> Causes:
 def _explained(
     symptoms: Sequence[Symptom], each: Sequence[float], shared: Sequence[str]
 ) -> tuple[list[float], list[int]]:
-    """Return hazards and device counts if *shared* causes explain all they may.
-
-    *each*: own hazard of each symptom.
-    """
+    """Return hazards and device counts if *shared* causes explain all they may."""
     faults = [symptom.fault_of(shared) for symptom in symptoms]
     strongest: dict[str, int] = {}
     devices: dict[str, set[str]] = {}

@@ -13,10 +13,7 @@ from ..rule_declaration import Rule
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """A finding of one rule about one device now.
-
-    `value` is in `unit`; `speed` below 1 costs relative speed.
-    """
+    """A finding of one rule about one device now. `speed` below 1 costs relative speed."""
 
     rule: Rule
     host: int
@@ -48,10 +45,7 @@ class Symptom:
     precedence: tuple[float, ...] = (inf,)
 
     def fault_of(self, shared: Container[str]) -> str:
-        """Return the fault's owner if *shared* causes explain all they may.
-
-        Symptoms with the same owner are one fault.
-        """
+        """Return the fault's owner, equal for one fault. *shared* causes explain all they may."""
         if self.fault_source:
             return self.fault_source
         return f"shared {self.rule.shared}" if self.rule.shared in shared else self.parent_device

@@ -38,10 +38,7 @@ class AdminService(AdminServiceServicer):
         self._training: asyncio.Future[TrainingResult] | None = None
 
     async def HoldStore(self, request: admin_pb2.HoldStoreRequest, context: Any) -> None:
-        """Hold the store until the caller disconnects.
-
-        Raises ServiceUnavailable, ResourceExhausted.
-        """
+        """Hold the store until the caller disconnects. Raises ServiceUnavailable."""
         hold = hold_checkpoints(self._store)
         entering = asyncio.get_running_loop().run_in_executor(None, hold.__enter__)
         try:
@@ -166,10 +163,7 @@ class PermitService(PermitServiceServicer):
         return self._permit_message()
 
     async def GrantPermit(self, request: permit_pb2.GrantPermitRequest, context: Any) -> bytes:
-        """Grant a permit; `principal.py` has the allowed roles.
-
-        Raises InvalidArgument, ServiceUnavailable.
-        """
+        """Grant a permit (roles: `principal.py`). Raises InvalidArgument."""
         seconds = request.seconds
         reason = reason_with_login(current_principal(context), request.reason)
         return await self._idempotency_cache.once(

@@ -451,10 +451,7 @@ class AdvisoryService(AdvisoryServiceServicer):
     async def ReportUnavailableNodes(
         self, request: wire.ReportUnavailableNodesRequest, context: Any
     ) -> bytes:
-        """Count nodes as out, or as back in service.
-
-        Raises InvalidArgument, ResourceExhausted, ServiceUnavailable.
-        """
+        """Count nodes as out, or in service again. Raises InvalidArgument, ResourceExhausted."""
         by = actor_with_login(current_principal(context), actor_of(request.actor))
         engine = self._engine
         state = engine.machine.state
@@ -587,10 +584,7 @@ def _page(token: str) -> int:
 
 
 def _number(token: str, started_ms: int) -> int | None:
-    """Return the number to continue after; None: begin with all open advisories.
-
-    Raises InvalidArgument.
-    """
+    """Return the number to continue after; None: all open ones. Raises InvalidArgument."""
     if not token:
         return None
     started, dash, number = token.partition("-")

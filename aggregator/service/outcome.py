@@ -134,10 +134,7 @@ class OutcomeService(OutcomeServiceServicer):
         )
 
     def _add(self, rows: Sequence[OutcomeRecord], throughputs: Sequence[ThroughputReport]) -> int:
-        """Add outcomes, on disk after `persisted`; return the count of new ones.
-
-        Raises ServiceUnavailable.
-        """
+        """Add outcomes, for `persisted`; return the number of new ones."""
         new = [
             report
             for report in throughputs

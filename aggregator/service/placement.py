@@ -99,10 +99,7 @@ class PlacementService(PlacementServiceServicer):
     async def WatchPlan(
         self, request_iterator: AsyncIterator[placement_pb2.WatchPlanRequest], context: Any
     ) -> None:
-        """Write a plan, then another whenever it no longer holds or a better one is found.
-
-        Raises like PlanPlacement.
-        """
+        """Write a plan, and another when it is outdated. Raises like PlanPlacement."""
 
         async def turn(watched: WatchedPlan) -> placement_pb2.WatchPlanResponse | None:
             question = self._question(watched.request)
@@ -238,10 +235,7 @@ class PlacementService(PlacementServiceServicer):
     def running_table(
         self, snapshot: Judgement, gang: placement_pb2.GangRequirements
     ) -> tuple[NodeTable, Quantity | None]:
-        """Return the table for a running gang.
-
-        The table omits the workload if the job has no fingerprint yet.
-        """
+        """Return the table for a running gang, which omits an unknown workload."""
         try:
             return self.table(snapshot, gang)
         except NotFound:

@@ -227,10 +227,7 @@ class PlanWatches:
         turn: Callable[[WatchedPlan], Awaitable[wire.WatchPlanResponse | None]],
         write: Callable[[wire.WatchPlanResponse], Awaitable[object]],
     ) -> None:
-        """Write responses until the caller disconnects.
-
-        Raises InvalidArgument, ResourceExhausted, and the errors of *turn*.
-        """
+        """Write responses until the caller disconnects. Raises InvalidArgument, those of *turn*."""
         reason = "no further plan can be watched; end some, or ask PlanPlacement"
         with self._slots.slot(WATCHES_MAX, reason, CAPACITY_RETRY_SECONDS):
             await self._watch(requests, snapshot, turn, write)
@@ -277,10 +274,7 @@ def _raised(
 
 
 async def _read(requests: AsyncIterator[wire.WatchPlanRequest], latest: asyncio.Queue[Any]) -> None:
-    """Queue the last request for the watch.
-
-    A caller that sends no more still receives responses.
-    """
+    """Queue the watch's last request; responses go on without further requests."""
     has_request, login = False, current_login()
     try:
         async for request in requests:

@@ -94,10 +94,7 @@ class QueryService(QueryServiceServicer):
         self.log.close()
 
     async def Query(self, request: query_pb2.QueryRequest, context: Any) -> None:
-        """Stream the answer.
-
-        Raises InvalidArgument, ResourceExhausted, DeadlineExceeded, ServiceUnavailable.
-        """
+        """Stream the answer. Raises InvalidArgument, ResourceExhausted, DeadlineExceeded."""
         record = _QueryRecord(self._who(context), request.sql, self._wall_ns(), time.monotonic())
         try:
             await self._answer(request, context, record)
@@ -175,10 +172,7 @@ class QueryService(QueryServiceServicer):
 
     @contextlib.contextmanager
     def _slot(self, who: QueryUser) -> Iterator[None]:
-        """Count a query of *who* until its process has ended.
-
-        Raises TooManyQueries at the limit.
-        """
+        """Count a query of *who* until its process has ended. Raises TooManyQueries."""
         key, limit = (who.role, who.name), self._config.query_running_per_caller_max
         if who.known and self._running[key] >= limit:
             raise messages.TooManyQueries(

@@ -48,18 +48,12 @@ class ReservationService(ReservationServiceServicer):
         wall_ns: Callable[[], int],
         choose: Callable[[ChoiceRecord], None] = lambda _: None,
     ) -> None:
-        """*placement*: has the last snapshot and its excluded nodes.
-
-        *choose*: records a chosen option.
-        """
+        """*placement*: has the snapshot and its excluded nodes; *choose*: records an option."""
         self._reservations, self._placement, self._wall_ns = reservations, placement, wall_ns
         self._choose = choose
 
     async def Reserve(self, request: wire.ReserveRequest, context: Any) -> wire.ReserveResponse:
-        """Reserve all nodes or none.
-
-        Raises InvalidArgument, FailedPrecondition, ResourceExhausted, ServiceUnavailable.
-        """
+        """Reserve all nodes or none. Raises InvalidArgument, FailedPrecondition."""
         who, owner = current_principal(context), _owner_of(request, context)
         ttl_ns = _ttl_ns(request.ttl)
         check_text("workload", request.workload, WORKLOAD_CHARACTERS_MAX)

@@ -159,10 +159,7 @@ class ScoreWatchers:
         self._slots = CallerSlots()
 
     async def watch(self, bookmark: str, write: Callable[[bytes], Awaitable[object]]) -> None:
-        """Write updates until the caller disconnects.
-
-        Raises InvalidArgument, ServiceUnavailable, ResourceExhausted.
-        """
+        """Write updates until the caller disconnects. Raises InvalidArgument."""
         position = parse_bookmark(bookmark)
         snapshot = self._snapshot()
         reason = "too many watch already; end some, or ask ScoreNodes"
@@ -365,10 +362,7 @@ class ScoreService(ScoreServiceServicer):
     async def GetNodeDictionary(
         self, request: score_pb2.GetNodeDictionaryRequest, context: Any
     ) -> bytes:
-        """Return all names, by node index; serialized once until they change.
-
-        Raises ServiceUnavailable.
-        """
+        """Return all names, by node index; serialized once until they change."""
         snapshot = self._snapshot()
         key = (
             snapshot.dictionary_version,
@@ -395,10 +389,7 @@ class ScoreService(ScoreServiceServicer):
         return snapshot
 
     def _listing(self, token: str) -> tuple[Judgement, list[int], int]:
-        """Return (snapshot, node indexes worst first, start of the page).
-
-        Raises InvalidArgument.
-        """
+        """Return (snapshot, node indexes worst first, page start). Raises InvalidArgument."""
         if not token:
             snapshot = self._snapshot()
             known = self._listings.get(snapshot.version)

@@ -229,10 +229,7 @@ def _gpu_columns(
 def verdict_of(
     snapshot: Snapshot | None, index: Mapping[str, int], host: str
 ) -> wire.HostVerdict | None:
-    """Return the verdict on *host* for its agent; None if not judged.
-
-    *index*: host -> node index.
-    """
+    """Return the verdict on *host* for its agent; None: not judged. *index*: by host."""
     node = index.get(host)
     if snapshot is None or node is None or node >= len(snapshot.hosts):
         return None

@@ -40,10 +40,7 @@ class ScoreProcessError(Exception):
 
 
 class ScoreProcess:
-    """The score process of an event loop.
-
-    Call `start`, `publish` for each snapshot, then `close`.
-    """
+    """The score process of an event loop: `start`, `publish` each snapshot, `close`."""
 
     def __init__(
         self,
@@ -76,10 +73,7 @@ class ScoreProcess:
         return self._worker.pid if self._worker else 0
 
     async def start(self) -> None:
-        """Start a process that listens, and restart it whenever it ends.
-
-        Raises ScoreProcessError, OSError.
-        """
+        """Start a process that listens, and restart it at its end. Raises ScoreProcessError."""
         try:
             await self._begin()
         except BaseException:

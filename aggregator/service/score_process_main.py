@@ -135,10 +135,7 @@ class ScoreServer:
         )
 
     def _send_decisions(self, encoded: bytes, count: int) -> bool:
-        """Send a batch.
-
-        Never raises. False: the aggregator does not read; the batch counts as dropped.
-        """
+        """Send a batch. False: the aggregator does not read; the batch is dropped."""
         if self._unread_batches < UNREAD_BATCHES_MAX:
             self._unread_batches += 1
             with suppress(OSError):

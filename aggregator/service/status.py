@@ -124,10 +124,7 @@ def deserialised(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes
 
 
 def _readable(request: Any, name: str, context: Any) -> Any:
-    """Return *request*, or its checked stream.
-
-    Raises InvalidArgument, and logs, if it is malformed.
-    """
+    """Return *request*, or its checked stream. Raises InvalidArgument if malformed."""
     if isinstance(request, Malformed):
         log.warning("%s of %s: a malformed request: %s", name, context.peer(), request.reason)
         message = f"a malformed protobuf message ({request.reason}); expected the request of {name}"

@@ -86,9 +86,7 @@ class AnswerJournal:
             self._last = max(self._last, *(record.number for record in records))
 
     def mark_stored(self, number: int) -> None:
-        """Empty the file if the store has all events of the journal (*number*: its last). Never
-        raises.
-        """
+        """Empty the file if the store has event *number*, the journal's last. Never raises."""
         with self._lock, contextlib.suppress(OSError):
             if self._size and number >= self._last:
                 os.ftruncate(self._descriptor, 0)

@@ -41,9 +41,7 @@ SPILL_FOLDER = "spill"
 
 
 def open_store(path: Path) -> duckdb.DuckDBPyConnection:
-    """Return a connection to the store at *path*, after creating or migrating it. Raises
-    StoreError.
-    """
+    """Return a connection to the created or migrated store. Raises StoreError."""
     if (path.parent / RESTORE_FOLDER).exists():
         raise StoreError(
             f"{path.parent}: a restore into this folder has not ended; run it again: "

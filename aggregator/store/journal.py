@@ -169,9 +169,7 @@ class EventJournal:
                 self._compact(stored_bytes, waiting)
 
     def _compact(self, stored_bytes: int, waiting: int) -> None:
-        """Drop the first *stored_bytes* bytes of the file. A failure changes nothing; the next call
-        retries.
-        """
+        """Drop the file's first *stored_bytes* bytes; after a failure the next call retries."""
         try:
             data = os.pread(self._descriptor, waiting, stored_bytes)
             if len(data) != waiting:

@@ -99,9 +99,7 @@ class LiveTables:
                 self._parts.setdefault(match["table"], {})[match["part"]] = types
 
     def table_for(self, table: str, now_ns: int) -> str:
-        """Return the live table of *table* for the five minutes of *now_ns*; create it if
-        necessary.
-        """
+        """Return *table*'s live table for the five minutes of *now_ns*, created if missing."""
         part = part_name(now_ns)
         if part != self._current_part:
             self._current_part, self._ready = part, set()

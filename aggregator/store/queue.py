@@ -271,9 +271,7 @@ class Queue:
             self._change.notify_all()
 
     def submit_decisions(self, one: DecisionCommit) -> bool:
-        """Queue decisions, inputs and choices. False: at the limit; the decisions are counted as
-        dropped.
-        """
+        """Queue decisions, inputs and choices. False: at the limit; they count as dropped."""
         size = one.size_bytes
         with self._change:
             if self._decision_bytes + size > DECISION_BYTES_WAITING_MAX:
@@ -297,10 +295,7 @@ class Queue:
             self._change.notify_all()
 
     def _submit_work(self, work: Callable[[], None], *, ahead: bool = False) -> None:
-        """Queue *work* to run before (*ahead*) or after the next commit.
-
-        Raises StoreError after `_submit_end`.
-        """
+        """Queue *work* for before (*ahead*) or after the next commit. Raises StoreError."""
         with self._change:
             if self._closing:
                 raise StoreError("the store is closing")

@@ -89,10 +89,7 @@ class RecentRows:
     def fitting_condition(
         self, ops_file: OpsFile, now_us: int, left_out: list[str], seconds_min: float = 0.0
     ) -> str:
-        """Return the condition, and append to *left_out* if it covers fewer seconds.
-
-        Below *seconds_min* nothing is copied.
-        """
+        """Return the condition; append to *left_out* if it covers fewer seconds."""
         span_us = self.seconds * 1_000_000
         while True:
             where = f"WHERE time > make_timestamp({now_us - span_us})"
@@ -149,9 +146,7 @@ class OpsFile:
             raise
 
     def remove(self) -> None:
-        """Remove the file of an earlier process, which would become outdated unnoticed. Never
-        raises.
-        """
+        """Remove an earlier process's file, which would become outdated. Never raises."""
         with suppress(OSError):
             _remove(self.folder / OPS_FILE)
             _remove(self.folder / BASE_FILE)
@@ -246,9 +241,7 @@ class _BaseBuilder:
                 self._put(f"rollups.{name}", self._rollup(name, span), _ROLLUPS_COMMENT)
 
     def _rollup(self, name: str, span: RecentRows) -> Any:
-        """Return the rows of a rollup; none if its file is damaged, so that the rest is still
-        written.
-        """
+        """Return the rows of a rollup; none if its file is damaged."""
         try:
             where = span.fitting_condition(self.ops_file, self.now_us, self.left_out)
             return self.ops_file.read(f"FROM {span.table} {where}")
@@ -336,9 +329,7 @@ def _seconds_of(table: str) -> int:
 
 @cache
 def _empty_tables() -> str:
-    """Return the SQL that creates all schemas and tables of readings; most stay empty on most
-    hosts.
-    """
+    """Return the SQL that creates all schemas and tables of readings, mostly empty."""
     sql_statements = [f"CREATE SCHEMA {schema}" for schema in ("latest", "readings", "ops")]
     for table, columns in COLUMNS.items():
         minutes = f"the last {_seconds_of(table) // 60} minutes, or as many as fit"

@@ -146,9 +146,7 @@ class Refresh:
 
 
 class RequestFile:
-    """The aggregator's side of requests by file. Without that file others use the existing
-    snapshot.
-    """
+    """The aggregator's side of requests by file; without it the snapshot stays."""
 
     def __init__(self, folder: Path, *, enabled: bool = True) -> None:
         """Create the file if *enabled*; `poll` locks it, to show that requests are served."""

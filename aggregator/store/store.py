@@ -186,10 +186,7 @@ class Store(Queue):
         wall_ns: Callable[[], int] = time.time_ns,
         steady_ns: Callable[[], int] = time.monotonic_ns,
     ) -> Store:
-        """Open or create the store in *folder* and start its threads. Raises StoreError.
-
-        *steady_ns*: see `RetentionClock`.
-        """
+        """Open or create the store in *folder* and start its threads. Raises StoreError."""
         store = cls(folder, config or AggregatorConfig(), wall_ns, steady_ns)
         for thread in store._threads:
             thread.start()
@@ -265,9 +262,7 @@ class Store(Queue):
         return self._writer.cursor()
 
     def journal_records(self) -> bytes:
-        """Return the journal's records; in `run_on_writer_thread` they are consistent with the
-        file.
-        """
+        """Return the journal's records, consistent with the file in the writer's thread."""
         return self._journal.records()
 
     @property

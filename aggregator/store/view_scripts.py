@@ -33,10 +33,7 @@ _IGNORED_WORDS = {"CROSS", "JOIN", "MATERIALIZED", "lambda", "row"}
 
 
 def run_scripts(connection: duckdb.DuckDBPyConnection, scripts: Iterable[str]) -> bool:
-    """Run the scripts in the caller's transaction if their digest changed; return whether they ran.
-
-    Raises duckdb.Error.
-    """
+    """Run the scripts if their digest changed; return whether. Raises duckdb.Error."""
     text = ";\n".join(scripts)
     stored_digest = _stored_digest(connection)
     if stored_digest and stored_digest == _digest(connection, text):

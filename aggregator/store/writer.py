@@ -60,9 +60,7 @@ PINNED_WAL_BYTES_MAX = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class PinnedFile:
-    """A file that is currently not changed by checkpoints; its content is consistent up to
-    `wal_bytes` of the WAL.
-    """
+    """A file that no checkpoint changes now; it is consistent up to `wal_bytes` of the WAL."""
 
     path: Path
     header: Header | None

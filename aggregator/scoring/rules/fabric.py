@@ -133,10 +133,7 @@ def _retransmit_symptom(view: FleetView, one: PeerOutlier, least: float) -> Symp
 
 @detects(rules.PORT_DOWN)
 def ports_down(view: FleetView) -> Iterator[Symptom]:
-    """Name each port that is down and was up.
-
-    A port that never was up is not cabled; a disabled port is so on purpose.
-    """
+    """Name each port that is down and was up; others are not cabled, or disabled."""
     state = view.state("rdma_1s", "port_state")
     known = view.known("rdma_1s", "port_state")
     physical = view.state("rdma_1s", "physical_state")

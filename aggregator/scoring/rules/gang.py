@@ -520,10 +520,7 @@ def _condition(hosts: list[str], gpus: list[str]) -> str:
 def members(
     view: FleetView, comparison: GangComparison, host: int, gang: int, most: int
 ) -> tuple[list[str], list[str]]:
-    """Return host names of *gang*, *host* first; on shared hosts the gang's GPUs instead.
-
-    Stop adding hosts at *most* names.
-    """
+    """Return up to *most* host names of *gang*, *host* first; GPUs on shared hosts."""
     hosts: list[str] = []
     gpus: list[str] = []
     others: Indexes = np.flatnonzero(comparison.gang == gang)[: most + 1]

@@ -37,10 +37,7 @@ class VerifyReport:
 def open_database(
     file: Path, *, read_only: bool, spill: Path | None = None, copy_of: Path | None = None
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield a connection to a store's file. Raises CopyError.
-
-    *copy_of*: path to show in the message instead.
-    """
+    """Yield a connection to a store's file. Raises CopyError about *copy_of*, if set."""
     # Set here: replaying a log may spill, and afterwards DuckDB accepts no other folder.
     config = (
         CONNECTION_CONFIG if spill is None else CONNECTION_CONFIG | {"temp_directory": str(spill)}
@@ -108,10 +105,7 @@ def count_rows(connection: duckdb.DuckDBPyConnection) -> int:
 def verify_store(
     file: Path, folder: Path, spill: Path, report_progress: StepCallback
 ) -> VerifyReport:
-    """Read the store's *file* entirely, and its Parquet files in *folder*.
-
-    Raises CopyError if the store does not open.
-    """
+    """Read the store's *file* and its Parquet files in *folder*. Raises CopyError."""
     report = VerifyReport()
     with open_database(file, read_only=True, spill=spill) as connection:
         report.schema_version = schema_version(connection, file)

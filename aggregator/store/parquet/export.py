@@ -28,9 +28,7 @@ _PART, _HOUR, _DAY = 12, 10, 8  # digits of a bucket
 
 
 class TableChangedError(Exception):
-    """Rows were added to a table during its export, as the clock was set back. The export is
-    repeated.
-    """
+    """A table grew during its export, as the clock was set back. The export is repeated."""
 
 
 def export(segment_store: SegmentStore, table: str, part: str) -> Iterator[str]:

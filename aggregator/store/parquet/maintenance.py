@@ -45,9 +45,7 @@ _LIVE_NAME = re.compile(r"(\w+?)__(\d{12}|\d{10})")
 
 
 class StoreFindings:
-    """Findings of the store, each reported when it begins and when it ends. The owner sets
-    `now_ns`.
-    """
+    """The store's findings, reported when they begin and end. The owner sets `now_ns`."""
 
     def __init__(self, submit: Callable[[Sequence[Finding]], None]) -> None:
         self.now_ns = 0

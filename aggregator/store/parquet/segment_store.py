@@ -36,9 +36,7 @@ class StoreAccess:
 
 
 class SegmentStore:
-    """Use it in one thread. `step` is called with the name of each step; a crash between any two
-    steps must lose nothing.
-    """
+    """For one thread. A crash between any two of the steps named to `step` loses nothing."""
 
     def __init__(
         self,
