@@ -97,10 +97,7 @@ class RecoveryRecord(NamedTuple):
 
 
 class CalibrationLog:
-    """Reports and their factors. Belongs to the event loop.
-
-    Reports take effect once `step` has estimated them: with few reports, within a turn of judging.
-    """
+    """Reports and their factors, which take effect once `step` has estimated them."""
 
     def __init__(
         self, store: TransactionalStore, now_ns: int, half_life_days: float = HALF_LIFE_DAYS

@@ -163,10 +163,7 @@ def compare(
     elapsed_ns: Times,
     shape: Shape,
 ) -> Steps:
-    """Return the steps of counters (columns x rows). *same*, *elapsed_ns*: a value per row.
-
-    *older_usable*: the older cell held a number (`unusable` returned DELTA for it).
-    """
+    """Return the steps of counters (columns x rows). *same*, *elapsed_ns*: by row."""
     outcome = unusable(newer, newer_valid, shape)
     usable = outcome == StepOutcome.DELTA
     start_over = usable & ~(same & older_usable)

@@ -44,10 +44,7 @@ class Grant(NamedTuple):
 
 
 class Permits:
-    """The active grant, stored in the store's folder to survive a restart.
-
-    A reboot ends it: after a power cut the disk may lack a revocation.
-    """
+    """The active grant, stored to survive a restart; a reboot ends it."""
 
     def __init__(
         self,

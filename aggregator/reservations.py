@@ -87,10 +87,7 @@ def reservation_key(name: str, login: str) -> str:
 
 
 class Reservations:
-    """All reservations. Belongs to the event loop.
-
-    `reserve`, `renew` and `release` take effect at once; `persisted` makes them durable.
-    """
+    """All reservations, on the event loop; `persisted` makes changes durable."""
 
     def __init__(
         self,
@@ -190,10 +187,7 @@ class Reservations:
     def renew(
         self, name: str, owner: str, token: int, ttl_ns: int, login_nodes_max: int = HOSTS_MAX
     ) -> HostReservation:
-        """Set the end to *ttl_ns* from now, within a day of its start and the login's node-hours.
-
-        Raises NotFound, PermissionDenied, EtagMismatch.
-        """
+        """Extend to *ttl_ns* from now. Raises NotFound, PermissionDenied, EtagMismatch."""
         reservation = self._find(name, owner, token)
         if reservation is None:
             raise NotFound(
@@ -217,10 +211,7 @@ class Reservations:
         return renewed
 
     def release(self, name: str, owner: str, token: int, *, by_operator: bool = False) -> bool:
-        """End a reservation; False: it has ended. *by_operator*: regardless of the owner.
-
-        Raises PermissionDenied, EtagMismatch.
-        """
+        """End a reservation; False: it has. Raises PermissionDenied, EtagMismatch."""
         reservation = self._named(name) if by_operator else self._find(name, owner, token)
         if reservation is None:
             return False
@@ -395,10 +386,7 @@ class Reservations:
 
 
 def _decoded(data: bytes) -> tuple[int, list[HostReservation], list[tuple[str, int, int]]]:
-    """Return the last token, the reservations, and ended ones as (login, wall time, node-time).
-
-    Raises ValueError, TypeError, KeyError.
-    """
+    """Return the last token, reservations, and ended ones (login, time, node-time)."""
     if len(data) > FILE_BYTES_MAX:
         raise ValueError(f"more than {FILE_BYTES_MAX} bytes")
     fields = json.loads(data)

@@ -115,10 +115,7 @@ class Cause:
 def largest_cause(
     open_cases: Iterable[OpenCase], limits: AdvisoryLimits, fleet_hosts: int
 ) -> Cause | None:
-    """Return the largest cause of *open_cases*, the narrowest if several; None for none.
-
-    *fleet_hosts*: number of hosts in the fleet.
-    """
+    """Return the largest cause of *open_cases*, the narrowest if several; None for none."""
     groups: dict[Domain, list[OpenCase]] = defaultdict(list)
     for open_case in open_cases:
         for domain in domains_of(open_case.case.place, open_case.case.reason):

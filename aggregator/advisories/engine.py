@@ -323,10 +323,7 @@ class AdvisoryEngine:
         )  # fmt: skip
 
     async def answer(self, answer: Acked) -> Advisory:
-        """Apply an answer and return the advisory once it is durable.
-
-        Raises a ServiceError; ServiceUnavailable if the disk fails.
-        """
+        """Apply an answer; return the advisory once it is durable. Raises ServiceError."""
         answered = self.apply_answer(answer)
         await self.answers_durable()
         return answered
@@ -359,10 +356,7 @@ class AdvisoryEngine:
         )  # fmt: skip
 
     def declare_out(self, out: Sequence[TakenOut], back: PutBack) -> None:
-        """Count hosts as out, or in service again, as reported. Made durable by `persisted`.
-
-        Raises ResourceExhausted, ServiceUnavailable.
-        """
+        """Count hosts as out, or in service, for `persisted`. Raises ResourceExhausted."""
         self.check_declared_out(out)
         for event in out:
             self._step(event)
@@ -383,10 +377,7 @@ class AdvisoryEngine:
             raise ResourceExhausted(message, CAPACITY_RETRY_SECONDS)
 
     def update_gangs(self, gangs: Sequence[Gang], ended: Sequence[str]) -> None:
-        """Record running gangs as a scheduler reports them. Made durable by `persisted`.
-
-        Raises ResourceExhausted, ServiceUnavailable.
-        """
+        """Record gangs as a scheduler reports them, for `persisted`. Raises ResourceExhausted."""
         self.check_gangs(gangs)
         for gang in gangs:
             self.gangs.update(gang)
@@ -436,10 +427,7 @@ class AdvisoryEngine:
         )
 
     def add_outcomes(self, outcomes: Iterable[outcome_rows.OutcomeRecord], now_ns: int) -> int:
-        """Record outcomes, the first of each id, and return the number of new ones.
-
-        Outcomes fade from *now_ns* (our clock). Raises ServiceUnavailable.
-        """
+        """Record outcomes, the first of each id; return the number of new ones."""
         self.check_room()
         new = 0
         for outcome in outcomes:
@@ -458,10 +446,7 @@ class AdvisoryEngine:
         return new
 
     async def persisted(self) -> None:
-        """Return once all events are on disk.
-
-        Raises ServiceUnavailable on failure; the events then count once they are written.
-        """
+        """Return once all events are on disk. Raises ServiceUnavailable: they count later."""
         try:
             await self.flush()
         except Exception as error:

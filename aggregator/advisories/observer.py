@@ -188,10 +188,7 @@ class Observer:
     def _availability_changes(
         self, machine_state: MachineState, hosts: Sequence[HostScore], judgement: Judgement
     ) -> Iterator[Event]:
-        """Yield hosts that are out for other reasons than our advice, and hosts that are back.
-
-        A host that is gone for good does not count as out.
-        """
+        """Yield hosts that others have out and hosts that are back, except those gone for good."""
         now_ns = judgement.computed_ns
         reasons = {State.MAINTENANCE: MAINTENANCE, State.STALE: SILENT}
         out = {

@@ -24,10 +24,7 @@ from .state import MachineState, OpenCase, StateEditor
 
 
 def shared_causes(state: MachineState) -> dict[SharedCauseKey, SharedCause]:
-    """Return the cause of each open case that shares its cause with other hosts.
-
-    An answered or expired advisory names the cause as long as the cases last.
-    """
+    """Return the cause of each open case that shares its cause with other hosts."""
     advisories = [
         advisory
         for advisory in (*state.ended.values(), *state.advisories.values())

@@ -68,10 +68,7 @@ class DeclaredOut:
 
 @dataclass(slots=True)
 class Mute:
-    """A subject without proposals of this gravity or less until `until_ns`.
-
-    `graver`: mutes of higher gravity, which end earlier.
-    """
+    """A subject without proposals of this gravity until `until_ns`; `graver` ends earlier."""
 
     until_ns: int
     gravity: int

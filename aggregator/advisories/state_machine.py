@@ -43,10 +43,7 @@ from .timers import apply_clock_jump, expire, remove_closed_cases, resume, unfre
 
 
 class AdvisoryStateMachine:
-    """Call `step` with each event, then with a Tick: only a Tick makes proposals.
-
-    Its `state` can be stored and given to another machine, which continues from there.
-    """
+    """Call `step` with each event, then with a Tick: only a Tick makes proposals."""
 
     def __init__(self, limits: AdvisoryLimits, state: MachineState | None = None) -> None:
         self._editor = StateEditor(limits, state)

@@ -160,10 +160,7 @@ class ScheduledGangs:
 
 
 class WorkloadLookup:
-    """Finds the workload of an unwell host: by a scheduler, else by processes on its GPUs.
-
-    Belongs to the loop, as *fleet* and *gangs* do.
-    """
+    """Finds the workload of an unwell host: by a scheduler, else by processes on its GPUs."""
 
     def __init__(self, fleet: Fleet, gangs: ScheduledGangs) -> None:
         self._fleet, self._gangs = fleet, gangs

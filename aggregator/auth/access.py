@@ -271,11 +271,7 @@ class AccessControl:
         return self.connections.ended_count if self.connections is not None else 0
 
     def bind(self, server: Any, address: str, *, by_token: bool = False) -> int:
-        """Make *server* listen on `address:port`; return the port. Raises RuntimeError, as gRPC
-        does.
-
-        *by_token*: callers are not asked for a certificate.
-        """
+        """Make *server* listen on `address:port`; return the port. Raises RuntimeError."""
         if self.certificates is None:
             return int(server.add_insecure_port(address))
         requests_certificate = bool(self._config.tls_client_ca_file) and not by_token
@@ -397,11 +393,7 @@ class AgentRateLimit:
         )
 
     def try_take(self, size_bytes: int, rows: int) -> float:
-        """Count a call if it fits, and return 0; otherwise return the seconds to wait.
-
-        The call is counted only if it fits, so that a caller that waits exactly that long is
-        accepted.
-        """
+        """Count a call if it fits, and return 0; otherwise return the seconds to wait."""
         wait = self.take(0, size_bytes, rows)
         if wait:
             self.take(0, -size_bytes, -rows)

@@ -128,10 +128,7 @@ def too_many(
 
 
 class Connections:
-    """Accepted connections on the service's ports.
-
-    Call `refresh` in one thread at a time, not the event loop's: it takes some us per connection.
-    """
+    """Accepted connections on the service's ports. `refresh` is for one thread."""
 
     def __init__(
         self, ports: Collection[int], limits: ConnectionLimits, seconds: Callable[[], float]

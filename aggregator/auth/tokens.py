@@ -152,10 +152,7 @@ def read_tokens(path: Path) -> list[Token]:
 
 
 def update_tokens(path: Path, edit: Callable[[list[Token]], list[Token]]) -> list[Token]:
-    """Replace the file's tokens by *edit* of them, atomically and under a lock.
-
-    Only the owner can read the file. Raises TokensError, OSError.
-    """
+    """Replace the file's tokens by *edit* of them, atomically. Raises TokensError, OSError."""
     private_folder(path.parent)
     with _locked(path):
         try:

@@ -87,10 +87,7 @@ def caller_name(text: str) -> str:
 
 
 def guarded(command: str, run: Callable[[], int]) -> int:
-    """Run the command; print a failure to stderr and return its exit code.
-
-    Ctrl-C exits with 130 after partial files are removed.
-    """
+    """Run the command; print a failure and return its exit code, 130 for Ctrl-C."""
 
     def run_translated() -> int:
         try:

@@ -53,10 +53,7 @@ FORMATTERS: dict[str, Callable[[Any], str]] = {
 
 
 def main(arguments: list[str]) -> int:
-    """Run a subcommand, `list` by default.
-
-    Exit codes: 1 refused, with a message; 3 no aggregator answers; 4 no such advisory or host.
-    """
+    """Run a subcommand. Exit codes: 1 refused, 3 no aggregator, 4 no such advisory or host."""
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         arguments = ["list", *arguments]
     options = _parser().parse_args(arguments)

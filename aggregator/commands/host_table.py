@@ -100,10 +100,7 @@ def render(
     colour: bool = False,
     slowdowns: Mapping[str, float] | None = None,
 ) -> str:
-    """Return the table of *hosts*, given worst first, at most *width* wide (0: unlimited).
-
-    *slowdowns*: a job's relative slowdown by host; without any the table has no SLOWER column.
-    """
+    """Return the table of *hosts*, given worst first, at most *width* wide (0: unlimited)."""
     scores = list(hosts)[::-1]
     if not scores:
         return "no hosts yet: none has registered with this aggregator"

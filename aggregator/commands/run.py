@@ -217,10 +217,7 @@ def found_message(scores: Sequence[score_pb2.NodeScore], truth: TruthLog) -> str
 def missing_message(
     scores: Sequence[score_pb2.NodeScore], hosts: int, truth: Sequence[SimulatedFault]
 ) -> str:
-    """Return the first deficiency of the table; "" when it is complete and correct.
-
-    *scores*: worst first. *hosts*: number of hosts expected to report.
-    """
+    """Return the first deficiency of the table (worst first); "" when it is correct."""
     reporting = [s for s in scores if s.state not in (score_pb2.UNKNOWN, score_pb2.STALE)]
     if len(reporting) < hosts:
         return f"{len(reporting)} of {hosts} hosts have a score"

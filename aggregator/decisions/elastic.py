@@ -287,10 +287,7 @@ def _plan_grouped(
     communication: Quantity | None,
     effort: SearchEffort,
 ) -> ElasticPlan:
-    """Return the result of `plan_sizes` for a gang with groups.
-
-    Search one set of nodes per size, then more of the cheapest sizes.
-    """
+    """Return the result of `plan_sizes` for a gang with groups."""
     table, candidates, needs = search.table, search.candidates, search.needs
     options_max, grouped_options = effort.options_max, effort.grouped_options
     sizes = terms.elastic.allowed

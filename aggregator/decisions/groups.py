@@ -113,10 +113,7 @@ def _distinct(values: Indexes) -> tuple[Indexes, Indexes]:
 
 
 def _crossing(kind: str, values: Indexes) -> tuple[Floats, Flags, Flags]:
-    """Return (share of traffic that crosses, groups that cross, groups that may cross).
-
-    *values*: domains of the members; below 0 and different per node if unknown.
-    """
+    """Return the share of traffic, and the groups, that cross, and that may cross."""
     known = values >= 0
     highest = np.where(known, values, -1).max(axis=1)
     lowest = np.where(known, values, np.iinfo(np.int64).max).min(axis=1)
@@ -210,10 +207,7 @@ def _share(weight: Quantity, weights: Sequence[Quantity], total: float) -> Quant
 def in_group_order(
     table: NodeTable, nodes: Indexes, layout: GroupLayout, needs: GangRequirements, costs: Floats
 ) -> tuple[Indexes, GroupSpans]:
-    """Return *nodes* in the cheapest rank order of their groups, with the groups' spans.
-
-    *costs*: relative cost of crossing each priced tier. Segments stay whole.
-    """
+    """Return *nodes* in the cheapest rank order of their groups, with the groups' spans."""
     orders = [
         order
         for order in _orders(table, nodes, layout, needs.segment_nodes)

@@ -251,10 +251,7 @@ class Search:
         return SearchResult(bound + minimum * self.needs.nodes, node_sets, measures)
 
     def extra_gpu_hours(self) -> tuple[Floats | None, float]:
-        """Return each node's further cost in GPU-hours above the minimum, and the minimum.
-
-        The cost is stranded GPUs and money; None if there is none.
-        """
+        """Return nodes' further cost (stranded GPUs, money) above its minimum, and that."""
         needs = self.needs
         extra = np.zeros(self.pool.rows.size)
         within = self.strands_within(self.pool.nodes)

@@ -81,10 +81,7 @@ class NodeTable:
 
     @cached_property
     def gpu_prices(self) -> Floats | None:
-        """Price of a GPU-hour with its interval, in currency: (3, nodes); None: not declared.
-
-        A node without a declared price has the median of the others, with their range as interval.
-        """
+        """Price of a GPU-hour in currency: (3, nodes); others' median if not declared."""
         declared = self.facts.costs.price.astype(np.float64)
         known = declared[np.isfinite(declared)]
         if not known.size:

@@ -163,10 +163,7 @@ def priced_choice(
     spans: tuple[Sequence[int], Sequence[int]] | None = None,
     groups: GroupSpans | None = None,
 ) -> PlacementChoice:
-    """Return the priced option for *nodes* in rank order.
-
-    *spans*: from `spans_of`. *groups*: spans of the groups of *nodes*.
-    """
+    """Return the priced option for *nodes* in rank order. *spans*: of `spans_of`."""
     table, pool, needs, lost = search.table, search.pool, search.needs, search.lost
     layout = layout_of(needs, nodes.size, gpus_of(table, needs))
     if groups is None and layout is not None:

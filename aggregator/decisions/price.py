@@ -147,10 +147,7 @@ class GangPrice:
 def lost_time(
     needs: GangRequirements, gpus: int, communication: Quantity | None = None
 ) -> LostTime:
-    """Return the terms that depend only on *needs*.
-
-    *gpus*: number in the gang. *communication*: the workload's share of a step.
-    """
+    """Return the terms that depend only on *needs*, for a gang of *gpus*."""
     reports = needs.reports
     detect = duration_hours("detect", needs.detect_hours, DETECT_MINUTES, reports, DETECT_FACTOR)
     decide = duration_hours("decide", needs.decide_hours, DECIDE_MINUTES, reports, DECIDE_FACTOR)
@@ -305,10 +302,7 @@ def survival(
 
 
 def hazard_sum_max(needs: GangRequirements, shared: Quantity) -> float:
-    """Return the highest hazard of all members with a `survival` of *needs*.survival_min.
-
-    Infinite without a floor; negative if *shared* alone is too much.
-    """
+    """Return the highest sum of hazards for *needs*.survival_min; inf without a floor."""
     if needs.survival_min <= 0.0:
         return inf
     # The search and the price add the hazards in different orders; the margin keeps the survival of

@@ -603,10 +603,7 @@ def repair_wait_hours(out: int, needed: int, median_hours: float) -> tuple[float
 
 
 def expected_repair_wait(out: int, needed: int, median_hours: float) -> Quantity:
-    """Return the mean hours until *needed* of *out* nodes are repaired, with its 90 % interval.
-
-    Repairs are lognormal and independent.
-    """
+    """Return the mean hours to repair *needed* of *out* nodes, with its interval."""
     shares, normals = _wait_points()
     # The density of the order statistic: a beta distribution.
     density = (needed - 1) * np.log(shares) + (out - needed) * np.log1p(-shares)

@@ -195,10 +195,7 @@ class Declared:
         )
 
     def threshold(self, name: str, *, before: bool = False) -> float:
-        """Return a number of `THRESHOLDS`: as declared, else its default. Raises KeyError.
-
-        *before*: as it is on hosts that its roll-out has not reached.
-        """
+        """Return a number of `THRESHOLDS`; *before*: as before its roll-out. Raises KeyError."""
         if before and name in self.rollouts:
             return self.rollouts[name].before
         return self.thresholds.get(name, THRESHOLDS[name].default)

@@ -91,10 +91,7 @@ def _wildcard_pattern(text: str) -> HostPattern:
 
 
 def matches_pattern(text: str, pattern: str) -> bool:
-    """Return whether *text* matches *pattern* with `*`, `?` and `[..]`, like `fnmatchcase`.
-
-    That function recompiles when there are more than 256 patterns.
-    """
+    """Return whether *text* matches *pattern* with `*`, `?` and `[..]`."""
     return _compiled(pattern)(text) is not None if wildcard_count(pattern) else text == pattern
 
 

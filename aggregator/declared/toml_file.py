@@ -67,10 +67,7 @@ def parse_toml(
     now_ns: int,
     rules: frozenset[str] = frozenset(),
 ) -> None:
-    """Add the declarations of *text* to *content*, and its errors to *problems*. Never raises.
-
-    *rules*: the names that an override may have; none: any.
-    """
+    """Add the declarations of *text* to *content*, its errors to *problems*. Never raises."""
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:

@@ -93,10 +93,7 @@ class PendingPlan:
 
 
 class AggregatorClient:
-    """Connection to the aggregator: call `start`, then read `advice` after each call of *wake*.
-
-    Besides the watch's thread only a single thread may use it.
-    """
+    """Connection to the aggregator: `start`, then read `advice` after each call of *wake*."""
 
     def __init__(
         self,
@@ -317,10 +314,7 @@ class AggregatorClient:
         return NodeDictionary(reply.version, tuple(reply.names))
 
     def buckets(self) -> dict[str, int] | None:
-        """Return the bucket of each host's score, from 0 (best); None while the aggregator's data is degraded.
-
-        Raises ClientError.
-        """
+        """Return each host's bucket, 0 is best; None while degraded. Raises ClientError."""
         reply = self._ask(self._scores.ScoreNodes, score_pb2.ScoreNodesRequest(), SCORES_SECONDS)
         if self._dictionary is None or self._dictionary.version != reply.dictionary_version:
             self._dictionary = self.node_dictionary()

@@ -86,10 +86,7 @@ class ApiAccess:
 
 
 def find_access(server: str = "", kubeconfig: str = "") -> ApiAccess:
-    """Return the access by *server* (`kubectl proxy`), else *kubeconfig*, else the pod's service account.
-
-    Raises SchedulerError.
-    """
+    """Return access by *server*, *kubeconfig* or service account. Raises SchedulerError."""
     if server:
         return _proxy_access(server)
     if kubeconfig:
@@ -199,10 +196,7 @@ def _load_certificate(tls: ssl.SSLContext, user: Any) -> None:
 
 
 class ApiServer:
-    """The API server: all calls share a connection, each watch has its own. Safe for several threads.
-
-    All methods raise ApiError.
-    """
+    """The API server, for several threads. All methods raise ApiError."""
 
     def __init__(self, access: ApiAccess, seconds_max: float = CALL_SECONDS) -> None:
         """*seconds_max*: timeout of a call."""

@@ -83,10 +83,7 @@ class GangPod:
 def parse_pod(
     document: Any, gpu_resources: Collection[str], gang_labels: Sequence[str] = ()
 ) -> GangPod | None:
-    """Return the pod of *document*, the API server's JSON; None without GPUs, for a DaemonSet's or a static pod.
-
-    *gang_labels*: the site's labels that name a gang; they precede GANG_LABELS. Raises KeyError, TypeError, ValueError.
-    """
+    """Return the pod of the API server's JSON; None without GPUs, or for a DaemonSet's."""
     metadata, spec, status = document["metadata"], document["spec"], document.get("status") or {}
     gpus = gpus_of_pod(spec, gpu_resources)
     if not gpus and not spec.get("resourceClaims"):

@@ -472,10 +472,7 @@ class KueueController:
                 raise
 
     def undo(self) -> list[str]:
-        """Answer all pending checks READY, and mark the checks as not served; return the completed actions.
-
-        Raises SchedulerError.
-        """
+        """Answer all checks READY; return the completed actions. Raises SchedulerError."""
         if not self._begin():
             return []
         own = self._current(self._checks).keys()

@@ -221,10 +221,7 @@ def standing_holds(node: KubernetesNode, now: float) -> dict[str, float]:
 
 
 def has_expired(node: KubernetesNode, now: float) -> bool:
-    """Return whether a taint or an annotation of executors on *node* is past its end or has no end.
-
-    If a person removed the taint, only the annotation is left.
-    """
+    """Return whether a mark of executors on *node* is past its end or has no end."""
     if standing_holds(node, now) != node.holds:
         return True
     if node.is_tainted and not node.holds:

@@ -117,10 +117,7 @@ class ScheduledJob:
 
 @dataclass(frozen=True, slots=True)
 class NodeHold:
-    """A hold: keeps new work off nodes until `ends` (0: unlimited).
-
-    `name` begins with HOLD_PREFIX if an executor set the hold.
-    """
+    """A hold: keeps new work off nodes until `ends` (0: unlimited)."""
 
     name: str
     nodes: frozenset[str]
@@ -313,10 +310,7 @@ class RemoveHold(Step):
 
 @dataclass(frozen=True, slots=True)
 class Drain(Step):
-    """Drain `node` with `reason`, for at most `seconds` if the scheduler supports a limit.
-
-    `down`: the node does not respond.
-    """
+    """Drain `node` for at most `seconds`, if supported. `down`: the node does not respond."""
 
     node: str
     reason: str
@@ -386,10 +380,7 @@ class SetWeight(Step):
 
 @dataclass(frozen=True, slots=True)
 class KillReplicas(Step):
-    """End the torchft replicas on `node`, so that the job's other replicas continue at once.
-
-    `torchft.py` carries this step out, not the scheduler.
-    """
+    """End the torchft replicas on `node` (`torchft.py`), so that the other replicas continue."""
 
     node: str
 
@@ -495,7 +486,4 @@ class Scheduler(ABC):
 
     @abstractmethod
     def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
-        """Carry out *steps* of SCHEDULER_STEPS; return the error of each failed step.
-
-        A step whose effect already exists succeeds.
-        """
+        """Carry out *steps* of SCHEDULER_STEPS; return the error of each failed step."""

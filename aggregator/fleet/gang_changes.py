@@ -118,10 +118,7 @@ class _Scale:
         group: Indexes,
         by_power: Flags,
     ) -> None:
-        """Add a fine window. *counts*: GPUs for which it counts; *of*: host of each GPU.
-
-        *group* (of each host) and *gpu_group*: as in `ChangeMonitor.update`.
-        """
+        """Add a fine window. *counts*: GPUs that it includes; *of*: host of each GPU."""
         values, size = np.array(readings), gpu_group.size
         known = np.isfinite(values) & counts
         self._sums[:, :size][known] += values[known]

@@ -74,10 +74,7 @@ class ReportedSteps:
         self._row_job = np.append(self._row_job, np.array(new, dtype=np.intp))
 
     def by_host(self, jobs: Sequence[Job], gang: Indexes, shared: Flags) -> Floats:
-        """Return the step time of each host's ranks in its gang; NaN: none reported.
-
-        *gang*: index in *jobs* for each host, -1: none; *shared*: hosts that run several jobs.
-        """
+        """Return the step time of each host's ranks in its *gang*; NaN: none reported."""
         result = np.full(gang.size, np.nan)
         if not self.current.host.size or not jobs:
             return result

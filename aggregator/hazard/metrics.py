@@ -34,10 +34,7 @@ class Estimate:
 
 
 class Ranking:
-    """Units ordered by score, with an outcome; each figure takes the units' weights.
-
-    *groups*: rank within each group (day); None: among all units.
-    """
+    """Units ordered by score, with an outcome. *groups*: rank within each; None: among all."""
 
     def __init__(self, score: Floats, outcome: Floats, groups: Indexes | None = None) -> None:
         self.order = np.lexsort((-score,) if groups is None else (-score, groups))
@@ -138,10 +135,7 @@ class BootstrapFigure:
 
 
 def draws_of_ranking(positive: Indexes, draws: int) -> int:
-    """Return *draws*, or 0 if too few nodes failed for an interval of AUC and recall.
-
-    *positive*: the nodes of the positive units.
-    """
+    """Return *draws*, or 0 if too few nodes failed for an interval of AUC and recall."""
     return draws if len(np.unique(positive)) >= NODES_POSITIVE_MIN else 0
 
 

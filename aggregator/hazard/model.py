@@ -212,10 +212,7 @@ def _calibration(value: Any) -> tuple[tuple[float, float], ...]:
 
 
 def prior(outcome: str = "all classes") -> HazardModel:
-    """Return the model of a cluster without data, from published rates.
-
-    Only the time since the return counts: no rates are published for counts of faults.
-    """
+    """Return the model of a cluster without data, from published rates by time since return."""
     since = np.array([days for days, _ in PUBLISHED_RATES])
     none = np.zeros(len(since))
     columns = features_of(UnitState(since, none, dict.fromkeys(DECAYS_DAYS, none), none))[:, :3]

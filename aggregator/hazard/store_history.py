@@ -59,10 +59,7 @@ class Recording(NamedTuple):
 def add_finding(
     incidents: list[FaultIncident], since_us: float, end_us: float, class_name: str
 ) -> None:
-    """Add a finding of *class_name* to its host's *incidents*: to the last, or as a new one.
-
-    All of *incidents* began earlier.
-    """
+    """Add a later finding of *class_name* to its host's *incidents*."""
     last = incidents[-1] if incidents else None
     if last is not None and since_us <= max(last.end_us, last.start_us + INCIDENT_US):
         incidents[-1] = FaultIncident(

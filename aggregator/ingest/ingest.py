@@ -286,10 +286,7 @@ class Ingest:
     def accept(
         self, session: Session, message: wire.TelemetryBatch, incoming: FrameStreamReader
     ) -> AcceptedFrame:
-        """Read, check and observe a frame. *incoming*: the state of its stream.
-
-        Raises FrameError, StreamDesync, or NoSession if the session was replaced.
-        """
+        """Read, check and observe a frame. Raises FrameError, StreamDesync, NoSession."""
         if session.ended:
             raise NoSession(f"{session.host} has registered again; this session has ended")
         now_ns = self._wall_ns()

@@ -366,10 +366,7 @@ def snapshot_path(folder: Path) -> Path:
 
 
 def check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
-    """Accept a single statement that reads, and calls only allowed functions.
-
-    Raises QueryRefused, or duckdb.Error for invalid SQL.
-    """
+    """Accept a single statement that only reads. Raises QueryRefused, duckdb.Error."""
     size = len(sql.encode(errors="replace"))
     if size > SQL_BYTES_MAX:
         raise QueryRefused(f"the statement has {size} bytes, at most {SQL_BYTES_MAX} are allowed")

@@ -106,10 +106,7 @@ class JobWindows:
         return running or ended[-1:]
 
     def step(self, fleet: Fleet, accumulator: RunAccumulator, now_ns: int) -> list[JobRecord]:
-        """Add the readings of the last second, and return the jobs that have ended.
-
-        At the end of a window, each job gets the window.
-        """
+        """Add the last second, and any ended window; return the jobs that have ended."""
         ended = self._follow(accumulator.active_runs, now_ns)
         gpus, fast_rows, run_of = accumulator.rows_of_runs()
         self._fit(fleet.devices["gpu"].capacity)

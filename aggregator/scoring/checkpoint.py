@@ -157,10 +157,7 @@ def _without_sums(one: TrackedSymptom) -> Symptom:
 def restore(
     fleet: Fleet, last: Iterable[LastScore], now_ns: int, faults: FaultHistory | None = None
 ) -> Judgement:
-    """Add the hosts of *last* to *fleet*; return the judgement before the first.
-
-    Simulated hosts that had ended are excluded.
-    """
+    """Add the hosts of *last* to *fleet*; return the judgement before the first."""
     settling: dict[int, SettlingHost] = {}
     tracked: dict[int, TrackedSymptoms] = {}
     unused: list[str] = []

@@ -143,10 +143,7 @@ def score_host(host: HostInput, observed: Sequence[ObservedSymptom]) -> HostScor
 
 
 class Causes(NamedTuple):
-    """The hazards per hour that symptoms add, and the devices that show the same fault.
-
-    `apart`: the further hazard if no devices shared a cause.
-    """
+    """Hazards per hour that symptoms add, by fault. `apart`: the rest without shared causes."""
 
     hazards: Sequence[float]
     devices: Sequence[int]

@@ -297,10 +297,7 @@ class AdvisoryService(AdvisoryServiceServicer):
     async def WatchAdvisories(
         self, request: wire.WatchAdvisoriesRequest, context: Any
     ) -> AsyncIterator[wire.AdvisoryEvent]:
-        """Yield the open advisories, or the changes since the token, then each change.
-
-        Raises InvalidArgument, ResourceExhausted.
-        """
+        """Yield open advisories, or changes since the token, then each change."""
         feed = self._engine.feed
         number = _number(request.resume_token, feed.started_ms)
         reason = "too many watch advice already; one of them has to end"
@@ -320,10 +317,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         return wire.AdvisoryEvent(resume_token=token, advisory=self._message(change.advisory))
 
     def _message(self, advisory: Advisory, expires_ns: int | None = None) -> wire.Advisory:
-        """Return the message with the workload's name as the caller reported it, without a login.
-
-        *expires_ns*: None: the engine's.
-        """
+        """Return the message with the workload's name as reported, without a login."""
         until_ns = self._engine.expires_ns(advisory) if expires_ns is None else expires_ns
         message = advisory_message(advisory, until_ns, self._engine.store_identity)
         message.workload = name_for(advisory.job, current_login())

@@ -76,10 +76,7 @@ class PlacementService(PlacementServiceServicer):
     async def PlanPlacement(
         self, request: placement_pb2.PlanPlacementRequest, context: Any
     ) -> placement_pb2.PlanPlacementResponse:
-        """Return options, or the constraints that prevent them.
-
-        Raises InvalidArgument, NotFound, FailedPrecondition, ServiceUnavailable, ResourceExhausted.
-        """
+        """Return options, or the constraints that prevent them. Raises ServiceError."""
         began = time.perf_counter()
         messages.claim_reservations(request.candidates, current_login())
         question = self._question(request)

@@ -60,10 +60,7 @@ class WatchedPlan:
     """A request, and the nodes that its caller got last."""
 
     def __init__(self, request: wire.WatchPlanRequest, before: WatchedPlan | None = None) -> None:
-        """*before*: the watch that this request replaces.
-
-        Its nodes stay unless the request has others. Raises InvalidArgument.
-        """
+        """*before*: the replaced watch, whose nodes stay by default. Raises InvalidArgument."""
         if request.plan.options_max > 1:
             reason = f"{request.plan.options_max}, expected 0 or 1: one plan is watched"
             raise InvalidArgument("plan.options_max", reason)
@@ -82,10 +79,7 @@ class WatchedPlan:
     def turn(
         self, question: PlanQuestion, answer: Callable[[], wire.PlanPlacementResponse]
     ) -> wire.WatchPlanResponse | None:
-        """Return the response to a snapshot, None for no response. *answer*: computes a full plan.
-
-        Raises InvalidArgument for impossible current nodes.
-        """
+        """Return a snapshot's response, if any. *answer*: computes a full plan."""
         version = question.snapshot.version
         if self._is_first:
             self._check_current(question)

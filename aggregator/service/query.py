@@ -144,10 +144,7 @@ class QueryService(QueryServiceServicer):
             raise _service_error(error, self._config.data) from error
 
     async def _refresh_snapshot(self, question: Question) -> int:
-        """Request an operators' file that covers *question*, and wait if that takes a few seconds.
-
-        Return the newest time in the query, in microseconds since 1970.
-        """
+        """Request a file that covers *question*; return the newest time in it, in us."""
         with contextlib.suppress(OSError):  # the query itself reports the error
             self.pool.start()  # load DuckDB while the file is written
         now_ns = self._wall_ns()

@@ -87,10 +87,7 @@ class ReservationService(ReservationServiceServicer):
         return reply
 
     async def Renew(self, request: wire.RenewReservationRequest, context: Any) -> wire.Reservation:
-        """Change the expiry of a reservation.
-
-        Raises InvalidArgument, NotFound, PermissionDenied, EtagMismatch, ServiceUnavailable.
-        """
+        """Change the expiry of a reservation. Raises ServiceError."""
         owner, snapshot = _owner_of(request, context), self._placement.snapshot()
         reservation = self._reservations.renew(
             request.name,
@@ -105,10 +102,7 @@ class ReservationService(ReservationServiceServicer):
     async def Release(
         self, request: wire.ReleaseReservationRequest, context: Any
     ) -> wire.ReleaseReservationResponse:
-        """End a reservation; operators and admins may end any.
-
-        Raises InvalidArgument, PermissionDenied, EtagMismatch, ServiceUnavailable.
-        """
+        """End a reservation; operators and admins may end any. Raises ServiceError."""
         who, owner = current_principal(context), _owner_of(request, context)
         known = self._reservations.release(
             request.name, owner, request.fencing_token, by_operator=_is_operator(who)

@@ -170,10 +170,7 @@ def columns_message(
     gpus: bool,
     workload: RequestedWorkload | None = None,
 ) -> bytes:
-    """Return a serialized ScoreNodesResponse of the nodes *chosen*, over *hours*.
-
-    *workload*: adds its expected slowdown per node.
-    """
+    """Return a serialized ScoreNodesResponse of the nodes *chosen*, over *hours*."""
     score_columns = snapshot.columns
     if hours != HORIZON_HOURS:
         hazards = score_columns.hazard_per_hour.astype(np.float64)

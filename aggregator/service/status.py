@@ -69,10 +69,7 @@ Detail = tuple[str, Message]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Turns a ServiceError into its status, other exceptions into INTERNAL and a log entry.
-
-    It is the first interceptor, so that it also answers for the login check.
-    """
+    """The first interceptor: turns ServiceError into its status, others into INTERNAL."""
 
     def __init__(self, calls: CallCounters | None = None) -> None:
         """*calls*: counters of calls and failures."""

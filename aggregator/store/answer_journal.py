@@ -60,10 +60,7 @@ class AnswerJournal:
         os.ftruncate(self._descriptor, self._size)
 
     def append(self, records: Sequence[AnswerRecord]) -> None:
-        """Write and fsync *records*; on an error the journal contains none of them.
-
-        Raises ServiceUnavailable or ResourceExhausted.
-        """
+        """Write and fsync all of *records*, or none. Raises ServiceUnavailable."""
         data = b"".join(map(encode_answer, records))
         with self._lock:
             if self._size + len(data) > ANSWERS_BYTES_MAX:

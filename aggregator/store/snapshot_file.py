@@ -123,10 +123,7 @@ class OpsFile:
     _is_previous_damaged: bool = field(default=False, init=False)
 
     def write(self, now_ns: int, lag_seconds: float = 0.0) -> None:
-        """Write the file as of *now_ns*; *lag_seconds*: how long readings have waited for a commit.
-
-        Raises duckdb.Error or OSError; then the previous file stays.
-        """
+        """Write the file as of *now_ns*. Raises duckdb.Error, OSError; the old one stays."""
         target, base = self.folder / OPS_FILE, self.folder / BASE_FILE
         temporary = target.with_name("operators-new.duckdb")
         left_out = self._refresh_base(base, temporary, now_ns)
@@ -179,10 +176,7 @@ class OpsFile:
 
     @contextmanager
     def rows(self, query: str) -> Iterator[Any]:
-        """Yield the result of a query of the live file as a `pyarrow.RecordBatchReader`.
-
-        Rows are read as the reader advances.
-        """
+        """Yield a `pyarrow.RecordBatchReader` of a query of the live file."""
         with self.cursor() as cursor:
             yield cursor.sql(query).to_arrow_reader(BATCH_ROWS)
 
@@ -269,10 +263,7 @@ class _OpsFileBuilder:
     left_out: list[str]
 
     def fill(self, previous: Path | None, lag_seconds: float) -> None:
-        """Insert everything except the base; *lag_seconds*: as of the file *previous*.
-
-        Raises duckdb.Error, DamagedPreviousError.
-        """
+        """Insert everything except the base. Raises duckdb.Error, DamagedPreviousError."""
         latest = LatestTables(self.file, self.ops_file.cursor, self.now_us, lag_seconds)
         latest.attach(previous)
         stored = {name for (name,) in self.ops_file.fetch(_STORED_TABLES)}

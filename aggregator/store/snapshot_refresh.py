@@ -34,10 +34,7 @@ REQUESTS_FILE = "operators.requests"
 
 
 def pause_seconds(period_seconds: float, write_seconds: float) -> float:
-    """Return the pause after a file that took *write_seconds*: the rest of the period.
-
-    The period is extended, at most doubled, to limit the file to an eighth of a processor.
-    """
+    """Return the pause after a file: the rest of the period, at most doubled."""
     whole = max(period_seconds, min(2 * period_seconds, 8 * write_seconds))
     return max(0.0, whole - write_seconds)
 
@@ -75,10 +72,7 @@ class Refresh:
     _wake: threading.Event = field(default_factory=threading.Event)
 
     def request(self, moment_ns: int) -> Future[None]:
-        """Return a future that completes when the file covers *moment_ns*, or writing it failed.
-
-        With `ops_seconds` 0 no file is ever written, and the future is complete.
-        """
+        """Return a future that completes when the file covers *moment_ns*, or failed."""
         done: Future[None] = Future()
         with self._lock:
             if self.taken_ns >= moment_ns or not self.cost.period_seconds:

@@ -242,10 +242,7 @@ class Store(Queue):
         return self.run_on_writer_thread(lambda writer: writer.transact(work), ahead=ahead)
 
     def run_on_writer_thread(self, work: Callable[[Writer], T], *, ahead: bool = False) -> T:
-        """Run *work* with the writer, between two commits: nothing is stored until it returns.
-
-        Blocks. Raises the exception of *work*; StoreError if the store closes first.
-        """
+        """Run *work* in the writer, between two commits. Blocks. Raises its errors, StoreError."""
         done: Future[T] = Future()
 
         def run() -> None:

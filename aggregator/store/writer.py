@@ -80,10 +80,7 @@ class Writer:
         steady_ns: Callable[[], int] = time.monotonic_ns,
         on_missing_inputs: Callable[[Iterable[str]], None] = lambda _: None,
     ) -> None:
-        """Open the store at *path*. Raises StoreError.
-
-        *on_missing_inputs*: called with the digests of decisions' inputs that the store lacks.
-        """
+        """Open the store. Raises StoreError. *on_missing_inputs*: called with digests."""
         self._path = path
         self._retention_ns = retention_hours * HOUR_NS
         self._history_days = history_days
@@ -193,10 +190,7 @@ class Writer:
         self._needs_reopen = False
 
     def commit(self, pending: Pending, now_ns: int) -> None:
-        """Store *pending* in one transaction.
-
-        Raises duckdb.Error, OSError or StoreError; then the next call reopens the file first.
-        """
+        """Store *pending* in one transaction. Raises duckdb.Error, OSError, StoreError."""
         if self._needs_reopen:
             self._reopen()
         self._needs_reopen = True
@@ -204,10 +198,7 @@ class Writer:
         self._needs_reopen = False
 
     def transact(self, work: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
-        """Run *work* in a transaction, and reload the live tables afterwards.
-
-        Raises the exception of *work*, duckdb.Error, OSError or StoreError, and rolls back.
-        """
+        """Run *work* in a transaction, or roll back and raise its error or StoreError."""
         if self._needs_reopen:
             self._reopen()
         self._needs_reopen = True

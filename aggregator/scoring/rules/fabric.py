@@ -62,10 +62,7 @@ def retransmitting_ports(view: FleetView) -> Iterator[Symptom]:
 
 
 def _median_at_same_traffic(view: FleetView, table: str, rates: Floats) -> Floats:
-    """Return each port's median over the ports of its link layer in its class of traffic.
-
-    NaN for moving ports with too few peers, 0 for others.
-    """
+    """Return each port's median over ports of its link layer and class of traffic."""
     result = np.zeros(rates.shape)
     if not rates.any():
         return result

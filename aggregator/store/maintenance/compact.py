@@ -158,10 +158,7 @@ class Compaction:
         return self._target
 
     def _create_table(self, source: Connection, each: Table) -> bool:
-        """Create the table in the new file, with its defaults and comment, unless it exists there.
-
-        False: it no longer exists in the old file.
-        """
+        """Create the table in the new file. False: it is gone from the old file."""
         if each in self._copied:
             return True
         rows = source.execute(_TABLE, list(each)).fetchall()

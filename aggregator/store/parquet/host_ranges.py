@@ -14,10 +14,7 @@ Counts = Sequence[tuple[str, int]]
 
 
 class HostRange(NamedTuple):
-    """A half-open range of hosts by name, after *after* up to *last*; None: unlimited.
-
-    Device limits are set only if the range is a part of a single host with too many rows.
-    """
+    """A half-open range of hosts, or of a host's devices; None: unlimited."""
 
     after: str | None
     last: str | None

@@ -201,10 +201,7 @@ class HistoryMaintenance:
             yield message
 
     def run_round(self, failing: str) -> Job:
-        """Run all maintenance once; a failed merge does not prevent the rest.
-
-        Raises OSError, duckdb.Error, PackerError, DamagedSegmentError.
-        """
+        """Run all maintenance once; a failed merge does not prevent the rest."""
         merge_error: Exception | None = None
         try:
             yield from self._merge_due()

@@ -47,6 +47,7 @@ from gangline.aggregator.advisories.state import StateEditor
 from tests.aggregator.advisories.walk import HOSTS, REASONS, Walk, walk
 
 STEPS = 6000
+ANSWERED_ADVISORY = answers._answered_advisory
 
 
 @pytest.mark.slow
@@ -88,10 +89,8 @@ def _without_word(desk: StateEditor) -> list[limits.OutMember]:
 
 
 def _any_answer(editor: StateEditor, event: Acked) -> Advisory:
-    return editor.find(event.name) or _ANSWERED(editor, event)
+    return editor.find(event.name) or ANSWERED_ADVISORY(editor, event)
 
-
-_ANSWERED = answers._answered_advisory
 
 #: Module, name, replacement: each is a fault that a change could introduce.
 SABOTAGE: dict[str, tuple[Any, str, Callable[..., Any]]] = {
