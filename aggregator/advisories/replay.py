@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import duckdb
+from duckdb import DuckDBPyConnection as Connection
 
 from ..errors import InvalidArgument
 from ..model import Evidence, HealthState, HostScore, Reason
@@ -135,7 +135,7 @@ class EvidenceCase(NamedTuple):
 
 
 def replay_rule(
-    connection: duckdb.DuckDBPyConnection,
+    connection: Connection,
     rule: str,
     days: int,
     limits: AdvisoryLimits,
@@ -172,7 +172,7 @@ def replay_rule(
     )
 
 
-def _first_ns(connection: duckdb.DuckDBPyConnection, now_ns: int) -> int:
+def _first_ns(connection: Connection, now_ns: int) -> int:
     """Return the time of the first stored score, or *now_ns*."""
     first = connection.execute("SELECT epoch_us(min(time)) FROM scores").fetchone()
     return now_ns if first is None or first[0] is None else min(now_ns, first[0] * 1000)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+from duckdb import DuckDBPyConnection as Connection
 
 from ..sql import quoted
 from ..store.parquet import views
@@ -289,7 +290,7 @@ def first_lines(text: str) -> str:
 # its search path: `FROM past.gpu_1s`.
 
 
-def make_views(connection: duckdb.DuckDBPyConnection, folder: Path) -> str:
+def make_views(connection: Connection, folder: Path) -> str:
     """Create the views of the history in *folder*; return a message if one failed, else ""."""
     missing = ""
     # A cursor searches `memory` first, as the connection did before `set_search_path`.
@@ -314,9 +315,7 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0][:300]
 
 
-def open_snapshot(
-    file: Path, *, memory_bytes_max: int = 2 << 30, threads: int = 2
-) -> duckdb.DuckDBPyConnection:
+def open_snapshot(file: Path, *, memory_bytes_max: int = 2 << 30, threads: int = 2) -> Connection:
     """Open a file of the data folder; the connection can reach only this file and the history.
 
     The file is read-only; the connection's own database, `memory`, contains empty schemas for the
@@ -346,7 +345,7 @@ def open_snapshot(
     return connection
 
 
-def _restrict_access(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
+def _restrict_access(connection: Connection, folder: Path) -> None:
     reachable = ", ".join(quoted(str(folder / name)) for name in FOLDERS)
     connection.execute(f"SET allowed_directories = [{reachable}]")
     connection.execute("SET enable_external_access = false")
@@ -354,7 +353,7 @@ def _restrict_access(connection: duckdb.DuckDBPyConnection, folder: Path) -> Non
     connection.execute("SET errors_as_json = true")
 
 
-def set_search_path(connection: duckdb.DuckDBPyConnection, database: str) -> None:
+def set_search_path(connection: Connection, database: str) -> None:
     """Make names resolve to the snapshot first, then to the history."""
     path = ",".join([f"{database}.main", *(f"memory.{schema}" for schema in SCHEMAS)])
     connection.execute(f"SET search_path = '{path}'")
@@ -365,7 +364,7 @@ def snapshot_path(folder: Path) -> Path:
     return folder / OPS_FILE
 
 
-def check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
+def check(connection: Connection, sql: str) -> None:
     """Accept a single statement that only reads. Raises QueryRefused, duckdb.Error."""
     size = len(sql.encode(errors="replace"))
     if size > SQL_BYTES_MAX:
@@ -392,7 +391,7 @@ def check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
         _check_function(sql, function, where, position)
 
 
-def _is_macro(connection: duckdb.DuckDBPyConnection, function: dict[str, Any]) -> bool:
+def _is_macro(connection: Connection, function: dict[str, Any]) -> bool:
     """Return whether `ops.NAME(...)` is our macro: `ops` may be a column, NAME any function."""
     macros = connection.execute(
         "SELECT 1 FROM duckdb_functions() WHERE schema_name = ? AND function_name = lower(?) "
@@ -402,7 +401,7 @@ def _is_macro(connection: duckdb.DuckDBPyConnection, function: dict[str, Any]) -
     return macros.fetchone() is not None
 
 
-def _statements(connection: duckdb.DuckDBPyConnection, sql: str) -> list[Any]:
+def _statements(connection: Connection, sql: str) -> list[Any]:
     try:
         return list(connection.extract_statements(sql))
     except UnicodeError:
@@ -413,7 +412,7 @@ def _instead(sql: str) -> str:
     return PIVOT if _first_word(sql) == "PIVOT" else "this reads a snapshot"
 
 
-def _explained_statement(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
+def _explained_statement(connection: Connection, sql: str) -> str:
     """Return the statement after EXPLAIN, at its original position."""
     match = _EXPLAIN.match(sql)
     if not match:
@@ -428,7 +427,7 @@ def _explained_statement(connection: duckdb.DuckDBPyConnection, sql: str) -> str
     return inner
 
 
-def _tree(connection: duckdb.DuckDBPyConnection, sql: str) -> Any:
+def _tree(connection: Connection, sql: str) -> Any:
     rows = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchall()
     try:
         tree = json.loads(rows[0][0])
@@ -462,7 +461,7 @@ def _function_calls(tree: Any) -> Iterator[tuple[dict[str, Any], frozenset[str],
                     yield node, FUNCTIONS, ""
 
 
-def _check_tables(connection: duckdb.DuckDBPyConnection, sql: str, tree: Any) -> None:
+def _check_tables(connection: Connection, sql: str, tree: Any) -> None:
     """Refuse DuckDB's own views except CATALOG_VIEWS. Raises QueryRefused."""
     named = dict(_tables(tree))
     if not named:

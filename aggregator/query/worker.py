@@ -13,6 +13,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pyarrow.ipc
+from duckdb import DuckDBPyConnection as Connection
 
 from ..process_limits import limit_cpu
 from . import messages, sandbox
@@ -120,9 +121,7 @@ def _stream_error(text: str, question: Question, settings: QuerySettings) -> Que
     return QueryRefused(first_lines(text))
 
 
-def _run(
-    connection: duckdb.DuckDBPyConnection, question: Question, settings: QuerySettings, stream: Any
-) -> None:
+def _run(connection: Connection, question: Question, settings: QuerySettings, stream: Any) -> None:
     begin = time.monotonic()
     timer = threading.Timer(question.seconds or threading.TIMEOUT_MAX, connection.interrupt)
     timer.daemon = True
@@ -140,7 +139,7 @@ def _run(
     stream.flush()
 
 
-def _begin(connection: duckdb.DuckDBPyConnection, question: Question) -> tuple[int, Any]:
+def _begin(connection: Connection, question: Question) -> tuple[int, Any]:
     """Return the snapshot's time, microseconds since 1970, and a reader of the answer."""
     connection.execute("BEGIN TRANSACTION READ ONLY")
     rows = connection.execute("SELECT epoch_us(taken) FROM snapshot").fetchall()
@@ -228,7 +227,7 @@ class _ArrowStream:
         self._stream.flush()
 
 
-def available_names(connection: duckdb.DuckDBPyConnection) -> list[str]:
+def available_names(connection: Connection) -> list[str]:
     """Return names that can be queried: ops.hosts, ops.worst(n), latest.gpu_1s."""
     # A cursor has its own transaction: after an error DuckDB 2.0 refuses the other one.
     rows = connection.cursor().execute(_NAMES).fetchall()

@@ -12,6 +12,7 @@ from math import nan
 from typing import Any
 
 import duckdb
+from duckdb import DuckDBPyConnection as Connection
 
 from ...fingerprints.fingerprint import NUMBERS, decode
 from ...fingerprints.history import pace_of
@@ -88,7 +89,7 @@ def _kind(column: str) -> str:
 _ARROW_COLUMNS = " ".join(f"{name}:{_kind(name)}" for name in _COLUMNS)
 
 
-def put_runs(connection: duckdb.DuckDBPyConnection, rows: Sequence[Mapping[str, Any]]) -> None:
+def put_runs(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
     """Replace the rows of runs. Raises duckdb.Error."""
     cells = [
         tuple(time_us(row[name]) if name in _TIMES else row[name] for name in _COLUMNS)
@@ -102,7 +103,7 @@ def put_runs(connection: duckdb.DuckDBPyConnection, rows: Sequence[Mapping[str, 
         connection.unregister("new_runs")
 
 
-def put_forecasts(connection: duckdb.DuckDBPyConnection, rows: Sequence[Mapping[str, Any]]) -> None:
+def put_forecasts(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
     """Replace all forecasts. Raises duckdb.Error."""
     cells = [
         tuple(time_us(row[name]) if name == "time" else row[name] for name in _FORECAST_NAMES)
@@ -303,7 +304,7 @@ class RunLog:
         changes = self.verdicts.take_changes() if with_forecasts else None
         version, now_ns = self.forecasts.version, self._write_ns
 
-        def put(connection: duckdb.DuckDBPyConnection) -> None:
+        def put(connection: Connection) -> None:
             if rows:
                 put_runs(connection, rows)
             if changes is not None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import duckdb
+from duckdb import DuckDBPyConnection as Connection
 
 from ..config import AggregatorConfig
 from ..metrics import Histogram
@@ -229,9 +230,7 @@ class Store(Queue):
         """
         self._submit_events(events, self._journal.append(events))
 
-    def in_transaction(
-        self, work: Callable[[duckdb.DuckDBPyConnection], T], *, ahead: bool = False
-    ) -> T:
+    def in_transaction(self, work: Callable[[Connection], T], *, ahead: bool = False) -> T:
         """Run *work* on the writer's connection, between two commits, in a transaction of its own.
 
         *ahead*: before the pending commit, which takes a tenth of a second or more, instead of
@@ -254,7 +253,7 @@ class Store(Queue):
         self._submit_work(run, ahead=ahead)
         return done.result()
 
-    def reading(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
+    def reading(self) -> AbstractContextManager[Connection]:
         """Return a context with a cursor for reading, for use by one thread."""
         return self._writer.cursor()
 

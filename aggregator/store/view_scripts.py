@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from hashlib import sha256
 
 import duckdb
+from duckdb import DuckDBPyConnection as Connection
 
 DIGEST_VIEW = "scripts_run"
 #: For `readings` only the comments, which name the columns (`live_tables.py`): the Parquet files
@@ -32,7 +33,7 @@ _WORD = re.compile(r"\w+")
 _IGNORED_WORDS = {"CROSS", "JOIN", "MATERIALIZED", "lambda", "row"}
 
 
-def run_scripts(connection: duckdb.DuckDBPyConnection, scripts: Iterable[str]) -> bool:
+def run_scripts(connection: Connection, scripts: Iterable[str]) -> bool:
     """Run the scripts if their digest changed; return whether. Raises duckdb.Error."""
     text = ";\n".join(scripts)
     stored_digest = _stored_digest(connection)
@@ -44,7 +45,7 @@ def run_scripts(connection: duckdb.DuckDBPyConnection, scripts: Iterable[str]) -
     return True
 
 
-def _stored_digest(connection: duckdb.DuckDBPyConnection) -> str:
+def _stored_digest(connection: Connection) -> str:
     rows = connection.execute(
         "SELECT comment FROM duckdb_views() WHERE schema_name = 'main' AND view_name = ?",
         [DIGEST_VIEW],
@@ -52,7 +53,7 @@ def _stored_digest(connection: duckdb.DuckDBPyConnection) -> str:
     return rows[0][0] or "" if rows else ""
 
 
-def _digest(connection: duckdb.DuckDBPyConnection, text: str) -> str:
+def _digest(connection: Connection, text: str) -> str:
     existing = [
         (*names, sorted(word for word in _WORD.findall(sql or "") if word not in _IGNORED_WORDS))
         for query in (_VIEWS, _MACROS, _TABLES)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import duckdb
+from duckdb import DuckDBPyConnection as Connection
 
 from ..durable_file import sync_folder
 from ..errors import CAPACITY_RETRY_SECONDS, ResourceExhausted
@@ -197,7 +198,7 @@ class Writer:
         self._commit(pending, now_ns)
         self._needs_reopen = False
 
-    def transact(self, work: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
+    def transact(self, work: Callable[[Connection], T]) -> T:
         """Run *work* in a transaction, or roll back and raise its error or StoreError."""
         if self._needs_reopen:
             self._reopen()
@@ -405,7 +406,7 @@ class Writer:
             self._open()
 
     @contextmanager
-    def cursor(self) -> Iterator[duckdb.DuckDBPyConnection]:
+    def cursor(self) -> Iterator[Connection]:
         """Yield a cursor for reading in another thread."""
         with self._cursor_lock:
             cursor = self._connection.cursor()

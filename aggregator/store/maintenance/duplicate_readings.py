@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import duckdb
+from duckdb import DuckDBPyConnection as Connection
 
 from ...sql import quoted as sql_quoted
 from ..layout import BY_NAME
@@ -76,7 +77,7 @@ def _duration_us(one: ReadingSource) -> int:
 
 
 def find_duplicates(
-    connection: duckdb.DuckDBPyConnection,
+    connection: Connection,
     table: str,
     sources: Sequence[ReadingSource],
     report_progress: Callable[[str, int, int], None],
@@ -94,9 +95,7 @@ def find_duplicates(
             yield error
 
 
-def _host_ranges(
-    connection: duckdb.DuckDBPyConnection, table: str, span: TimeSpan
-) -> list[HostRange]:
+def _host_ranges(connection: Connection, table: str, span: TimeSpan) -> list[HostRange]:
     """Return the ranges of hosts in which to search the span."""
     everyone = HostRange(None, None, int(span.rows))
     if span.rows <= SPAN_ROWS:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import duckdb
+from duckdb import DuckDBPyConnection as Connection
 
 from ...durable_file import CopyError
 from ..duckdb_file import CONNECTION_CONFIG, migrations
@@ -36,7 +37,7 @@ class VerifyReport:
 @contextmanager
 def open_database(
     file: Path, *, read_only: bool, spill: Path | None = None, copy_of: Path | None = None
-) -> Iterator[duckdb.DuckDBPyConnection]:
+) -> Iterator[Connection]:
     """Yield a connection to a store's file. Raises CopyError about *copy_of*, if set."""
     # Set here: replaying a log may spill, and afterwards DuckDB accepts no other folder.
     config = (
@@ -57,7 +58,7 @@ def open_database(
         connection.close()
 
 
-def schema_version(connection: duckdb.DuckDBPyConnection, file: Path) -> int:
+def schema_version(connection: Connection, file: Path) -> int:
     """Return the store's version. Raises CopyError if it is not Gangline's, or is too new."""
     try:
         version_rows = connection.execute(
@@ -73,7 +74,7 @@ def schema_version(connection: duckdb.DuckDBPyConnection, file: Path) -> int:
     return have
 
 
-def tables(connection: duckdb.DuckDBPyConnection) -> list[tuple[str, str]]:
+def tables(connection: Connection) -> list[tuple[str, str]]:
     """Return (schema, table) of all tables, sorted."""
     rows: list[tuple[str, str]] = connection.execute(
         "SELECT schema_name, table_name FROM duckdb_tables() WHERE NOT internal "
@@ -82,7 +83,7 @@ def tables(connection: duckdb.DuckDBPyConnection) -> list[tuple[str, str]]:
     return rows
 
 
-def schemas(connection: duckdb.DuckDBPyConnection) -> list[str]:
+def schemas(connection: Connection) -> list[str]:
     """Return all schemas except DuckDB's own."""
     rows: list[tuple[str]] = connection.execute(
         "SELECT schema_name FROM duckdb_schemas() WHERE NOT internal "
@@ -91,7 +92,7 @@ def schemas(connection: duckdb.DuckDBPyConnection) -> list[str]:
     return [name for (name,) in rows]
 
 
-def count_rows(connection: duckdb.DuckDBPyConnection) -> int:
+def count_rows(connection: Connection) -> int:
     """Return the number of rows of all tables, from their metadata."""
     queries = [
         f"SELECT count(*) AS n FROM {qualified_name(*table)}" for table in tables(connection)
@@ -124,9 +125,7 @@ def verify_store(
     return report
 
 
-def _read_table(
-    connection: duckdb.DuckDBPyConnection, schema: str, table: str, report: VerifyReport
-) -> int:
+def _read_table(connection: Connection, schema: str, table: str, report: VerifyReport) -> int:
     # Reading all columns of all rows makes DuckDB check each block's checksum.
     name = qualified_name(schema, table)
     try:
@@ -139,7 +138,7 @@ def _read_table(
     return int(rows)
 
 
-def _read_parquet(connection: duckdb.DuckDBPyConnection, path: Path, report: VerifyReport) -> int:
+def _read_parquet(connection: Connection, path: Path, report: VerifyReport) -> int:
     try:
         ((rows, _),) = connection.execute(
             "SELECT count(*), bit_xor(hash(one)) FROM read_parquet(?) AS one", [str(path)]
@@ -150,7 +149,7 @@ def _read_parquet(connection: duckdb.DuckDBPyConnection, path: Path, report: Ver
     return int(rows)
 
 
-def _check_ledger(connection: duckdb.DuckDBPyConnection, report: VerifyReport) -> None:
+def _check_ledger(connection: Connection, report: VerifyReport) -> None:
     """Check that ranges of received frames are valid and disjoint."""
     query = """
         SELECT
@@ -178,10 +177,7 @@ def _check_ledger(connection: duckdb.DuckDBPyConnection, report: VerifyReport) -
 
 
 def _check_duplicates(
-    connection: duckdb.DuckDBPyConnection,
-    folder: Path,
-    report: VerifyReport,
-    report_progress: StepCallback,
+    connection: Connection, folder: Path, report: VerifyReport, report_progress: StepCallback
 ) -> None:
     """Search for duplicate readings, and for hosts with readings but without a ledger entry."""
     known: set[str] | None = None
@@ -212,9 +208,7 @@ def _check_duplicates(
             )
 
 
-def _live_sources(
-    connection: duckdb.DuckDBPyConnection, table: str, live: list[str]
-) -> Iterator[ReadingSource]:
+def _live_sources(connection: Connection, table: str, live: list[str]) -> Iterator[ReadingSource]:
     """Yield the live tables with readings of *table*."""
     for name in live:
         if name.rpartition("__")[0] != table:
@@ -227,9 +221,7 @@ def _live_sources(
                 yield ReadingSource(qualified_name("hours", name), False, first_us, last_us, rows)
 
 
-def _parquet_sources(
-    connection: duckdb.DuckDBPyConnection, folder: Path, table: str
-) -> Iterator[ReadingSource]:
+def _parquet_sources(connection: Connection, folder: Path, table: str) -> Iterator[ReadingSource]:
     for segment in segment_files.recorded_segments(connection, table=table):
         if segment.grain == RAW and (folder / segment.path).exists():
             yield ReadingSource(
@@ -237,7 +229,7 @@ def _parquet_sources(
             )
 
 
-def recorded_paths(connection: duckdb.DuckDBPyConnection) -> set[str]:
+def recorded_paths(connection: Connection) -> set[str]:
     """Return the paths of all recorded Parquet files, except those marked for deletion."""
     if ("main", "segments") not in tables(connection):
         return set()
@@ -245,16 +237,14 @@ def recorded_paths(connection: duckdb.DuckDBPyConnection) -> set[str]:
     return {path for (path,) in rows}
 
 
-def _recorded_tables(connection: duckdb.DuckDBPyConnection) -> list[str]:
+def _recorded_tables(connection: Connection) -> list[str]:
     if ("main", "segments") not in tables(connection):
         return []
     query = "SELECT DISTINCT table_name FROM main.segments WHERE gone IS NULL ORDER BY ALL"
     return [table for (table,) in connection.execute(query).fetchall()]
 
 
-def _check_recorded(
-    connection: duckdb.DuckDBPyConnection, folder: Path, report: VerifyReport
-) -> None:
+def _check_recorded(connection: Connection, folder: Path, report: VerifyReport) -> None:
     """Check that each recorded Parquet file exists and is unchanged."""
     for table in _recorded_tables(connection):
         for segment in segment_files.recorded_segments(connection, table=table):

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 import pyarrow.ipc
+from duckdb import DuckDBPyConnection as Connection
 
 from . import segment_files
 from .segment_files import RAW, UNFINISHED_SUFFIX, ParquetSegment
@@ -24,7 +24,7 @@ ASIDE_FOLDER = "aside"
 #: Rows per batch from the live file, which limits memory.
 BATCH_ROWS = 30_000
 
-Work = Callable[[duckdb.DuckDBPyConnection], Any]
+Work = Callable[[Connection], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class StoreAccess:
     """Access to the live file, provided by `Store`."""
 
     transact: Callable[[Work], Any]
-    cursor: Callable[[], AbstractContextManager[duckdb.DuckDBPyConnection]]
+    cursor: Callable[[], AbstractContextManager[Connection]]
 
 
 class SegmentStore:
@@ -57,7 +57,7 @@ class SegmentStore:
         self._access = access
         self._packer = packer
 
-    def cursor(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
+    def cursor(self) -> AbstractContextManager[Connection]:
         """Return a cursor for reading from the live file."""
         return self._access.cursor()
 
@@ -155,7 +155,7 @@ class SegmentStore:
     ) -> None:
         """Record *new*, mark *old* as gone, and run *work*, in one transaction."""
 
-        def run(connection: duckdb.DuckDBPyConnection) -> list[ParquetSegment]:
+        def run(connection: Connection) -> list[ParquetSegment]:
             if work is not None:
                 work(connection)
             counted = segment_files.record(connection, new, self.now_us)
@@ -216,7 +216,7 @@ class SegmentStore:
             if segment.table == table and segment.grain != RAW
         ]
 
-        def run(connection: duckdb.DuckDBPyConnection) -> None:
+        def run(connection: Connection) -> None:
             for statement in rollup_views(self.folder, table, segments):
                 connection.execute(statement)
 

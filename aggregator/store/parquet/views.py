@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import duckdb
+from duckdb import DuckDBPyConnection as Connection
 
 from ...model import DUPLICATE_GPU, GPU_RELEASED
 from ...sql import quoted
@@ -151,7 +151,7 @@ def rollup_views(
     ]
 
 
-def repair_rollup_views(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
+def repair_rollup_views(connection: Connection, folder: Path) -> None:
     """Recreate rollup views that are missing, that are in BOUND_AT_START and outdated, or that name
     files of another folder because the store was restored.
 
@@ -186,7 +186,7 @@ def repair_rollup_views(connection: duckdb.DuckDBPyConnection, folder: Path) -> 
                 connection.execute(statement)
 
 
-def _named_files(connection: duckdb.DuckDBPyConnection) -> dict[str, set[str]]:
+def _named_files(connection: Connection) -> dict[str, set[str]]:
     """Return view of `rollups` -> the files that it reads."""
     rows = connection.execute(
         "SELECT view_name, sql FROM duckdb_views() WHERE schema_name = 'rollups'"
@@ -232,7 +232,7 @@ def union(columns: Mapping[str, str], sources: Mapping[str, Mapping[str, str]]) 
 # where a GPU has been, which parts a slot had, and that a host was renamed.
 
 
-def registrations(cursor: duckdb.DuckDBPyConnection) -> dict[str, int]:
+def registrations(cursor: Connection) -> dict[str, int]:
     """Return host -> its last registration, or later release of a GPU: microseconds since 1970."""
     rows: list[tuple[str, int]] = cursor.execute(
         f"SELECT host, epoch_us(registered) FROM ({_HOSTS})"
@@ -245,7 +245,7 @@ def newly_registered(known: Mapping[str, int], now: Mapping[str, int]) -> list[s
     return [host for host, time_us in now.items() if known.get(host) != time_us]
 
 
-def track_parts(connection: duckdb.DuckDBPyConnection, hosts: list[str]) -> None:
+def track_parts(connection: Connection, hosts: list[str]) -> None:
     """Record the registered devices of *hosts* as present. Call this in a transaction."""
     connection.execute(f"CREATE OR REPLACE TEMP TABLE parts_now AS {_NOW}", {"hosts": hosts})
     connection.execute(_NOT_THERE_NOW, {"hosts": hosts})
