@@ -118,11 +118,7 @@ class Reservations:
     def active(self, owner: str = "") -> list[HostReservation]:
         """Return the active reservations, oldest first, only those of *owner* if given."""
         self._expire()
-        return [
-            reservation
-            for reservation in self._active.values()
-            if not owner or reservation.owner == owner
-        ]
+        return [r for r in self._active.values() if not owner or r.owner == owner]
 
     def of_host(self, host: str) -> HostReservation | None:
         """Return the active reservation of *host*."""
@@ -133,15 +129,8 @@ class Reservations:
     def of_request(self, owner: str, request_id: str) -> HostReservation | None:
         """Return the active reservation that an earlier request with this id made."""
         self._expire()
-        matches = (
-            reservation
-            for reservation in self._active.values()
-            if reservation.request_id == request_id
-        )
-        return next(
-            (reservation for reservation in matches if request_id and reservation.owner == owner),
-            None,
-        )
+        matches = (r for r in self._active.values() if r.request_id == request_id)
+        return next((r for r in matches if request_id and r.owner == owner), None)
 
     def expire_wall_ns(self, one: HostReservation) -> int:
         """Return its end by the current wall clock."""
@@ -253,19 +242,11 @@ class Reservations:
         first = self._steady_ns() // HOUR_NS - LOGIN_WINDOW_HOURS
         ended = {hour: ns for hour, ns in self._ended.get(login, {}).items() if hour >= first}
         self._ended[login] = ended
-        active = sum(
-            reservation.node_ns
-            for reservation in self._active.values()
-            if reservation.login == login
-        )
+        active = sum(r.node_ns for r in self._active.values() if r.login == login)
         return active + sum(ended.values())
 
     def _check_login(self, login: str, count: int, ttl_ns: int, nodes_max: int) -> None:
-        held = [
-            len(reservation.hosts)
-            for reservation in self._active.values()
-            if reservation.login == login
-        ]
+        held = [len(r.hosts) for r in self._active.values() if r.login == login]
         if len(held) >= LOGIN_RESERVATIONS_MAX or sum(held) + count > nodes_max:
             raise ResourceExhausted(
                 f"the login {login!r} has {len(held)} reservations of {sum(held)} nodes and asks for {count} more, at "
@@ -284,9 +265,7 @@ class Reservations:
 
     def _named(self, name: str) -> HostReservation | None:
         self._expire()
-        return next(
-            (reservation for reservation in self._active.values() if reservation.name == name), None
-        )
+        return next((r for r in self._active.values() if r.name == name), None)
 
     def _find(self, name: str, owner: str, token: int) -> HostReservation | None:
         reservation = self._named(name)

@@ -117,9 +117,7 @@ class Endpoint(NamedTuple):
 def listen_endpoints(config: AggregatorConfig) -> list[Endpoint]:
     """Return the endpoints of `listen` and `listen_tokens`. Raises SettingsError."""
     named = [("listen", "--listen "), ("listen_tokens", "--set listen_tokens=")]
-    return [
-        _listen_endpoint(config, name, option) for name, option in named if getattr(config, name)
-    ]
+    return [_listen_endpoint(config, name, o) for name, o in named if getattr(config, name)]
 
 
 def scores_endpoint(config: AggregatorConfig) -> Endpoint | None:
@@ -378,9 +376,7 @@ class Aggregator:
         if self.scores is not None:
             await self._start_scores(self.scores)
             undo.push_async_callback(self.scores.close)
-        self._servers = [
-            self._bind(endpoint, by_token=index > 0) for index, endpoint in enumerate(endpoints)
-        ]
+        self._servers = [self._bind(e, by_token=i > 0) for i, e in enumerate(endpoints)]
         self.access_control.watch_ports([self.port, self.token_port])
         for server in self._servers:
             await server.start()

@@ -22,9 +22,7 @@ UNPLACED = "(no topology declared)"
 #: Two simultaneous faults anywhere in a fleet are often independent: a fleet-wide cause must
 #: explain this many times as many hosts.
 FLEET_RATIO = 2
-_FIELDS = {
-    field.name.replace("_", "-"): index for index, field in enumerate(fields(FailureDomains))
-}
+_FIELDS = {f.name.replace("_", "-"): i for i, f in enumerate(fields(FailureDomains))}
 
 
 class CauseKind(NamedTuple):
@@ -153,9 +151,7 @@ def _common_cause(
     Cases that began while the aggregator was down have no time of their own: hosts may have failed
     hours apart.
     """
-    at_once = _at_once(
-        [member for member in members if not member.case.unseen], seconds_ns(limits.shared_seconds)
-    )
+    at_once = _at_once([m for m in members if not m.case.unseen], seconds_ns(limits.shared_seconds))
     unseen = [member for member in members if member.case.unseen]
     hosts = len(_hosts(unseen))
     domain_hosts = _domain_hosts([member.case for member in unseen], scope, fleet_hosts)

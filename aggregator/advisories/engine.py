@@ -180,15 +180,9 @@ class AdvisoryEngine:
         if self._machine.is_changed:
             self._number += 1
             self._batch.events.append((self._number, event))
-            self._batch.decisions += [
-                (self._number, event.now_ns, instruction) for instruction in instructions
-            ]
+            self._batch.decisions += [(self._number, event.now_ns, i) for i in instructions]
             self._batch.host_mentions += sum(map(rows.named_hosts_count, (event, *instructions)))
-            names = {
-                instruction.name
-                for instruction in instructions
-                if isinstance(instruction, Renew | Probation)
-            }
+            names = {i.name for i in instructions if isinstance(i, Renew | Probation)}
             self._batch.hold_changes |= {
                 name: self._on_disk[name] for name in names & self._on_disk.keys()
             }
@@ -245,19 +239,13 @@ class AdvisoryEngine:
 
     def _publish(self, batch: rows.AdvisoryBatch) -> None:
         """Publish the stored decisions of *batch*, except those published from the journal."""
-        decisions = [
-            advisory for advisory in batch.decisions if advisory[0] > self._published_number
-        ]
+        decisions = [a for a in batch.decisions if a[0] > self._published_number]
         if decisions:
             self._published_number = decisions[-1][0]
         new = rows.AdvisoryBatch(decisions=decisions, hold_changes=batch.hold_changes)
         ended = self._machine.state.ended
         self._on_disk |= {advisory.name: advisory for advisory in new.published}
-        self._on_disk = {
-            name: advisory
-            for name, advisory in self._on_disk.items()
-            if advisory.is_open or name in ended
-        }
+        self._on_disk = {name: a for name, a in self._on_disk.items() if a.is_open or name in ended}
         if not self.shadow:
             for advisory in new.watch_updates(self._on_disk):
                 self.feed.publish(advisory)
@@ -501,9 +489,7 @@ class AdvisoryEngine:
         """Return the ended advisories that still have an effect on a host; none in shadow mode."""
         holds = self._machine.state.holds.values()
         with_holds = (self.find(name) for hold in holds for name in (hold.name, hold.earlier))
-        return [
-            advisory for advisory in with_holds if advisory is not None and not advisory.is_open
-        ]
+        return [a for a in with_holds if a is not None and not a.is_open]
 
     def known_advisories(self) -> list[Advisory]:
         """Return open and recently ended advisories; none in shadow mode."""

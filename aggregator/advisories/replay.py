@@ -99,9 +99,7 @@ class ReplayReport:
         by_case: dict[str, list[WithheldCase]] = defaultdict(list)  # by case, ordered by time
         for withheld in self.withheld:
             by_case[withheld.key].append(withheld)
-        return [
-            _last_reason_within(by_case.get(episode.case.key, []), episode) for episode in episodes
-        ]
+        return [_last_reason_within(by_case.get(e.case.key, []), e) for e in episodes]
 
     def are_advised(self, episodes: Sequence[RuleEpisode]) -> list[bool]:
         """Return for each of *episodes* whether its host would have got advice during it."""

@@ -126,11 +126,7 @@ class AdvisoryBatch:
     @property
     def published(self) -> list[Advisory]:
         """The advisories that changed, in order."""
-        return [
-            instruction.advisory
-            for _, _, instruction in self.decisions
-            if isinstance(instruction, Publish)
-        ]
+        return [i.advisory for _, _, i in self.decisions if isinstance(i, Publish)]
 
     def watch_updates(self, known: Mapping[str, Advisory]) -> Iterator[Advisory]:
         """Yield the advisories for watchers in order: changed, or with a hold renewed or removed.

@@ -166,9 +166,7 @@ class StateEditor:
     def open_advisories(self, host: str) -> list[Advisory]:
         """Return the open advisories of *host* itself, oldest first."""
         subject = f"host {host}"
-        return [
-            advisory for advisory in self.state.advisories.values() if advisory.subject == subject
-        ]
+        return [a for a in self.state.advisories.values() if a.subject == subject]
 
     def find(self, name: str) -> Advisory | None:
         """Return the advisory *name*, open or recently ended."""

@@ -290,11 +290,7 @@ def remove_closed_cases(editor: StateEditor) -> None:
                     bool(advisory.host),
                     True,
                 )
-        remaining = [
-            open_case
-            for open_case in open_cases
-            if open_case is not None and open_case.advisory == advisory.name
-        ]
+        remaining = [o for o in open_cases if o is not None and o.advisory == advisory.name]
         if not remaining or len(remaining) == len(advisory.cases):
             continue
         reason = (
@@ -307,9 +303,7 @@ def remove_closed_cases(editor: StateEditor) -> None:
                 editor, advisory, remaining, reason
             )  # otherwise no case requests it any more, and it is withdrawn
         else:
-            editor.put(
-                advisory, reason, cases=tuple(sorted(open_case.case.key for open_case in remaining))
-            )
+            editor.put(advisory, reason, cases=tuple(sorted(o.case.key for o in remaining)))
 
 
 def withdraw_empty(editor: StateEditor) -> None:

@@ -116,14 +116,8 @@ def too_many(
         else:
             unknown.append(connection)
     for caller_connections in known.values():
-        over |= {
-            connection.inode: connection
-            for connection in caller_connections[: -limits.per_caller_max]
-        }
-    over |= {
-        connection.inode: connection
-        for connection in unknown[: max(0, len(unknown) - limits.unknown_max)]
-    }
+        over |= {c.inode: c for c in caller_connections[: -limits.per_caller_max]}
+    over |= {c.inode: c for c in unknown[: max(0, len(unknown) - limits.unknown_max)]}
     return list(over.values())
 
 
@@ -168,11 +162,7 @@ class Connections:
                     self._accepted(descriptor, inode, now) if known is _NOT_CACHED else known
                 )
         self._known = connections
-        return {
-            connection.peer: connection
-            for connection in connections.values()
-            if connection is not None
-        }
+        return {c.peer: c for c in connections.values() if c is not None}
 
     def _accepted(self, descriptor: int, inode: int, now: float) -> AcceptedConnection | None:
         """Return the connection of a socket; None if it was not accepted on the service's ports."""

@@ -290,9 +290,7 @@ def _revoke(options: argparse.Namespace, path: Path) -> int:
     revoked: list[Token] = []
 
     def without(before: list[Token]) -> list[Token]:
-        revoked.extend(
-            token for token in before if token.id == options.id or token.name == options.name
-        )
+        revoked.extend(t for t in before if t.id == options.id or t.name == options.name)
         return [token for token in before if token not in revoked]
 
     if not path.exists():

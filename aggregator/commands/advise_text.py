@@ -118,9 +118,7 @@ def unavailable_lines(answer: wire.ListAdvisoriesResponse) -> list[str]:
         return []
     count = hosts_text(answer.unavailable_nodes_count)
     lines = ["", f"reported out by others: {count}, which limits count"]
-    lines += [
-        _line(unavailable) for unavailable in answer.unavailable_nodes[:UNAVAILABLE_SHOWN_MAX]
-    ]
+    lines += [_line(u) for u in answer.unavailable_nodes[:UNAVAILABLE_SHOWN_MAX]]
     if len(answer.unavailable_nodes) > UNAVAILABLE_SHOWN_MAX:
         lines.append('... `gangline sql "FROM ops.unavailable"` has all')
     return lines

@@ -227,11 +227,7 @@ def _hazard_without_evidence(score: score_pb2.NodeScore) -> str:
 
 def _base_hazard(score: score_pb2.NodeScore) -> float:
     """Return the hazard without symptoms, which each symptom's factor multiplies."""
-    added = sum(
-        contribution.log_hazard_delta
-        for contribution in score.contributions
-        if not _is_of_model(contribution)
-    )
+    added = sum(c.log_hazard_delta for c in score.contributions if not _is_of_model(c))
     return score.hazard_per_hour * math.exp(-added)
 
 

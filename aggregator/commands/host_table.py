@@ -63,9 +63,7 @@ class FoldedHosts:
             if all(score.HasField("data_age") for score in self.scores)
             else next(score for score in self.scores if not score.HasField("data_age"))
         )
-        speeds = [
-            score.relative_speed for score in self.scores if not math.isnan(score.relative_speed)
-        ]
+        speeds = [s.relative_speed for s in self.scores if not math.isnan(s.relative_speed)]
         names = fold_hosts(map(host_of, self.scores))
         jobs = {score.job for score in self.scores}
         return worst | {

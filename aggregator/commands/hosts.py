@@ -276,10 +276,7 @@ def _alarms(listing: ScoreListing, width: int, rows: int | None) -> list[str]:
     shown = alarms[: max(1, rows // 6)]  # else they would push the hosts out of sight
     if len(shown) == len(alarms):
         return [cut(f"aggregator: {alarm}", width) for alarm in shown]
-    return [
-        cut(f"aggregator ({number} of {len(alarms)}): {alarm}", width)
-        for number, alarm in enumerate(shown, 1)
-    ]
+    return [cut(f"aggregator ({n} of {len(alarms)}): {a}", width) for n, a in enumerate(shown, 1)]
 
 
 def _watch_parser() -> argparse.ArgumentParser:

@@ -197,9 +197,7 @@ def _legend(*, colour: bool) -> str:
 
 def culprits_of(verdicts: Iterable[Row]) -> list[str]:
     """Return the hosts at fault, the worst verdict first."""
-    hosts = (
-        host for verdict in verdicts for host in (verdict.get("hosts") or [verdict["host"]]) if host
-    )
+    hosts = (host for v in verdicts for host in (v.get("hosts") or [v["host"]]) if host)
     return list(dict.fromkeys(hosts))
 
 

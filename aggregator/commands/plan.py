@@ -383,11 +383,7 @@ def _group_lines(option: wire.PlacementOption) -> list[str]:
             aligned_first = f"{stages} of {pipeline} stages of a pipeline together"
         lines.append(f"ranks: tensor, data, pipeline; aligned: {aligned_first}")
     for group in option.groups:
-        crossing = ", ".join(
-            f"{tier_crossing.groups} {tier_title(tier_crossing.tier)}"
-            for tier_crossing in group.crossing
-            if tier_crossing.groups
-        )
+        crossing = ", ".join(f"{t.groups} {tier_title(t.tier)}" for t in group.crossing if t.groups)
         unknown = max((tier_crossing.unknown_groups for tier_crossing in group.crossing), default=0)
         lines.append(
             f"{group.groups} {group.kind} groups of {group.size} GPUs, {group.traffic_share.value:.0%} of the traffic; "

@@ -192,18 +192,14 @@ def read_truth(file: Path) -> TruthLog:
         SimulatedFault(host, fields["class"]) for fields in faults for host, _ in fields["struck"]
     ]
     others = {h for fields in incidents if fields["sort"] != "faults" for h, _ in fields["struck"]}
-    return TruthLog(
-        tuple(faulty), frozenset(others - {fault.host for fault in faulty}), len(faults)
-    )
+    return TruthLog(tuple(faulty), frozenset(others - {f.host for f in faulty}), len(faults))
 
 
 def found_message(scores: Sequence[score_pb2.NodeScore], truth: TruthLog) -> str:
     """Return how many simulated faults are found, and how many hosts are blamed without a fault."""
     if not truth.faults:
         return ""
-    bad = {
-        host_of(score): score.reason for score in scores if score.simulated and score.state in BAD
-    }
+    bad = {host_of(s): s.reason for s in scores if s.simulated and s.state in BAD}
     right = sum(bad.get(fault.host) == REASONS.get(fault.kind) for fault in truth.faults)
     wrong = len(bad.keys() - {fault.host for fault in truth.faults})
     message = f"simulated: {truth.count} faults on {len(truth.faults)} hosts, {right} found"

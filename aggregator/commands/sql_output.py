@@ -87,9 +87,7 @@ def write_csv(names: Sequence[str], parts: Iterable[Any], out: TextIO) -> None:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(map(shown, names))
     for part in parts:
-        writer.writerows(
-            ["" if value is None else shown(value) for value in row] for row in texts(part)
-        )
+        writer.writerows(["" if v is None else shown(v) for v in row] for row in texts(part))
 
 
 def _csv_text(text: str) -> str:

@@ -283,9 +283,7 @@ def undominated(table: NodeTable, answers: Sequence[PlacementChoice]) -> list[Pl
 def spans_measured(measure: Sequence[float]) -> tuple[list[int], list[int]]:
     """Return domains and unknown of a measure of the search."""
     count = len(PRICED_TIERS)
-    return [int(value) for value in measure[3 : 3 + count]], [
-        int(value) for value in measure[3 + count :]
-    ]
+    return [int(v) for v in measure[3 : 3 + count]], [int(v) for v in measure[3 + count :]]
 
 
 def evaluate_nodes(

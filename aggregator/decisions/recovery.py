@@ -314,9 +314,7 @@ class _Answer:
         options = [option for option in candidates if option is not None]
         borrowed = [option for option in options if option.kind == RecoveryKind.BORROW]
         cheapest = min(borrowed, key=lambda option: option.total.value, default=None)
-        return [
-            option for option in options if option.kind != RecoveryKind.BORROW or option is cheapest
-        ]
+        return [o for o in options if o.kind != RecoveryKind.BORROW or o is cheapest]
 
     def culprit(self) -> tuple[int, float]:
         """Return the member most likely at fault, by hazards, and its share of all hazards."""

@@ -347,11 +347,7 @@ def _steps(
         ]
     tier = needs.within
     title = tier.title if tier else ""
-    wider = [
-        wider_tier
-        for wider_tier in reversed(PRICED_TIERS)
-        if tier in PRICED_TIERS and wider_tier > (tier or 0)
-    ]
+    wider = [w for w in reversed(PRICED_TIERS) if tier in PRICED_TIERS and w > (tier or 0)]
     return [
         *(
             (replace(needs, within=wider_tier), f"within one {title} -> one {wider_tier.title}")

@@ -94,12 +94,7 @@ class _Demand(NamedTuple):
 def _demand_of(shapes: Sequence[RequestShape]) -> _Demand:
     if not 1 <= len(shapes) <= SHAPES_MAX:
         raise ValueError(f"a demand of {len(shapes)} shapes: expected 1 to {SHAPES_MAX}")
-    rows = np.array(
-        [
-            (shape.gpus, shape.gpu_share, shape.cores, shape.memory_bytes, shape.weight)
-            for shape in shapes
-        ]
-    ).T
+    rows = np.array([(s.gpus, s.gpu_share, s.cores, s.memory_bytes, s.weight) for s in shapes]).T
     if not (rows[4] >= 0.0).all() or rows[4].sum() <= 0.0:
         raise ValueError("weights of a demand: expected none negative, and one above 0")
     return _Demand(rows[0], rows[1], rows[2], rows[3], rows[4] / rows[4].sum())

@@ -32,13 +32,8 @@ class ExpectationIndex:
         if key not in self._known:
             if len(self._known) >= CACHED_MAX:
                 self._known.clear()
-            by_model = (
-                expectation for expectation in expectations if expectation.selection is None
-            )
-            self._known[key] = next(
-                (expectation for expectation in (*named, *by_model) if expectation.fits(model)),
-                None,
-            )
+            by_model = (e for e in expectations if e.selection is None)
+            self._known[key] = next((e for e in (*named, *by_model) if e.fits(model)), None)
         return self._known[key]
 
 

@@ -226,10 +226,7 @@ def _file_places(
         problems.add(
             SourceLocation("all files"), f"{len(by_host)} hosts have a place, at most {HOSTS_MAX}"
         )
-    return {
-        host: (*by_source.get("file", ()), *by_source.get("topograph", ()))
-        for host, by_source in by_host.items()
-    }
+    return {host: (*b.get("file", ()), *b.get("topograph", ())) for host, b in by_host.items()}
 
 
 def _conflict_message(host: str, name: str, place: HostPlacement, other: PlaceSource) -> str:

@@ -128,11 +128,7 @@ class Declared:
 
     def active_overrides(self, now_ns: int) -> list[Override]:
         """Return the overrides that are active at *now_ns*."""
-        return [
-            override
-            for override in self.overrides
-            if override.since_ns <= now_ns < override.until_ns
-        ]
+        return [o for o in self.overrides if o.since_ns <= now_ns < o.until_ns]
 
     def place(self, host: str) -> HostPlacement:
         """Return the location of *host*, as far as it is known."""
@@ -162,9 +158,7 @@ class Declared:
             windows = (
                 active_windows.active_window(self._matching(host, self.windows)) for host in hosts
             )
-            windows_by_host = {
-                index: window for index, window in enumerate(windows) if window is not None
-            }
+            windows_by_host = {i: w for i, w in enumerate(windows) if w is not None}
             self._maintenance_cache[:] = [(key, windows_by_host)]
         return self._maintenance_cache[0][1]
 
@@ -185,14 +179,7 @@ class Declared:
         """
         active = self._active_overrides[0] = self._active_overrides[0].at(self.overrides, now_ns)
         matching = active.matching(self._matching(host, self.overrides), rule, signal, code, device)
-        return next(
-            (
-                override
-                for override in matching
-                if is_rolled_out(override.rollout, host) is not upcoming
-            ),
-            None,
-        )
+        return next((o for o in matching if is_rolled_out(o.rollout, host) is not upcoming), None)
 
     def threshold(self, name: str, *, before: bool = False) -> float:
         """Return a number of `THRESHOLDS`; *before*: as before its roll-out. Raises KeyError."""

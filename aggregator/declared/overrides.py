@@ -31,14 +31,10 @@ class ActiveOverrides:
         """Return the object for *now_ns*. *overrides*: all declared."""
         if self._begin_ns <= now_ns < self._end_ns:
             return self
-        moments = {
-            moment for override in overrides for moment in (override.since_ns, override.until_ns)
-        }
+        moments = {m for o in overrides for m in (o.since_ns, o.until_ns)}
         begin_ns = max((moment for moment in moments if moment <= now_ns), default=-_EVER_NS)
         end_ns = min((moment for moment in moments if moment > now_ns), default=_EVER_NS)
-        active = tuple(
-            override for override in overrides if override.since_ns <= now_ns < override.until_ns
-        )
+        active = tuple(o for o in overrides if o.since_ns <= now_ns < o.until_ns)
         return ActiveOverrides(begin_ns, end_ns, active)
 
     def matching(
@@ -56,11 +52,7 @@ class ActiveOverrides:
             if len(self._known) >= CACHED_MAX:
                 self._known.clear()
             of_rule = self._overrides_of(symptom)
-            result = tuple(
-                override
-                for override in matching
-                if id(override) in of_rule and override.covers_device(device)
-            )
+            result = tuple(o for o in matching if id(o) in of_rule and o.covers_device(device))
             self._known[key] = result
         return result
 
@@ -70,9 +62,7 @@ class ActiveOverrides:
         if ids is None:
             if len(self._by_symptom) >= CACHED_MAX:
                 self._by_symptom.clear()
-            ids = frozenset(
-                id(override) for override in self._active if override.covers_symptom(*symptom)
-            )
+            ids = frozenset(id(o) for o in self._active if o.covers_symptom(*symptom))
             self._by_symptom[symptom] = ids
         return ids
 

@@ -7,7 +7,6 @@ from dataclasses import fields
 from math import isnan
 from typing import Any, NamedTuple
 
-import duckdb
 from duckdb import DuckDBPyConnection as Connection
 
 from ..store.rows import table, time_us
@@ -31,9 +30,7 @@ _THRESHOLDS = (
     "before_value:float"
 )
 _COSTS = "hosts:str price_per_gpu_hour:float preemptions_per_hour:float said_at:str"
-_TENANTS = " ".join(
-    ["tenant:str", *(f"{rate_field.name}:float" for rate_field in fields(ExchangeRates))]
-)
+_TENANTS = " ".join(["tenant:str", *(f"{r.name}:float" for r in fields(ExchangeRates))])
 _PLACES = "host:str field:str value:str source:str said_at:str counts:bool"
 
 

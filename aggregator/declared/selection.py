@@ -124,9 +124,7 @@ class SelectionIndex:
         """Return the entries that select *host* by its name."""
         entries = self._by_name.get(host)
         if entries is None:
-            matched = (
-                number for number, pattern in self._matched_patterns if pattern.matches(host)
-            )
+            matched = (n for n, p in self._matched_patterns if p.matches(host))
             numbers = tuple(sorted({*self._names.get(host, ()), *matched}))
             entries = self._by_name[host] = self._shared.setdefault(numbers, numbers)
         return entries

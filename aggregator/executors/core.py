@@ -642,10 +642,7 @@ def record_replicas(step: KillReplicas, note: str, ledger: ExecutorLedger) -> No
 
 def is_mark_missing(ledger: ExecutorLedger, scheduler: SchedulerState) -> bool:
     """Return whether the scheduler no longer shows a mark that was set."""
-    return any(
-        entry.is_marked and entry.phase == SET and not _is_in_place(scheduler, entry)
-        for entry in ledger
-    )
+    return any(e.is_marked and e.phase == SET and not _is_in_place(scheduler, e) for e in ledger)
 
 
 def next_poll_seconds(

@@ -80,9 +80,7 @@ def parse_workload(document: Any, gpu_resources: Collection[str]) -> KueueWorklo
     for one in (document["spec"].get("podSets") or [])[:POD_SETS_MAX]:
         template = one["template"]["spec"]
         gpus = gpus_of_pod(template, gpu_resources)
-        selector = {
-            str(key): str(value) for key, value in (template.get("nodeSelector") or {}).items()
-        }
+        selector = {str(key): str(v) for key, v in (template.get("nodeSelector") or {}).items()}
         pod_sets.append(
             PodSet(str(one.get("name", "main")), min(int(one["count"]), PODS_MAX), gpus, selector)
         )

@@ -99,11 +99,7 @@ class KubernetesNode:
 
     def foreign_taints(self) -> list[Mapping[str, Any]]:
         """Return the taints that keep work off the node and that no executor set."""
-        return [
-            taint
-            for taint in self.taints
-            if not _is_managed(taint) and taint.get("effect") in HOLDING_EFFECTS
-        ]
+        return [t for t in self.taints if not _is_managed(t) and t.get("effect") in HOLDING_EFFECTS]
 
 
 def _is_managed(taint: Mapping[str, Any]) -> bool:

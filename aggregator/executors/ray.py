@@ -58,9 +58,7 @@ class Ray(Scheduler):
 
     def read_nodes(self, names: Collection[str] | None = None) -> dict[str, Node]:
         """Return nodes by name, including nodes that ended under an executor's drain."""
-        nodes = {
-            name: self._node(name, record) for name, record in _nodes_by_name(self._state()).items()
-        }
+        nodes = {name: self._node(name, r) for name, r in _nodes_by_name(self._state()).items()}
         return nodes if names is None else {name: nodes[name] for name in names if name in nodes}
 
     def _node(self, name: str, record: Mapping[str, Any]) -> Node:

@@ -74,10 +74,7 @@ class EverUp:
             self._take_over(signal, tables[table], getattr(self, flags))
 
     def _take_over(self, signal: str, table: DeviceTable, flags: Flags) -> None:
-        rows = [
-            (restored_device, table.devices.find(*restored_device))
-            for restored_device in self._restored.pop(signal)
-        ]
+        rows = [(r, table.devices.find(*r)) for r in self._restored.pop(signal)]
         flags[[row for _, row in rows if 0 <= row < flags.size]] = True
         if missing := [
             restored_device for restored_device, row in rows if not 0 <= row < flags.size

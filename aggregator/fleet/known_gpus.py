@@ -104,14 +104,7 @@ class KnownGpus:
     def key_at(self, host: str, address: str) -> str:
         """Return the GPU that *host* has, or had last, at a PCI address; "" if unknown."""
         wanted = address.lower()
-        return next(
-            (
-                key
-                for key, gpu_address in self.of(host).expected.items()
-                if gpu_address.lower() == wanted
-            ),
-            "",
-        )
+        return next((key for key, g in self.of(host).expected.items() if g.lower() == wanted), "")
 
 
 def registered_gpus(devices: Iterable[Device]) -> RegisteredGpus:

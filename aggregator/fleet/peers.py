@@ -206,11 +206,7 @@ def _groups(numbers: NDArray[np.intp]) -> list[Indexes]:
     order = np.argsort(numbers, kind="stable")
     ends = np.cumsum(counts)
     large = np.argsort(-counts, kind="stable")[:GROUPS_MAX].tolist()
-    return [
-        order[ends[group] - counts[group] : ends[group]]
-        for group in large
-        if counts[group] >= PEERS_MIN
-    ]
+    return [order[ends[g] - counts[g] : ends[g]] for g in large if counts[g] >= PEERS_MIN]
 
 
 def _may_have_median(numbers: NDArray[np.intp], hosts: Codes) -> Flags:

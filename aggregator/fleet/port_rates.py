@@ -39,12 +39,7 @@ def traffic_rates(fleet: Fleet, now_ns: int) -> Floats:
 
 def congestion_rates(fleet: Fleet, now_ns: int) -> Floats:
     """Return the rates of the congestion counters likewise: (counters, hosts)."""
-    return np.array(
-        [
-            _rates_by_host(fleet, counter.table, counter.column, now_ns)
-            for counter in CONGESTION_COUNTERS
-        ]
-    )
+    return np.array([_rates_by_host(fleet, c.table, c.column, now_ns) for c in CONGESTION_COUNTERS])
 
 
 def port_rates(fleet: Fleet, table_name: str, column: str, now_ns: int) -> Floats:

@@ -196,10 +196,7 @@ def _count(document: dict[str, Any], name: str) -> int:
 def _metrics(value: Any) -> dict[str, float]:
     if not isinstance(value, dict) or len(value) > FIGURES_MAX:
         raise ModelError(f"metrics: expected an object of at most {FIGURES_MAX} numbers")
-    return {
-        str(name): _number(number, f"metrics.{str(name)[:40]}", 1e12)
-        for name, number in value.items()
-    }
+    return {str(name): _number(n, f"metrics.{str(name)[:40]}", 1e12) for name, n in value.items()}
 
 
 def _calibration(value: Any) -> tuple[tuple[float, float], ...]:

@@ -109,14 +109,10 @@ def read_recording(connection: Any, now_us: int, *, simulated: bool) -> Recordin
         raise EventsError(f"more than {NODES_MAX} hosts are on record")
     back_us = now_us - days_back(len(hosts)) * DAY_US
     by_host = read_incidents(connection, now_us, back_us, with_older=True)
-    incidents = [
-        (node, incident) for node, host in enumerate(hosts) for incident in by_host.get(host, ())
-    ]
+    incidents = [(node, i) for node, host in enumerate(hosts) for i in by_host.get(host, ())]
     incidents.sort(key=lambda fault: fault[1].start_us)
     ((scored,),) = connection.execute(_FIRST, [simulated, back_us]).fetchall()
-    start, end = (
-        np.array([incident[:2] for _, incident in incidents], dtype=np.float64).reshape(-1, 2).T
-    )
+    start, end = np.array([i[:2] for _, i in incidents], dtype=np.float64).reshape(-1, 2).T
     # The host was down from the first day; the fault began before the days that are read.
     start[start < back_us] = -inf
     first_us = int(np.min(start[np.isfinite(start)], initial=now_us))

@@ -215,9 +215,7 @@ def choose_form(
     if daily.state.measured is not None:
         folds = folds_of(daily, weekly, outcome, end_days, forms, KNOWN_SHARE_MIN)
         if folds:
-            rankings = [
-                FormEvaluation(folds, index, nodes) for index in range(len(folds[0].chances))
-            ]
+            rankings = [FormEvaluation(folds, i, nodes) for i in range(len(folds[0].chances))]
             measured = rankings.pop(forms.index(MEASURED_FORM))
             if all(ranks_better(measured, other) for other in rankings):
                 return _form_result(MEASURED_FORM, measured)

@@ -102,9 +102,7 @@ class Alarms:
     @property
     def messages(self) -> tuple[str, ...]:
         """Return the messages of the active alarms, as of the last step."""
-        return tuple(
-            self._messages[alarm.name] for alarm in self.table if alarm.name in self._messages
-        )
+        return tuple(self._messages[a.name] for a in self.table if a.name in self._messages)
 
     def active(self) -> dict[str, bool]:
         """Return every alarm's name, and whether it is active."""

@@ -57,9 +57,7 @@ def host_families(
     silent = np.where(
         last_received_ns > 0, np.maximum(snapshot.computed_ns - last_received_ns, 0) / 1e9, np.nan
     )
-    kinds = (
-        column[shown].tolist() for column in (columns.state, columns.reason, columns.simulated)
-    )
+    kinds = (c[shown].tolist() for c in (columns.state, columns.reason, columns.simulated))
     states = [([name, *_state_labels(*kind)], 1) for name, *kind in zip(names, *kinds, strict=True)]
     advised = _gravest(advisories)
     advice = [
@@ -83,11 +81,7 @@ def host_families(
 
 def _known(hosts: Sequence[str], values: NDArray[Any]) -> list[Sample]:
     """Return a sample for each host with a finite value."""
-    return [
-        ([host], value)
-        for host, value in zip(hosts, values.tolist(), strict=True)
-        if math.isfinite(value)
-    ]
+    return [([host], v) for host, v in zip(hosts, values.tolist(), strict=True) if math.isfinite(v)]
 
 
 @cache

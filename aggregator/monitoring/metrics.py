@@ -183,11 +183,7 @@ def losing_hosts(fleet: Fleet) -> int:
 
 def families(values: Values, sources: MetricSources, alarms: dict[str, bool]) -> list[Metric]:
     """Return *values* as metric families; *alarms*: name -> whether it is active."""
-    kinds = [
-        (counter if figure.is_counter else gauge, figure.name)
-        for figure in FIGURES
-        if figure.name in values
-    ]
+    kinds = [(counter if f.is_counter else gauge, f.name) for f in FIGURES if f.name in values]
     calls, failed = sorted(sources.calls.started.items()), sorted(sources.calls.failed.items())
     return [
         *(kind(PREFIX + name, FIGURE_DESCRIPTIONS[name], values[name]) for kind, name in kinds),

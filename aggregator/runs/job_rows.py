@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import duckdb
 from duckdb import DuckDBPyConnection as Connection
 
 from ..store.rows import table, time_us

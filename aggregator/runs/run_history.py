@@ -138,9 +138,7 @@ class RunHistory:
         ]
         workload_id = earlier[0][1].workload_id if earlier else summary.run_id
         same = [known.fingerprint for _, known in earlier if known.workload_id == workload_id]
-        comparable = [
-            fingerprint for fingerprint in same if is_comparable(fingerprint, summary.fingerprint)
-        ]
+        comparable = [f for f in same if is_comparable(f, summary.fingerprint)]
         pace = compare_pace(pace_of(summary.fingerprint), map(pace_of, comparable))
         intervals = [fingerprint.value("checkpoint_interval_seconds") for fingerprint in same]
         intervals = [interval for interval in intervals if isfinite(interval) and interval > 0]

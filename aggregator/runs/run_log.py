@@ -11,7 +11,6 @@ from dataclasses import replace
 from math import nan
 from typing import Any
 
-import duckdb
 from duckdb import DuckDBPyConnection as Connection
 
 from ...fingerprints.fingerprint import NUMBERS, decode

@@ -41,11 +41,7 @@ PERIOD_NS = 60 * SECOND_NS
 #: Symptoms stored per host; those with the least weight are omitted.
 SYMPTOMS_PER_HOST_MAX = 256
 _TIMES = ("since_ns", "last_seen_ns", "worst_seen_ns", "active")
-_SYMPTOM_FIELDS = tuple(
-    field_info.name
-    for field_info in fields(Symptom)
-    if field_info.name not in ("rule", "shared_cause")
-)
+_SYMPTOM_FIELDS = tuple(f.name for f in fields(Symptom) if f.name not in ("rule", "shared_cause"))
 
 
 class MemoryLog:
@@ -71,10 +67,7 @@ class MemoryLog:
         for host in due:
             if symptoms := tracked.get(host):
                 self._written_ns[host] = now_ns
-                parts = {
-                    (tracked_symptom.worst.device, tracked_symptom.worst.signal)
-                    for tracked_symptom in symptoms.values()
-                }
+                parts = {(t.worst.device, t.worst.signal) for t in symptoms.values()}
                 read = frozenset(part for part in parts if fleet.was_read(host, *part))
                 body = partial(encode, symptoms, RestoredParts(fleet.boot_id(host), read), now_ns)
                 rows.append(HostMemory(fleet.names[host], now_ns, body))
@@ -132,11 +125,7 @@ def decode(body: str, host: int, now_ns: int) -> tuple[TrackedSymptoms, Restored
             tracked_symptom, worst=worst, latest=replace(tracked_symptom.latest, host=host)
         )
     elapsed_ns = now_ns - content["time_ns"]  # below 0: our clock was set back
-    paused = {
-        key: tracked_symptom
-        for key, tracked_symptom in symptoms.items()
-        if elapsed_ns < 0 or not tracked_symptom.active
-    }
+    paused = {key: t for key, t in symptoms.items() if elapsed_ns < 0 or not t.active}
     parts = frozenset((device, signal) for device, signal in content["read_parts"])
     return symptoms | freeze(paused, elapsed_ns), RestoredParts(
         bytes.fromhex(content["boot_id"]), parts

@@ -80,9 +80,7 @@ def mark_as_noise(symptom: Symptom, override: Override) -> Symptom:
 def in_maintenance(fleet: Fleet, hosts: Hosts, now_ns: int) -> Hosts:
     """Return *hosts*, with those in a window as MAINTENANCE."""
     windows = fleet.declared.maintenance_windows(fleet.names, now_ns)
-    return hosts.with_scores(
-        {host: _as_maintenance(hosts[host], window) for host, window in windows.items()}
-    )
+    return hosts.with_scores({host: _as_maintenance(hosts[host], w) for host, w in windows.items()})
 
 
 def _as_maintenance(host: HostScore, window: MaintenanceWindow) -> HostScore:

@@ -208,11 +208,7 @@ def _active_of(rule: RuleFunction, previous: Judgement) -> list[Symptom]:
         (symptom, previous.tracked_symptoms.get(symptom.host, {}).get(symptom.key))
         for symptom in previous.rule_symptoms.get(rule, ())
     )
-    return [
-        symptom
-        for symptom, tracked_symptom in tracked
-        if tracked_symptom is not None and tracked_symptom.active
-    ]
+    return [s for s, t in tracked if t is not None and t.active]
 
 
 def _find_waits(
@@ -267,9 +263,7 @@ def _track(
             tracked = hysteresis.freeze(tracked, jump_ns)
         over = [name for name, hosts in ended.items() if host in hosts]
         after = hysteresis.step(tracked, shown, view.now_ns, over)
-        stopped = {
-            key: tracked_symptom for key, tracked_symptom in stopped.items() if key[0] not in over
-        }
+        stopped = {key: t for key, t in stopped.items() if key[0] not in over}
         after |= hysteresis.freeze(stopped, elapsed_ns)
         # even then, symptoms that need no reading, such as events, are taken
         if not view.awake[host]:

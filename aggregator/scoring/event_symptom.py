@@ -98,9 +98,7 @@ def _device_aliases(view: FleetView, record: EventRecord) -> list[str]:
 
 def _record_span(record: EventRecord) -> tuple[int, int]:
     """Return the whole seconds (first, last) of *record*, by our clock."""
-    first_ns = min(
-        [record.first_ns, *(incident.first_ns for incident in record.incidents.values())]
-    )
+    first_ns = min([record.first_ns, *(i.first_ns for i in record.incidents.values())])
     lasted_ns = record.last_ns - first_ns
     if record.clear_condition.clears is Clears.TIME:
         lasted_ns = min(lasted_ns, round(record.clear_condition.seconds * 1e9))

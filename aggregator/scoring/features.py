@@ -104,9 +104,7 @@ class FaultHistory:
 def _arrays(
     incidents: Mapping[str, tuple[FaultIncident, ...]], index: Mapping[str, int]
 ) -> tuple[Indexes, Floats, Flags]:
-    known = [
-        (index[host], host_incidents) for host, host_incidents in incidents.items() if host in index
-    ]
+    known = [(index[host], h) for host, h in incidents.items() if host in index]
     node = np.repeat(
         np.array([host_index for host_index, _ in known], dtype=np.intp),
         [len(host_incidents) for _, host_incidents in known],

@@ -138,9 +138,7 @@ def node_domains(
                 ids[row, node] = numbers[row].setdefault(domain, len(numbers[row]))
         if place.rails:
             rail_ids[node] = rails.setdefault(place.rails, len(rails))
-    return NodeDomains(
-        key, ids, tuple(tuple(domain_numbers) for domain_numbers in numbers), rail_ids, len(rails)
-    )
+    return NodeDomains(key, ids, tuple(tuple(d) for d in numbers), rail_ids, len(rails))
 
 
 def node_costs(

@@ -382,11 +382,7 @@ def _reason_message(strongest: Symptom | None) -> str:
 def _clears(symptoms: Sequence[Symptom]) -> str:
     """Return the clear conditions of all symptoms that cause the host's state."""
     worst = [symptom for symptom in symptoms if symptom.severity == symptoms[0].severity]
-    conditions = [
-        condition
-        for condition in dict.fromkeys(s.clears or s.rule.clears for s in worst)
-        if condition
-    ]
+    conditions = [c for c in dict.fromkeys(s.clears or s.rule.clears for s in worst) if c]
     more = [f"{len(conditions) - CLEARS_MAX} more end"] if len(conditions) > CLEARS_MAX else []
     return "; and ".join([*conditions[:CLEARS_MAX], *more])
 

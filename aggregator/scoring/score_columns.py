@@ -84,9 +84,7 @@ class Columns(NamedTuple):
 
 def bucket_of(host: HostScore) -> int:
     """Return the bucket of *host*: the worst of its state's and those in its evidence."""
-    hidden = (
-        HIDDEN_BUCKETS.get((evidence.signal, evidence.reason), 0) for evidence in host.evidence
-    )
+    hidden = (HIDDEN_BUCKETS.get((e.signal, e.reason), 0) for e in host.evidence)
     return max([BUCKETS[host.state], *hidden])
 
 

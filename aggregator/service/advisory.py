@@ -359,9 +359,7 @@ class AdvisoryService(AdvisoryServiceServicer):
 
     def _out_by_advice(self, node: str) -> list[Advisory]:
         """Return ended advisories that hold a host out, by host; of all hosts if *node* is ""."""
-        advisories = [
-            advisory for advisory in self._engine.ended_with_holds() if node in ("", advisory.host)
-        ]
+        advisories = [a for a in self._engine.ended_with_holds() if node in ("", a.host)]
         return sorted(advisories, key=lambda advisory: advisory.host)
 
     def _held_back(self, node: str) -> list[tuple[Case, str]]:
@@ -380,9 +378,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         """Return the hosts that others took out; only *node* if it is set."""
         unavailable_hosts = self._engine.machine.state.absent
         hosts = [node] if node else sorted(unavailable_hosts)[:UNAVAILABLE_MAX]
-        reported = [
-            (host, *report) for host in hosts for report in unavailable_hosts.get(host, {}).items()
-        ]
+        reported = [(host, *r) for host in hosts for r in unavailable_hosts.get(host, {}).items()]
         return unavailable(reported[:UNAVAILABLE_MAX])
 
     def _withheld_reason(self) -> str:

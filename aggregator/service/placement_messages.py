@@ -120,9 +120,7 @@ def grouped_sizes(needs: GangRequirements, gpus_per_node: int) -> GangRequiremen
     elastic = needs.elastic
     if elastic is None or not needs.has_groups:
         return needs
-    allowed = tuple(
-        nodes for nodes in elastic.allowed if needs.groups_make_up(nodes * gpus_per_node)
-    )
+    allowed = tuple(n for n in elastic.allowed if needs.groups_make_up(n * gpus_per_node))
     if not allowed:
         raise InvalidArgument(
             "gang.groups",

@@ -72,9 +72,7 @@ class DecisionCommit:
     @property
     def size_bytes(self) -> int:
         """Return the bytes that count against the limit while the commit is pending."""
-        return sum(decision.size_bytes for decision in self.decisions) + sum(
-            map(len, self.inputs.values())
-        )
+        return sum(d.size_bytes for d in self.decisions) + sum(map(len, self.inputs.values()))
 
 
 @dataclass(frozen=True, slots=True)

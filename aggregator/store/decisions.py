@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 from duckdb import DuckDBPyConnection as Connection
 

@@ -70,9 +70,7 @@ class Pending:
             "memories of judging": self.memories, "readings of ourselves": self.own_health,
             "batches of decisions": self.decisions,
         }  # fmt: skip
-        counts = ", ".join(
-            f"{len(collection)} {name}" for name, collection in items.items() if collection
-        )
+        counts = ", ".join(f"{len(c)} {name}" for name, c in items.items() if c)
         hosts = {frame.host for frame, _ in self.frames} | {event.host for event in self.events}
         return f"{counts} of {', '.join(sorted(hosts | self.hosts.keys())) or 'no one host'}"
 
@@ -132,9 +130,7 @@ class Pending:
             self.memories,
         )  # fmt: skip
         middle = max(len(collection) for collection in kinds) // 2
-        return [
-            batch for batch in (half(slice(middle)), half(slice(middle, None))) if not batch.empty
-        ]
+        return [b for b in (half(slice(middle)), half(slice(middle, None))) if not b.empty]
 
 
 class Queue:
@@ -213,9 +209,7 @@ class Queue:
     @property
     def lag_seconds(self) -> float:
         """Return how long the oldest frame without a receipt has waited; 0 if there is none."""
-        waiting = [
-            batch.first_seconds for batch in (self._committing, self._pending) if batch.frames
-        ]
+        waiting = [b.first_seconds for b in (self._committing, self._pending) if b.frames]
         return max(0.0, time.monotonic() - min(waiting)) if waiting else 0.0
 
     @property

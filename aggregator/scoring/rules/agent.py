@@ -88,9 +88,7 @@ def _driver_row(view: FleetView, host: int, name: str) -> str:
 def _driver_hangs(view: FleetView, row: int, seconds: float, within: list[str]) -> Symptom:
     host, name = view.name("probe_1s", row)
     hang, collector = view.fleet.hangs.of(host, name), name.partition(" ")[2]
-    devices = ", ".join(
-        device_name.partition(" ")[2] for device_name in within if device_name != name
-    )
+    devices = ", ".join(d.partition(" ")[2] for d in within if d != name)
     first = f" ({devices} first)" if devices else ""
     subject = f"what {collector} reads" if collector else "the GPU driver as a whole"
     action = ACTIONS["other" if collector else "driver"]

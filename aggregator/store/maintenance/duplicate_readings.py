@@ -50,9 +50,7 @@ class Duplicates(NamedTuple):
 
 def spans(sources: Sequence[ReadingSource]) -> Iterator[TimeSpan]:
     """Yield spans that together cover *sources*, oldest first."""
-    cuts = sorted(
-        {source.first_us for source in sources} | {source.last_us + 1 for source in sources}
-    )
+    cuts = sorted({s.first_us for s in sources} | {s.last_us + 1 for s in sources})
     upcoming = sorted(sources, key=lambda source: source.first_us, reverse=True)
     active: list[ReadingSource] = []
     chosen: dict[ReadingSource, None] = {}

@@ -94,9 +94,7 @@ def schemas(connection: Connection) -> list[str]:
 
 def count_rows(connection: Connection) -> int:
     """Return the number of rows of all tables, from their metadata."""
-    queries = [
-        f"SELECT count(*) AS n FROM {qualified_name(*table)}" for table in tables(connection)
-    ]
+    queries = [f"SELECT count(*) AS n FROM {qualified_name(*t)}" for t in tables(connection)]
     ((rows,),) = connection.execute(
         f"SELECT sum(n) FROM ({' UNION ALL '.join(queries)})"
     ).fetchall()

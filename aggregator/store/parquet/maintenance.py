@@ -277,11 +277,7 @@ class HistoryMaintenance:
     def _unlink_gone(self) -> Job:
         before_us = self.segment_store.now_us - GRACE_SECONDS * 1_000_000
         with self.segment_store.cursor() as cursor:
-            gone = [
-                segment
-                for segment in segment_files.gone_segments(cursor)
-                if (segment.gone_us or 0) <= before_us
-            ]
+            gone = [s for s in segment_files.gone_segments(cursor) if (s.gone_us or 0) <= before_us]
         for batch in _batches(gone):
             self.segment_store.drop([segment.path for segment in batch])
             yield f"unlinked {len(batch)} files"

@@ -255,9 +255,7 @@ class _Groups:
         }
         if signal.unit == "flags":
             parts["any"] = self._reduce(np.bitwise_or, np.where(valid, value, np.uint64(0)))
-        return {
-            f"{signal.column}_{part}": pa.array(values, mask=none) for part, values in parts.items()
-        }
+        return {f"{signal.column}_{part}": pa.array(v, mask=none) for part, v in parts.items()}
 
     def _sum(self, values: Any) -> Any:
         return self._reduce(np.add, values)

@@ -210,11 +210,7 @@ class SegmentStore:
 
     def make_rollup_views(self, table: str) -> None:
         """Recreate the live file's views of a table's rollups."""
-        segments = [
-            segment
-            for segment in self.recorded.values()
-            if segment.table == table and segment.grain != RAW
-        ]
+        segments = [s for s in self.recorded.values() if s.table == table and s.grain != RAW]
 
         def run(connection: Connection) -> None:
             for statement in rollup_views(self.folder, table, segments):
