@@ -109,8 +109,7 @@ class DeclaredReloader:
         )
         self._task: asyncio.Task[None] | None = None
         self._problems: tuple[str, ...] = ()
-        #: Whether the active version has files. Then no files at all means a missing mount, not a
-        #: change.
+        #: Whether the active version has files. Then no file at all means a missing mount.
         self._had_files = False
         #: The message about invalid files; "" if valid.
         self.error = ""

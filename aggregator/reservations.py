@@ -35,8 +35,7 @@ LOGIN_RESERVATIONS_MAX, LOGIN_NODES_SHARE_MAX = RESERVATIONS_MAX // 2, 0.75
 TTL_SECONDS_MAX = 86_400
 SECOND_NS = 1_000_000_000
 HOUR_NS = 3600 * SECOND_NS
-#: Node-hours per login and held node within any 24 hours: a login could otherwise reserve the same
-#: nodes again.
+#: Node-hours per login and held node in 24 hours: a login must not renew them forever.
 LOGIN_HOURS_MAX, LOGIN_WINDOW_HOURS = 12, 24
 #: Suggested wait until a reservation may have ended.
 RETRY_SECONDS = 60.0
@@ -106,8 +105,7 @@ class Reservations:
         self._wall_ns, self._steady_ns, self._has_login = wall_ns, steady_ns, has_login
         self._active: dict[int, HostReservation] = {}
         self._by_host: dict[str, int] = {}
-        #: Login -> hour of the steady clock -> node-time of its reservations that ended in that
-        #: hour.
+        #: Login -> hour of the steady clock -> node-time of reservations that ended in it.
         self._ended: dict[str, dict[int, int]] = {}
         self._last_token = 0
         self._changes = self._written = 0

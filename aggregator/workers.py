@@ -20,11 +20,9 @@ from ..contract.workers import packet_sockets
 
 #: A worker is killed this long after its socket was closed.
 END_SECONDS = 2.0
-#: A killed worker that remains after this time waits for a disk: it exits later, and does no more
-#: work.
+#: A killed worker that remains after this time waits for a disk, and exits later.
 GONE_SECONDS = 5.0
-#: Settings against library threads, which a fork server must not have, and for malloc to release
-#: memory.
+#: Settings against library threads in a fork server, and for malloc to release memory.
 _ENVIRONMENT = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",

@@ -104,14 +104,12 @@ class AdvisoryEngine:
         self._is_snapshot_due = False
         self._journal = journal
         self._replay_journal()
-        #: Number of the last event in the journal or the store, and of the last event with
-        #: published decisions.
+        #: Number of the last event on disk, and of the last event with published decisions.
         self._durable_number = self._published_number = self._number
         self._machine.resume(now_ns)
         state = self._machine.state
         state.store = state.store or uuid.uuid4().hex[:IDENTITY_CHARACTERS]
-        #: Distinguishes the tokens of this store from those of another, or of the same store before
-        #: a restore.
+        #: Distinguishes this store's tokens from another's, or from those before a restore.
         self.store_identity = state.store + folder_identity
         #: Advisories as they are on disk: only these are visible outside.
         self._on_disk = {**state.ended, **state.advisories}

@@ -21,8 +21,7 @@ from .failure_domains import FailureDomains
 from .messages import Acked, CaseGone, CaseSeen, Event, FleetSize, HeldBack, Publish, Tick, Well
 from .state_machine import AdvisoryStateMachine
 
-#: An unchanged score is stored at least this often (`scoring/score_rows.py`), with some time to
-#: spare.
+#: An unchanged score is stored at least this often (`scoring/score_rows.py`), with a margin.
 GAP_SECONDS = 900.0
 DAYS_MAX = 366
 RULE_CHARACTERS_MAX = 80

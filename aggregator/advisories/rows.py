@@ -84,11 +84,9 @@ class AdvisoryBatch:
     outcomes: list[tuple[Any, ...]] = field(default_factory=list)
     #: Reported gangs, by workload; None: it has ended.
     gangs: dict[str, Gang | None] = field(default_factory=dict)
-    #: Advisories whose holds were renewed or removed, as of that time, since ended ones may be
-    #: forgotten later.
+    #: Advisories with renewed or removed holds, as of that time: ended ones may be forgotten.
     hold_changes: dict[str, Advisory] = field(default_factory=dict)
-    #: Advisories whose times moved by a clock jump or an outage: watchers receive them after the
-    #: write.
+    #: Advisories with times moved by a clock jump or an outage, for watchers after the write.
     moved: set[str] = field(default_factory=set)
     #: Number of mentions of hosts, without gangs: a single event may name ten thousand.
     host_mentions: int = 0

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
 
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
-#: Called for a call that the caller's role may not make: principal, gRPC's name of the peer,
-#: request.
+#: Called for a call of a wrong role: principal, gRPC's name of the peer, request.
 DeniedCallback = Callable[["Principal", str, Any], Awaitable[None]]
 #: gRPC's name of a handler by (request is a stream, response is a stream).
 KINDS = {
@@ -47,8 +46,7 @@ KINDS = {
 
 log = logging.getLogger(__name__)
 FOLDER = "access"
-#: A caller refused more often (burst: 20 s of this rate) gets each further refusal after
-#: THROTTLE_SECONDS.
+#: A caller refused more often (burst: 20 s of this rate) waits THROTTLE_SECONDS each time.
 REFUSALS_PER_SECOND_MAX = 5.0
 THROTTLE_SECONDS = 5.0
 #: Cost of an event in rows: it is evaluated, synced to the journal, and searched for in the store.
@@ -292,8 +290,7 @@ class AccessControl:
     def admit(self, principal: Principal, request: Any) -> None:
         """Count a call that begins. Raises ResourceExhausted with a retry time."""
         config, running = self._config, self.running_calls.count_of(principal)
-        # Without a login calls cannot be assigned to a caller; a simulated fleet uses an admin's
-        # login.
+        # Without a login calls have no known caller; a simulated fleet uses an admin's.
         is_limited = principal.is_authenticated and principal.role is not Role.ADMIN
         if is_limited and running >= config.calls_per_caller_max:
             message = f"{principal} has {running} calls running, which is the limit (calls_per_caller_max)"

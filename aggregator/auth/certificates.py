@@ -128,8 +128,7 @@ class Certificates:
     ) -> None:
         """Read *files*. Raises CertificateError."""
         self.files, self._now = files, now
-        #: Why the current files are not active, or that the certificate ends soon; "" if all is
-        #: well.
+        #: Why the files are not active, or that the certificate ends soon; "" if all is well.
         self.error = ""
         #: Number of reloads without a restart.
         self.reloads = 0

@@ -54,8 +54,7 @@ def private_folder(folder: Path) -> None:
     """Create a private folder if it is missing; its owner is its parent's owner. Raises OSError."""
     if folder.exists():
         return
-    # The parent is a data folder that no aggregator has created yet; `store/store_folder.py` uses
-    # the same mode.
+    # A data folder that no aggregator has created yet; `store/store_folder.py` has this mode.
     folder.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
     try:
         folder.mkdir(mode=0o700)
@@ -170,8 +169,7 @@ def update_tokens(path: Path, edit: Callable[[list[Token]], list[Token]]) -> lis
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     lock_file = path.with_suffix(".lock")
-    # Root runs this in the service's folder: a link there must not make root open or change another
-    # file.
+    # Root runs this in the service's folder: a link must not lead it to another file.
     lock = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(lock).st_nlink != 1:
@@ -191,8 +189,7 @@ class Tokens:
     def __init__(self, path: Path) -> None:
         """Read *path* if it exists. Raises TokensError."""
         self.path = path
-        #: Whether the file ever existed: then authentication is required, even after all tokens are
-        #: revoked.
+        #: Whether the file ever existed: then a login is required, even without tokens.
         self.configured = False
         #: Why the current file is not active; "" if it is.
         self.error = ""

@@ -30,11 +30,9 @@ from .terminal import clean_texts, printable, width_of
 WIDTH_MAX = 110
 #: Evidence that changes ln(hazard) by less is omitted.
 DELTA_MIN = 0.005
-#: Reported outcomes that change ln(hazard) by less are omitted: every host showed "multiplied by
-#: 1".
+#: Outcomes that change ln(hazard) by less are omitted: most showed "multiplied by 1".
 OUTCOMES_SIGNAL, OUTCOMES_DELTA_MIN = "hazard.outcomes", math.log(1.05)
-#: On an UNHEALTHY host, evidence that alone multiplies the hazard by more is shown as a present
-#: fault.
+#: Evidence of an UNHEALTHY host that multiplies the hazard by more is a present fault.
 BROKEN_TIMES_MIN = 20.0
 #: Older evidence is shown with its age.
 RECENT_SECONDS = 3.0

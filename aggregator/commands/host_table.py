@@ -19,8 +19,7 @@ from .terminal import cut, table
 HEADINGS = ("HOST", "SCORE", "STATE", "HAZARD/DAY", "SPEED", "SLOWER", "HEARD", "JOB", "REASON")
 #: Columns of numbers, right-aligned.
 RIGHT = ("SCORE", "HAZARD/DAY", "SPEED", "SLOWER", "HEARD")
-#: Below this width the reason takes the space of these columns: the score implies the hazard, and
-#: STALE the age.
+#: Below this width the reason replaces these columns, which score and STALE imply.
 NARROW_CHARACTERS, NOT_WHEN_NARROW = 100, ("HAZARD/DAY", "HEARD")
 HOST_CHARACTERS_MAX, JOB_CHARACTERS_MAX = 32, 16
 REASON_CHARACTERS_MIN = 24

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     import grpc
 
 HOSTS = tuple(f"sim-{number:03}" for number in range(8))
-#: The GPU whose memory breaks; until yesterday it was in another host. A test compares the UUID
-#: with the simulator's.
+#: The GPU whose memory breaks; until yesterday in another host. A UUID of the simulator.
 BROKEN = "GPU-3d4c4be0-fec1-4b1f-b23e-db5faf9ef4e6"
 BROKEN_HOST_BEFORE = "sim-002"
 BROKEN_SLOT_BEFORE = "0000:43:00.0"

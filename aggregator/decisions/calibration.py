@@ -62,8 +62,7 @@ DURATIONS: Mapping[str, tuple[float, float, float]] = {
 }
 #: Range of a reported duration: a second, and the week that a request may declare.
 DURATION_HOURS_MIN, DURATION_HOURS_MAX = 1.0 / 3600.0, 168.0
-#: Weight of the assumed median in reports, and of the assumed spread between incidents (both
-#: assumed).
+#: Weight of the assumed median and of the assumed spread of incidents (both assumed).
 MEDIAN_REPORTS, SPREAD_REPORTS = 1.0, 4.0
 #: Half the width of the 90 % interval of a normal distribution.
 _Z = 1.6449

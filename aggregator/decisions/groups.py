@@ -21,8 +21,7 @@ from .quantity import Quantity, QuantitySource, assumed, declared
 from .requirements import PRICED_TIERS, SEGMENT_NODES_MAX, GangRequirements, Tier
 
 TENSOR, PIPELINE, DATA = "tensor", "pipeline", "data"
-#: Share of a gang's communication, with its range (assumed: tensor groups communicate most,
-#: pipelines least).
+#: Share of a gang's communication, with its range (assumed: tensor groups most).
 TRAFFIC = {TENSOR: (0.5, 0.2, 0.8), PIPELINE: (0.2, 0.05, 0.5), DATA: (0.3, 0.1, 0.6)}
 #: Maximum numbers of adjacent stages of a pipeline to try.
 ORDERS_MAX = 8

@@ -156,8 +156,7 @@ def node_table(
         components[:, COMPUTE] = np.clip(components[:, COMPUTE] + change, SPEED_MIN, 1.0)
     may_be_faster = np.ones(count)
     if facts.pace_before.size == count:
-        # A host that was slow in a gang at a normal clock stays slow in the next gang, until a gang
-        # finds otherwise.
+        # A host slow in a gang at a normal clock stays slow until a gang finds otherwise.
         pace = facts.pace_before
         with np.errstate(invalid="ignore"):
             is_remembered = components.min(axis=1) > pace
@@ -240,8 +239,7 @@ def _order(table: NodeTable, segment_tier: Tier | None) -> TreeOrder:
     if np.isfinite(costs.price).any() or table.preemption.size:
         for declared in (costs.price, costs.preemption):
             value = _mixed(value + declared.view(np.uint32).astype(np.uint64))
-    # Nodes that share power or cooling are part of a node's identity, since a gang may be spread
-    # over these domains.
+    # Shared power and cooling identify a node: a gang may be spread over these domains.
     for row in (Tier.POWER_DOMAIN.row, Tier.COOLING_DOMAIN.row):
         ids = table.facts.domains.ids[row]
         if ids.size and ids.max() >= 0:

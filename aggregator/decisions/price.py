@@ -51,8 +51,7 @@ SHARED_HAZARD_PER_HOUR = (0.002, 0.0, 0.09)
 ROUNDING = 1e-11
 #: Names of factors in scheduler reports (`calibration.py`).
 DETECT_FACTOR, DECIDE_FACTOR, RESTART_FACTOR = "detect", "decide", "restart"
-#: Minutes (assumed): 90 % intervals of large training. A restart lasts from the decision until the
-#: gang works again.
+#: Minutes (assumed): 90 % intervals. A restart lasts from the decision until work.
 DETECT_MINUTES = (2.0, 0.2, 15.0)
 DECIDE_MINUTES = (1.0, 0.1, 10.0)
 RESTART_MINUTES = (10.0, 2.0, 40.0)

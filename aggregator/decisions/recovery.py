@@ -77,8 +77,7 @@ BORROW_MINUTES = (8.0, 2.0, 40.0)
 RESHARD_MINUTES = (5.0, 1.0, 30.0)
 #: Minutes to restore state from a peer's memory, and from storage.
 LOCAL_RESTORE_MINUTES, REMOTE_RESTORE_MINUTES = (0.5, 0.1, 3.0), (3.0, 0.5, 20.0)
-#: Minutes until all processes of a gang run again: a restart without the restore, which has a price
-#: of its own.
+#: Minutes until all processes run again, without the restore, which has a price of its own.
 RESTART_ACT_MINUTES = (
     RESTART_MINUTES[0] - REMOTE_RESTORE_MINUTES[0],
     RESTART_MINUTES[1] - REMOTE_RESTORE_MINUTES[1],
@@ -86,11 +85,9 @@ RESTART_ACT_MINUTES = (
 )
 #: Minutes of work since the last copy in a peer's memory.
 REPLICA_AGE_MINUTES = (1.0, 0.1, 10.0)
-#: P(the same node fails again soon) if it continues unchanged (assumed), and if the job failed
-#: there before.
+#: P(the same node fails again soon) unchanged (assumed), and if the job failed there before.
 RECURRENCE, RECURRENCE_KNOWN = 0.2, 0.9
-#: A way that stops healthy processes comes first only if its loss is smaller by this share of GPUs
-#: x hours.
+#: A way that stops healthy processes must save this share of GPUs x hours to come first.
 STOP_SHARE_MIN = 0.01
 #: With this many failures at the same step of the job, on any nodes, the workload is the cause.
 FAILURES_AT_STEP_MAX = 2
@@ -225,8 +222,7 @@ def plan_recovery(
     doubted = np.union1d(failed, incident.suspects[np.isin(incident.suspects, current)])
     domains = suspect_domains(table, current, doubted)
     answer = _Answer(table, candidates, needs, incident, communication, failed, domains)
-    # The cost of crossing a tier is assumed: a gain below the margin does not justify stopping
-    # running processes.
+    # A tier's cost is assumed: a gain within the margin does not justify a stop.
     margin = STOP_SHARE_MIN * answer.gpus * needs.hours
     options = sorted(
         answer.options(),
@@ -683,8 +679,7 @@ class _Answer:
         members = planner.members_of(table, nodes, None, groups)
         gang = _RunningGang(price(members, lost, hours, self.needs.preferences), [], [])
         for part in gang.price.parts:
-            # The same points for all ways: an error of a fleet's assumptions affects all ways
-            # alike.
+            # The same points for all ways: an assumption's error affects all alike.
             cost = part.gpu_hours
             if part.name == "slowest member":
                 samples = drawn_between(narrowed(cost, slowest_width(members)), SPEED)

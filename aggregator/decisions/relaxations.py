@@ -238,8 +238,7 @@ def relaxations_of(
         sorted(
             relaxations,
             key=lambda relaxation: (
-                # Without an exchange rate the cost of a delay is unknown: changes that start now
-                # come first.
+                # Without an exchange rate of delay, changes that start now come first.
                 relaxation.start_hours is not None and not request.needs.delay_rate,
                 relaxation.price.total.value,
             ),

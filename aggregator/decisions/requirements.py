@@ -90,8 +90,7 @@ class GangRequirements:
     currency_rate: float = 0.0
     #: Origin of each of these rates, as text.
     rate_origins: Mapping[str, str] = field(default_factory=dict)
-    #: Share of each GPU, and cores and bytes of the node, per member: used if `Candidates.room`
-    #: knows them.
+    #: Share of each GPU, cores and bytes per member, if `Candidates.room` knows them.
     gpu_share: float = 1.0
     cores: float = 0.0
     memory_bytes: float = 0.0

@@ -40,8 +40,7 @@ REACH_PER_DOUBLING = 0.15
 REACH_VALUE = 2.0
 #: Above this root mean square of the distances, in logarithms, the curve is reported as not smooth.
 IRREGULARITY_MIN = 0.05
-#: The 95 % quantiles of Student's t from 1 degree of freedom on; beyond them that of the normal
-#: distribution applies.
+#: The 95 % quantiles of Student's t from 1 degree of freedom on, then the normal one.
 _T_QUANTILES = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81, 1.80, 1.78, 1.77, 1.76)
 
 #: Forms with `a`: a gang of one node always does its work.

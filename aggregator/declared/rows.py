@@ -16,8 +16,7 @@ from .loader import DeclaredFile
 from .model import Declared, ExchangeRates
 from .thresholds import THRESHOLDS
 
-#: Versions with stored files, and bytes of them; the oldest are deleted first, never the version in
-#: force.
+#: Versions with stored files, and their bytes; the version in force is never deleted.
 FILES_RETAINED_VERSIONS, FILES_RETAINED_BYTES_MAX = 20, 64 << 20
 #: Versions that are reported.
 VERSIONS_RETAINED = 1000

@@ -33,8 +33,7 @@ from .toml_lines import LineIndex
 DAY_NS = 86_400 * 1_000_000_000
 _NONE: list[TomlEntry] = []
 KINDS = ("place", "expected", "maintenance", "override", "cost", "tenant")
-#: Higher prices and exchange rates are errors, as is a node that is preempted more often than once
-#: a minute.
+#: Higher prices, exchange rates and preemptions (once a minute) are errors.
 PRICE_MAX, RATE_MAX, PREEMPTIONS_MAX = 1e6, 1e9, 60.0
 _CODE_MAX = 2**32 - 1
 _PLACE_TEXTS = (

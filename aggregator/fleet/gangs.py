@@ -105,8 +105,7 @@ class GangMonitor:
         self.pace_falls: Mapping[int, PaceFall] = {}
         #: The inferred gangs, as of the previous window.
         self._inferred: list[Job] = []
-        #: Per kind of device: rows on a host of a gang that do not belong to the gang, as of the
-        #: last window.
+        #: Per kind: rows on a host of a gang that do not belong to it, as of the last window.
         self._foreign: dict[str, Flags] = {}
         self._allocate(64)
 
@@ -282,8 +281,7 @@ class GangMonitor:
             values |= self._against_baseline(fleet, means, group >= 0, now_ns)
             steps = gang_steps(steps_by_host, group, count)
             self._find_changes(fleet, values, (gang, group, gpu_gang), (watts, clock), steps)
-            # Reported steps if any; else the median host's work; without a counter of work, power
-            # above waiting.
+            # Reported steps, else the median host's work, else power above waiting.
             work = np.where(np.isfinite(means[WORK]), means[WORK] * cycles_clock, above)
             paces = medians(np.where(group >= 0, work, np.nan), group, count)
             is_reported = np.isfinite(steps)
@@ -355,8 +353,7 @@ class GangMonitor:
         stalls = self._gap_changes.update(
             values["gap"], companions, group, np.full(count, GAP_CHANGE_MIN)
         )
-        # While a member stalls the others wait, and the one that stalled least looks slow; stalls
-        # may alternate.
+        # While a member stalls the others wait; stalls may alternate.
         stalled = np.bincount(group[stalls & (group >= 0)], minlength=count) > 0
         calm = np.where(per_member(stalled.astype(np.float64), group) > 0, -1, group)
         gpu_calm = np.where(

@@ -19,8 +19,7 @@ NO_GPUS: GpuSet = MappingProxyType({})
 _NVIDIA = 0x10DE
 #: PCI classes of GPUs: VGA and 3D controllers.
 _DISPLAYS = ("0x0300", "0x0302")
-#: Attributes of a listed GPU that the agent does not read: it does not respond, or is not
-#: permitted.
+#: Attributes of a listed GPU that does not respond, or that the agent may not read.
 PROBLEM, HIDDEN = "problem", "hidden"
 
 

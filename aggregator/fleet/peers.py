@@ -19,8 +19,7 @@ from .tables import DeviceTable
 
 #: Minimum number of computing GPUs for a median.
 PEERS_MIN = 4
-#: Minimum number of hosts in a narrow group; otherwise a misconfigured host would be its own
-#: measure.
+#: Minimum hosts in a narrow group: a misconfigured host must not be its own measure.
 HOSTS_MIN = 3
 #: Limit of the groups per width, largest first, against hosts that invent values.
 GROUPS_MAX = 256
@@ -40,8 +39,7 @@ WIDTHS: tuple[frozenset[str], ...] = tuple(
 )  # fmt: skip
 #: Limits and clock settings within a bucket count as equal; in hertz (NVIDIA's step is 15 MHz).
 SETTING_HERTZ = 15e6
-#: Offsets of a key's bits: highest clock if there is no name, limit, setting, MIG, make. Bit 0:
-#: simulated.
+#: Offsets of a key's bits: clock without a name, limit, setting, MIG, make. 0: simulated.
 _CEILING, _LIMIT, _SETTING, _MIG, _MAKE = 1, 14, 26, 38, 40
 _TWELVE_BITS, _THIRTEEN_BITS, _MAKES_MAX = 0xFFF, 0x1FFF, 1 << 20
 Keys = NDArray[np.int64]

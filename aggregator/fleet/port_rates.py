@@ -24,8 +24,7 @@ class CongestionCounter(NamedTuple):
     description: str
 
 
-#: InfiniBand: data without credits. RoCE: notifications of DCQCN; most fabrics that pause ports
-#: mark packets first.
+#: InfiniBand: data without credits. RoCE: notifications of DCQCN, before pauses.
 CONGESTION_COUNTERS = (
     CongestionCounter("rdma_1s", "transmit_wait_count", 1000.0, "wait for credits"),
     CongestionCounter("rdma_1s_changes", "congestion_notifications_handled_packets", 10.0, "are told to slow down"),

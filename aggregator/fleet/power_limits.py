@@ -20,8 +20,7 @@ from .gang_comparison import GangComparison
 LIMIT_WATTS = 5.0
 #: From this many hosts of a gang at their limit they are a stage of its work, and not faulty.
 STAGE_HOSTS_MIN = 3
-#: This many GPUs of a host below their limit show the power of its work; up to this ratio it is the
-#: same work.
+#: This many GPUs below their limit show the power of a host's work, up to this ratio.
 FREE_MIN, SAME_WORK_RATIO_MAX = 3, 1.02
 #: Peers of a GPU: all alike, all at a shared limit, or its gang.
 ALL, AT_LIMIT, IN_GANG = 0, 1, 2

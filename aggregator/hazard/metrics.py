@@ -47,8 +47,7 @@ class Ranking:
             last = np.flatnonzero(np.append(group[1:] != group[:-1], True)) + 1
         else:
             last = np.array([len(score)])
-        #: Number of units before the end of each run of equal scores, first 0; and which ends close
-        #: a group.
+        #: Units before the end of each run of equal scores, first 0; and which ends close a group.
         self._ends = np.concatenate(([0], np.flatnonzero(np.append(fresh, True)) + 1))
         self._closing = np.searchsorted(self._ends, last)
 

@@ -34,8 +34,7 @@ FOLD_UNITS_MAX = 20_000
 #: Number of fleets drawn node by node for the interval of a difference, and the seed.
 DRAWS, SEED = 100, 1
 
-#: Minimum gains of AUC and of recall: smaller differences arise between equal rankings by the draw
-#: of nodes.
+#: Minimum gains of AUC and of recall: the draw of nodes explains smaller ones.
 GAINS_MIN = (0.005, 0.01)
 #: Minimum share of measured units before a fold's cut: otherwise the weights of measurements come
 #: from the last weeks alone, because units without data count as normal.

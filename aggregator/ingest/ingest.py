@@ -256,8 +256,7 @@ class Ingest:
         self.findings.sweep(now_ns)
 
     def _replay_events(self, host: str, boot_id: bytes) -> None:
-        # After a restart: events since the host's boot still hold, except those that were cleared
-        # before the restart.
+        # After a restart: events since the host's boot hold, unless cleared before it.
         cleared = self._cleared.pop(host, [])
         if self._previous_boots.pop(host, boot_id) != boot_id:
             # The host rebooted, or another machine has its name.

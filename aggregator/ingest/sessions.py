@@ -61,8 +61,7 @@ EVENTS_MAX = 1000
 EVENT_BYTES_MAX = 64 << 10
 EVENT_ID_CHARACTERS_MAX = 128
 MESSAGE_CHARACTERS_MAX = 4096
-#: Contents of an event besides its message: a storm is summarized by a count and its distinct
-#: forms.
+#: Contents of an event besides its message: a storm is a count and its distinct forms.
 FORMS_MAX = 32
 FORM_CHARACTERS_MAX = 256
 EVENT_ATTRIBUTES_MAX = 32
@@ -87,8 +86,7 @@ class Session:
     address: str
     last_received_ns: int
     token: str = ""
-    #: The caller that registered the host, with the proof of its name (`principal.py`); no other
-    #: may send for it.
+    #: The caller that registered the host, with its proof (`principal.py`); no other may send.
     principal: Principal = LOCAL
     streams: int = 0
     ended: bool = False
@@ -98,8 +96,7 @@ class Session:
     agent_version: str = ""
     #: Time of its boot, aggregator's clock; 0: unknown.
     booted_ns: int = 0
-    #: Quota of the host's late frames, created by its first stream and kept when it registers
-    #: again.
+    #: Quota of the host's late frames, created by its first stream, for all registrations.
     quota: HostQuota | None = None
 
     def is_silent(self, now_ns: int) -> bool:
@@ -261,8 +258,7 @@ class Sessions:
         )
 
     def _check_for_clone(self, new: Session, now_ns: int) -> None:
-        # Two machines with different names and the same run id: both continue, and both are
-        # reported.
+        # Two machines with one run id: both continue, and both are reported.
         other = self._by_run.get(new.run_id)
         if other is None or other.host == new.host or other.boot_id == new.boot_id:
             return
@@ -315,8 +311,7 @@ def _may_replace(incumbent: Session, new: Session, now_ns: int) -> bool:
     # Diskless hosts begin a new spool at each boot; their login identifies them.
     is_same_host = has_same_spool or _has_same_login(incumbent, new)
     if is_same_host or _machine(incumbent) == _machine(new):
-        # The stream of a crashed host stays open until TCP gives up, but nothing was sent since its
-        # new boot.
+        # The old stream stays open until TCP gives up, but is silent since the new boot.
         until_ns = incumbent.last_received_ns - DELIVERY_SECONDS * 1_000_000_000
         if new.booted_ns and new.booted_ns >= until_ns:
             return True

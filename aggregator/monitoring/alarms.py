@@ -19,8 +19,7 @@ _NS = 1_000_000_000
 
 #: Prefix of their names.
 ALARMS = "aggregator."
-#: The live file should contain about five minutes of closed readings; three times as much is too
-#: much.
+#: The live file should contain five minutes of closed readings; three times is too much.
 HISTORY_LATE_SECONDS = 900.0
 
 

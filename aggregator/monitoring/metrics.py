@@ -23,8 +23,7 @@ from ..store.store import Store
 from .probes import LoopLag, ResourceUsage
 
 PREFIX = "gangline_aggregator_"
-#: Finding for a host whose agent lost readings before the aggregator received them, and its
-#: subject.
+#: Finding for a host whose agent lost readings before they were received, and its subject.
 DATA_LOST, SPOOL = "data.lost", "agent.spool_dropped_frames"
 
 #: Known figures of one moment by name.

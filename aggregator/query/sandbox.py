@@ -471,8 +471,7 @@ def _check_tables(connection: Connection, sql: str, tree: Any) -> None:
         [[name for _, name in named]],
     ).fetchall()
     for schema, name in internal_views:
-        # Views of information_schema are checked only in that schema: other tables may have the
-        # same name.
+        # Views of information_schema are checked only in that schema.
         key = (schema if schema == INFORMATION else "", name)
         if key in named and name not in CATALOG_VIEWS:
             message = f"{name} is not allowed: it shows settings or files of the machine; {HINT}"

@@ -143,8 +143,7 @@ def _begin(connection: Connection, question: Question) -> tuple[int, Any]:
     """Return the snapshot's time, microseconds since 1970, and a reader of the answer."""
     connection.execute("BEGIN TRANSACTION READ ONLY")
     rows = connection.execute("SELECT epoch_us(taken) FROM snapshot").fetchall()
-    # DuckDB 2 streams only from a relation; 1.5 also from a cursor, which reports positions of
-    # errors.
+    # DuckDB 2 streams only from a relation; 1.5 also from a cursor, with error positions.
     execute = connection.execute if _REPORTS_POSITIONS else connection.sql
     reader = execute(question.sql).to_arrow_reader(BATCH_ROWS)
     return (int(rows[0][0]) if rows else 0), reader

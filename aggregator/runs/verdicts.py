@@ -13,11 +13,9 @@ from typing import Any, NamedTuple
 
 from ..scoring.job_faults import LINK, UNKNOWN, JobFault, Strength
 
-#: A verdict ends if its fault was not seen for this long; its end is the time when the fault was
-#: last seen.
+#: A verdict ends if its fault was unseen for this long, when it was last seen.
 LEAVE_SECONDS = 45.0
-#: Minimum fall of the pace for which a link with errors is blamed; minimum fall that is reported
-#: without an explanation.
+#: Minimum fall of the pace to blame a link with errors, or to report it unexplained.
 LINK_FALL_MIN, UNEXPLAINED_FALL_MIN = 0.03, 0.10
 #: An unexplained fall is reported after this time, because checkpoints and evaluations are shorter.
 UNEXPLAINED_SECONDS_MIN = 60.0

@@ -33,8 +33,7 @@ from .symptom import Symptom
 log = logging.getLogger(__name__)
 
 SECOND_NS = 1_000_000_000
-#: Version of the row format, and the readable previous version, which stores each rule whole. Other
-#: rows are ignored.
+#: Version of the row format, and the readable previous one, which stores whole rules.
 FORMAT, FORMAT_BEFORE = 2, 1
 #: A host's row is written again after this, even if its score stays the same.
 PERIOD_NS = 60 * SECOND_NS
@@ -137,8 +136,7 @@ def _without_sums(one: TrackedSymptom) -> Symptom:
     signal = BY_NAME.get(one.worst.signal)
     if signal is None or signal.kind is not Kind.COUNTER:
         return one.worst
-    # based on the latest symptom, whose rule stays as it is: two restarts must not add the time
-    # twice
+    # based on the latest symptom: two restarts must not add the time twice
     leave_seconds = one.latest.rule.leave_seconds + RECENT_SECONDS
     return replace(one.worst, rule=replace(one.worst.rule, leave_seconds=leave_seconds))
 

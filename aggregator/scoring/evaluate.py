@@ -62,8 +62,7 @@ class Judgement(Snapshot):
     tracked_symptoms: Mapping[int, Mapping[RuleAndDevice, TrackedSymptom]] = field(
         default_factory=dict
     )
-    #: Hosts whose last score from before our restart applies until they have reported for long
-    #: enough.
+    #: Hosts whose last score before our restart applies until they reported for long enough.
     settling: SettlingHosts = field(default_factory=dict)
     restarted_ns: int = 0
     gpus: Gpus = field(default_factory=no_gpus)

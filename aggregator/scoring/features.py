@@ -24,8 +24,7 @@ from ..model import Evidence, Reason
 from .evidence_sql import CORRECTED, LINK_DOWNS, LINK_ERRORS, REMAPS, query_of
 from .view import FleetView
 
-#: Faults of other hosts count as one cause within this time: 27 % begin within ten minutes of
-#: another host's.
+#: Faults of other hosts within this time are one cause: 27 % begin within ten minutes.
 NEAR_US = 600_000_000
 
 #: host, start (us), class

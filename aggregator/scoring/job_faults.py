@@ -19,8 +19,7 @@ from .score import ObservedSymptom, speed_interval
 from .symptom import Symptom
 from .view import FleetView
 
-#: A symptom that was last seen earlier belongs to an earlier job: a slow host is remembered for an
-#: hour.
+#: A symptom last seen earlier belongs to an earlier job: it lasts for an hour.
 OBSERVED_SECONDS_MAX = 60.0
 LINK_REASONS = frozenset((Reason.NVLINK_ERRORS, Reason.FABRIC, Reason.RAIL_DOWN, Reason.PCIE))
 HANGS = frozenset(rule.name for rule in (agent.DEVICE_HANGS, agent.DRIVER_HANGS, agent.HANGS))

@@ -100,11 +100,9 @@ class NodeFacts:
     #: Half of the 90 % interval of the relative speed; NaN if no speed is measured now.
     speed_reach: Singles = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     is_reporting: Flags = field(default_factory=lambda: np.zeros(0, dtype=bool))
-    #: Relative speed when the node last computed, averaged over about an hour of computing; NaN if
-    #: it never did.
+    #: Relative speed when last computing, averaged over about an hour; NaN: never.
     speed_before: Singles = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
-    #: Speed at a normal clock by the last gang that could measure it; 1 if none found the node
-    #: slow.
+    #: Speed at a normal clock by the last gang that could measure it; 1: not slow.
     pace_before: Singles = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     costs: NodeCosts = field(default_factory=NodeCosts)
     variation: SpeedVariation = field(default_factory=SpeedVariation)

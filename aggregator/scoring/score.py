@@ -48,8 +48,7 @@ HAZARD_PER_HOUR_MAX = 60.0
 #: Clear conditions shown for a state.
 CLEARS_MAX = 3
 
-#: Pieces of evidence per host. At most EVIDENCE_MAX - 1 may add to the hazard (the largest); the
-#: first is the headline.
+#: Pieces of evidence per host: the headline, and the largest of those that add hazard.
 EVIDENCE_MAX = 48
 
 

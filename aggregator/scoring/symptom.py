@@ -35,13 +35,11 @@ class Symptom:
     #: The worst state that the symptom keeps up if it was in that state before: a state ends at
     #: another value than it begins. A symptom that is HEALTHY by itself begins nothing.
     retained_state: HealthState | None = None
-    #: Owner of the fault, if it is not the device: several devices show one driver that does not
-    #: respond.
+    #: Owner of the fault, if not the device: several devices show one hung driver.
     fault_source: str = ""
     #: The cause outside the host, if several hosts show this at once.
     shared_cause: SharedCause | None = None
-    #: Among symptoms of equal weight the greater precedence is listed first; current readings
-    #: precede reported events.
+    #: Order among symptoms of equal weight, greatest first; readings precede events.
     precedence: tuple[float, ...] = (inf,)
 
     def fault_of(self, shared: Container[str]) -> str:

@@ -75,8 +75,7 @@ class AdminService(AdminServiceServicer):
             raise ResourceExhausted(
                 "a model is already being trained. Wait until that ends", CAPACITY_RETRY_SECONDS
             )
-        # Disconnecting does not end it: repeated requests would fill the thread pool that also
-        # writes advice.
+        # Disconnecting does not end it: repeated requests would fill the thread pool.
         self._training = asyncio.get_running_loop().run_in_executor(
             None, lambda: self._models.train(simulated=request.simulated)
         )

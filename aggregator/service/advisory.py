@@ -478,8 +478,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         def work() -> wire.EvaluateRuleResponse:
             return evaluation_message(self._engine.what_if(request.rule, request.days, now_ns))
 
-        # Disconnecting does not end it: a thread cannot be ended, and the next caller must wait for
-        # it.
+        # Disconnecting does not end it: a thread cannot be ended, and the next caller waits.
         self._evaluating = asyncio.create_task(asyncio.to_thread(work))
         self._evaluating.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(self._evaluating)

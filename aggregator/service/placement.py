@@ -34,8 +34,7 @@ from .validation import check_text
 TABLES_MAX = 16
 #: Maximum plans that run or wait; further callers must retry after RETRY_SECONDS.
 PLANS_MAX, RETRY_SECONDS = 16, 1.0
-#: Bounds of a workload's communication share, as factors: fingerprints count bytes, not overlap
-#: (assumed).
+#: Bounds of a workload's communication share: fingerprints count bytes (assumed).
 SHARE_INTERVAL = (0.5, 1.5)
 
 #: A new snapshot's nodes are prepared if a plan was requested within this many versions.

@@ -34,8 +34,7 @@ from .exchange_rates import RATE_MAX
 POLL_SECONDS, WATCHES_MAX = 0.1, 64
 #: Versions between searches for a better plan, and the maximum between responses.
 SEARCH_VERSIONS, QUIET_VERSIONS = 5, 10
-#: Default margin as a share of GPUs x hours: only a plan that is cheaper by more replaces a valid
-#: plan.
+#: Default margin as a share of GPUs x hours: only a cheaper plan replaces a valid one.
 CHANGE_SHARE_MIN = 0.005
 #: Maximum node names in a reason.
 REASON_NODES_MAX = 5
@@ -148,8 +147,7 @@ class WatchedPlan:
         """Search for a plan; return it if the caller should get it."""
         had_plan = self._current.size > 0
         if current is None and not had_plan and not self._is_first:
-            # Nothing fit before, and the reasons were sent: search first, and explain only if the
-            # result changed.
+            # Nothing fit before, as reported: explain only if the result changed.
             options = elastic.plan(
                 question.table, question.candidates, question.needs, question.communication
             )

@@ -43,8 +43,7 @@ from .validation import span_seconds
 RETRY_SECONDS = 1.0
 #: Length of the logged statement of a caller who may not query.
 DENIED_CHARACTERS_MAX = 200
-#: Interval between such lines per caller: an agent's token could otherwise flush the log in a
-#: night.
+#: Interval of these lines per caller: an agent's token could flush the log in a night.
 DENIED_SECONDS = BURST_SECONDS
 
 

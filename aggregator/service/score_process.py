@@ -126,8 +126,7 @@ class ScoreProcess:
         self._updated.set()  # send the new process a snapshot
 
     def _spawn(self) -> socket.socket:
-        # In its own session: Ctrl-C is for the aggregator, and the scheduler gives it a separate
-        # CPU share.
+        # In its own session: Ctrl-C is for the aggregator, and it has its own CPU share.
         self._worker = WorkerProcess(score_process_main.__name__, own_session=True)
         self.started_count += 1
         settings = score_process_main.ScoreProcessSettings(

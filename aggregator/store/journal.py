@@ -192,8 +192,7 @@ class EventJournal:
         try:
             _write_all(descriptor, data, 0)
             os.fsync(descriptor)
-            # First: an acknowledged position beyond the file's end would report a loss that did not
-            # occur.
+            # First: a position beyond the file's end would report a loss that did not occur.
             self._write_acknowledged(len(data))
             os.fsync(self._acknowledged_descriptor)
             os.replace(new, self._path)

@@ -26,8 +26,7 @@ SCORES_WAITING_MAX = 100_000
 FINDINGS_WAITING_MAX = 20_000
 #: Limit of pending events while the disk is full; at the limit ReportEvents is refused.
 EVENTS_WAITING_MAX = 100_000
-#: A commit costs almost the same with few rows: below FEW_ROWS the writer waits for
-#: FEW_PERIODS times `commit_seconds`.
+#: A commit with few rows is as costly: below FEW_ROWS the writer waits FEW_PERIODS.
 FEW_ROWS, FEW_PERIODS = 32_768, 2.5
 #: Limit of pending readings of the aggregator's own health; the oldest are dropped.
 OWN_HEALTH_WAITING_MAX = 10_000
@@ -142,8 +141,7 @@ class Queue:
         self._pending = Pending()
         self._committing = Pending()
         self._work_items: deque[Callable[[], None]] = deque()
-        #: Work queued before the pending commit was taken. Rows that came with later work are not
-        #: in that commit.
+        #: Work queued before the pending commit was taken; later work's rows are not in it.
         self._due_items: deque[Callable[[], None]] = deque()
         #: Work that runs before the pending commit; `_work_items` run after it.
         self._ahead_items: deque[Callable[[], None]] = deque()
@@ -152,8 +150,7 @@ class Queue:
         self.dropped_scores = 0
         #: Findings dropped at FINDINGS_WAITING_MAX.
         self.dropped_findings = 0
-        #: Decisions dropped at DECISION_BYTES_WAITING_MAX, or earlier in the process that made
-        #: them.
+        #: Decisions dropped at DECISION_BYTES_WAITING_MAX, or in the process that made them.
         self.dropped_decisions = 0
         self._decision_bytes = 0
         #: Digests of inputs of decisions that the store lacks and should be sent again.
@@ -180,8 +177,7 @@ class Queue:
             waiting = pending.size_bytes + self._committing.size_bytes
             if waiting and waiting + size > self._config.queue_bytes_max:
                 return False
-            # Wake the writer for the first frame and for a full commit only: a wake-up costs more
-            # than queueing a frame.
+            # Wake the writer for the first frame and a full commit only: a wake-up is costly.
             after = pending.rows + rows
             first = False
             full = pending.rows < due <= after or pending.rows < FEW_ROWS <= after

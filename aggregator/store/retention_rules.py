@@ -11,8 +11,7 @@ from .table_copies import ADVICE_DAYS, OUTCOMES_DAYS
 
 #: Retention of fingerprints of runs: a year and a margin.
 RUNS_RETAINED_DAYS = 400
-#: Maximum time from an event's arrival to the beginning of its finding: a code waits for
-#: companions.
+#: Maximum time from an event to its finding: a code waits for companions.
 _JUDGED_WITHIN = "INTERVAL 1 MINUTE"
 #: Selects the `rowid` of events of open findings, by host, signal and device, since the finding
 #: began. Subjects are made in `scoring/findings.py`; the kernel names a GPU by its PCI address. All

@@ -17,13 +17,11 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import IO
 
-#: A file that takes more CPU is written periodically, not on request: a query would not wait for
-#: it.
+#: A file that takes more CPU is written periodically: a query would not wait for it.
 CHEAP_SECONDS = 6.0
 #: Without a request a cheap file is written once in this many periods (`ops_seconds`).
 IDLE_PERIODS = 8
-#: Pause after a cheap file, as a multiple of its CPU time: requests take at most a third of a
-#: processor.
+#: Pause after a cheap file, as a multiple of its CPU time: a third of a processor.
 PAUSE_FACTOR = 2
 #: Limit of a query's wait for a file.
 WAIT_SECONDS_MAX = 8.0

@@ -149,8 +149,7 @@ class Store(Queue):
                 "event journal: %d bytes at its end are not a complete record",
                 self._journal.torn_bytes,
             )
-        #: Message about acknowledged data that the file lost while no aggregator ran; "" if none is
-        #: known.
+        #: Message about acknowledged data lost while no aggregator ran; "" if none is known.
         self.loss_message = "; ".join(
             filter(None, (self._writer.loss_message, self._journal.loss_message))
         )

@@ -16,8 +16,7 @@ import duckdb
 from duckdb import DuckDBPyConnection as Connection
 
 DIGEST_VIEW = "scripts_run"
-#: For `readings` only the comments, which name the columns (`live_tables.py`): the Parquet files
-#: change often.
+#: For `readings` only the comments (`live_tables.py`): the Parquet files change often.
 _VIEWS = (
     "SELECT schema_name, view_name, comment, if(schema_name = 'readings', '', sql) FROM duckdb_views() "
     f"WHERE schema_name IN ('main', 'ops', 'history', 'readings') AND NOT internal AND view_name <> '{DIGEST_VIEW}'"

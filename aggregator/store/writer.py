@@ -39,8 +39,7 @@ from .view_scripts import run_scripts
 #: Runs per host in the table `received`. A host's spool contains one run; older runs are resent
 #: only if an old disk is put back. The oldest are deleted, so that no host can fill the table.
 RUNS_PER_HOST_MAX = 1000
-#: Period of storing the run time. A kill loses at most one period of run time, and data stays for
-#: one period longer.
+#: Period of storing the run time: a kill loses one, and data stays one longer.
 RUN_TIME_STORED_NS = 60_000_000_000
 
 log = logging.getLogger(__name__)

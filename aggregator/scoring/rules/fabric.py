@@ -36,14 +36,12 @@ PEERS_RATIO = 10.0
 #: (assumed).
 LIGHT_TRAFFIC, HEAVY_TRAFFIC = 1e6, 1e8
 CHANGES, TABLE_AER = "rdma_1s_changes", "pcie_10s_changes"
-#: After a boot drivers load, links train and a subnet manager sweeps, in about the time that
-#: NVLinks take (assumed).
+#: After a boot drivers load, links train, and a subnet manager sweeps (assumed).
 TRAINING_SECONDS = 300.0
 ACTIVE, DISABLED = 4, 3
 PER_TEN_MINUTES = "events in 10 min"
 
-#: PORT_DOWN on a booting host: a training port is not yet a fault. A port that was down before the
-#: boot remains so.
+#: PORT_DOWN on a booting host, unless the port was down before the boot.
 PORT_TRAINS = replace(rules.PORT_DOWN, enter_seconds=TRAINING_SECONDS)
 
 #: Parts of the names of boards whose NVLinks lead to a bridge that a host may lack. Other boards

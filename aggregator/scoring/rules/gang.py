@@ -33,15 +33,13 @@ from ..view import FleetView
 WORK_SHARE_MAX = 0.5
 #: A host keeps pace if its excess is below this share of the slow-host threshold.
 ALIKE_SHARE_MAX = 0.5
-#: In smaller gangs the slow host is ambiguous: a waiting host may spin on its GPUs and look busier
-#: than the culprit.
+#: In smaller gangs a waiting host may spin and look busier than the slow host.
 HOSTS_MIN = 3
 #: Larger gangs need as many windows as a gang of this size, because their chance is smaller.
 _GANG_HOSTS_MAX = 64
 #: A GPU is judged only in a job with at least this many GPUs.
 GPUS_MIN = 6
-#: If only power shows who computes, and nothing measures the work, one host of a smaller gang may
-#: be a pipeline stage.
+#: If only power shows who computes, a host of a smaller gang may be a pipeline stage.
 POWER_HOSTS_MIN = 8
 #: A power limit at or below this ratio to its earlier value was lowered; a clock at or below this
 #: ratio to the other members' median is held down by it.
@@ -114,8 +112,7 @@ def _changed(view: FleetView, comparison: GangComparison, change: Change) -> Fla
     """Return the hosts that *change* names, in large gangs with few other named hosts."""
     named = change.is_named & view.awake[: change.is_named.size]
     named &= sizes(comparison) >= HOSTS_MIN
-    # Two hosts that changed together are not a pipeline stage if their work is known to be the same
-    # as before.
+    # Two hosts that changed together are no pipeline stage if their work is the same.
     by_power = comparison.by_power[np.maximum(comparison.gang, 0)]
     may_be_pair = (sizes(comparison) >= PAIR_SIZE_MIN) & ~change.from_birth & ~by_power
     few = np.maximum(outliers_max(sizes(comparison)), np.where(may_be_pair, 2, 1))

@@ -23,8 +23,7 @@ from ..symptom import Symptom, short
 from ..view import FleetView
 from .gpu import OutOfServiceGpus
 
-#: After a boot the driver is built and loaded, and starts its GPUs (assumed; ports have the same
-#: time).
+#: After a boot the driver is built, loaded, and starts its GPUs (assumed).
 BOOTING_SECONDS = 300.0
 #: Maximum GPUs named in a message.
 NAMED_MAX = 4

@@ -80,8 +80,7 @@ def links_above(view: FleetView) -> Iterator[Symptom]:
             loaded_at = below[column][links.lower] & loaded[links.user]
             at_links = np.flatnonzero(loaded_at)
             now = view.gauge_at("pcie_10s", column, links.lower[at_links])
-            # If the other end's maximum is unknown, np.minimum keeps the NaN, and the link is not
-            # judged.
+            # If the other end's maximum is unknown, the NaN stays: the link is not judged.
             maximum = np.minimum(
                 *(view.gauge_at("pcie_10s", most_column, ends[at_links]) for ends in links[1:])
             )

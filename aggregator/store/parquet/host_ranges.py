@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from ..layout import BY_NAME
 
-#: Limit of the values in a piece, keys included. Sorting and rolling up take about five times their
-#: 8 bytes each.
+#: Limit of the values in a piece, which take about five times their 8 bytes.
 CELLS_MAX = 1 << 22
 Counts = Sequence[tuple[str, int]]
 

@@ -33,8 +33,7 @@ _PARQUET = re.compile(r"'((?:[^']|'')+\.parquet)'")
 STINTS_PER_HOST_MAX = 4096
 #: Slot of a part: the first of these attributes that it has.
 _SLOT = "coalesce(d.attributes['pci_address'], d.attributes['index'])"
-#: Hosts with a GPU that another host reports, too: its owner is undecided (`ingest/findings.py`),
-#: and its row stays.
+#: Hosts with a GPU that another host reports: its owner is undecided, and its row stays.
 _OPEN = f"SELECT subject FROM main.findings WHERE name = '{DUPLICATE_GPU}' AND cleared IS NULL"
 #: Time of each host's last registration, or of the end of a duplicate in its favor.
 _HOSTS = f"""
