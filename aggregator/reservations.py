@@ -183,15 +183,10 @@ class Reservations:
             )
         expire_ns = min(self._steady_ns() + ttl_ns, reservation.last_ns)
         if reservation.login:
-            left_ns = (
-                login_nodes_max * LOGIN_HOURS_MAX * HOUR_NS
-                - self._node_ns(reservation.login)
-                + reservation.node_ns
-            )
-            expire_ns = min(
-                expire_ns,
-                max(reservation.begin_ns + left_ns // len(reservation.hosts), self._steady_ns()),
-            )
+            budget_ns = login_nodes_max * LOGIN_HOURS_MAX * HOUR_NS
+            left_ns = budget_ns - self._node_ns(reservation.login) + reservation.node_ns
+            end_ns = reservation.begin_ns + left_ns // len(reservation.hosts)
+            expire_ns = min(expire_ns, max(end_ns, self._steady_ns()))
         renewed = reservation._replace(expire_ns=expire_ns, ttl_ns=ttl_ns)
         self._active[reservation.token] = renewed
         self._changes += 1
@@ -229,9 +224,8 @@ class Reservations:
             entries: list[tuple[str, Indexes]] = []
             for reservation in self._active.values():
                 nodes = [index.get(host, count) for host in reservation.hosts]
-                entries.append(
-                    (reservation.key, np.array([n for n in nodes if n < count], dtype=np.intp))
-                )
+                known = np.array([n for n in nodes if n < count], dtype=np.intp)
+                entries.append((reservation.key, known))
             self._node_indexes = key, tuple(entries)
         return self._node_indexes[1]
 
@@ -312,22 +306,13 @@ class Reservations:
             if self._node_ns(login)
             for hour, node_ns in self._ended[login].items()
         ]
-        return json.dumps(
-            {
-                "version": 1,
-                "last_token": self._last_token,
-                "ended": ended,
-                "reservations": [
-                    {
-                        **reservation._asdict(),
-                        "expire_ns": self.expire_wall_ns(reservation),
-                        "last_ns": self._wall_ns()
-                        + max(reservation.last_ns - self._steady_ns(), 0),
-                    }
-                    for reservation in self._active.values()
-                ],
-            }
-        ).encode()
+        reservations = []
+        for active in self._active.values():
+            last_ns = self._wall_ns() + max(active.last_ns - self._steady_ns(), 0)
+            stored = active._replace(expire_ns=self.expire_wall_ns(active), last_ns=last_ns)
+            reservations.append(stored._asdict())
+        fields = {"version": 1, "last_token": self._last_token, "ended": ended}
+        return json.dumps({**fields, "reservations": reservations}).encode()
 
     def _load(self) -> None:
         try:
@@ -349,17 +334,12 @@ class Reservations:
         for reservation in stored:
             left_ns = min(reservation.expire_ns - now_ns, reservation.ttl_ns)
             if left_ns > 0 and not any(host in self._by_host for host in reservation.hosts):
-                last_ns = min(
-                    reservation.last_ns - now_ns if reservation.last_ns else left_ns,
-                    TTL_SECONDS_MAX * SECOND_NS,
-                )
-                self._add(
-                    reservation._replace(expire_ns=steady_ns + left_ns, last_ns=steady_ns + last_ns)
-                )
+                last_ns = reservation.last_ns - now_ns if reservation.last_ns else left_ns
+                last_ns = steady_ns + min(last_ns, TTL_SECONDS_MAX * SECOND_NS)
+                self._add(reservation._replace(expire_ns=steady_ns + left_ns, last_ns=last_ns))
             elif reservation.login and reservation.last_ns:
-                self._count_ended(
-                    reservation.login, steady_ns + min(left_ns, 0), reservation.node_ns
-                )
+                end_ns = steady_ns + min(left_ns, 0)
+                self._count_ended(reservation.login, end_ns, reservation.node_ns)
 
 
 def _decoded(data: bytes) -> tuple[int, list[HostReservation], list[tuple[str, int, int]]]:
@@ -373,27 +353,13 @@ def _decoded(data: bytes) -> tuple[int, list[HostReservation], list[tuple[str, i
         HostReservation(**{**entry, "hosts": tuple(entry["hosts"])})
         for entry in fields["reservations"]
     ]
-    for reservation in reservations:
-        numbers = (
-            reservation.token,
-            reservation.expire_ns,
-            reservation.ttl_ns,
-            reservation.option,
-            reservation.last_ns,
-            fields["last_token"],
-        )
-        texts = (
-            reservation.owner,
-            reservation.workload,
-            reservation.decision,
-            reservation.request_id,
-            reservation.login,
-            *reservation.hosts,
-        )
+    for r in reservations:
+        numbers = (r.token, r.expire_ns, r.ttl_ns, r.option, r.last_ns, fields["last_token"])
+        texts = (r.owner, r.workload, r.decision, r.request_id, r.login, *r.hosts)
         if (
             not all(type(number) is int for number in numbers)
             or not all(isinstance(text, str) for text in texts)
-            or type(reservation.by_token) is not bool
+            or type(r.by_token) is not bool
         ):
             raise TypeError("a field of the wrong type")
     ended = [(login, wall_ns, node_ns) for login, wall_ns, node_ns in fields.get("ended", ())]

@@ -17,38 +17,19 @@ from ..rule_catalogue import SIGNALS_READ
 from .devices import Devices
 
 #: Signals used by runs of jobs but not by rules (`aggregator/runs/`, `service/job.py`).
-RUN_SIGNALS = frozenset(
-    {
-        "gpu_fast.checkpoint_interval_seconds",
-        "gpu_fast.checkpoint_ratio",
-        "gpu_fast.compute_ratio",
-        "gpu_fast.compute_watts",
-        "gpu_fast.host_stall_ratio",
-        "gpu_fast.idle_ratio",
-        "gpu_fast.memory_bandwidth_ratio",
-        "gpu_fast.nvlink_received_bytes_per_second",
-        "gpu_fast.next_checkpoint_seconds",
-        "gpu_fast.nvlink_transmitted_bytes_per_second",
-        "gpu_fast.phase_confidence_ratio",
-        "gpu_fast.power_mean_watts",
-        "gpu_fast.step_backward_ratio",
-        "gpu_fast.step_confidence_ratio",
-        "gpu_fast.step_data_loading_ratio",
-        "gpu_fast.step_forward_backward_ratio",
-        "gpu_fast.step_forward_ratio",
-        "gpu_fast.step_optimizer_ratio",
-        "gpu_fast.step_parts_confidence_ratio",
-        "gpu_fast.step_seconds",
-        "gpu_fast.wait_ratio",
-        "gpu_fast.wait_watts",
-        "host.cpu_system_ratio",
-        "host.cpu_user_ratio",
-        "step.since_seconds",
-        "step.spread_seconds",
-        "step.step_seconds",
-        "step.steps_count",
-    }
-)
+_RUN_SIGNALS = """
+    gpu_fast.checkpoint_interval_seconds gpu_fast.checkpoint_ratio gpu_fast.compute_ratio
+    gpu_fast.compute_watts gpu_fast.host_stall_ratio gpu_fast.idle_ratio
+    gpu_fast.memory_bandwidth_ratio gpu_fast.nvlink_received_bytes_per_second
+    gpu_fast.next_checkpoint_seconds gpu_fast.nvlink_transmitted_bytes_per_second
+    gpu_fast.phase_confidence_ratio gpu_fast.power_mean_watts gpu_fast.step_backward_ratio
+    gpu_fast.step_confidence_ratio gpu_fast.step_data_loading_ratio
+    gpu_fast.step_forward_backward_ratio gpu_fast.step_forward_ratio gpu_fast.step_optimizer_ratio
+    gpu_fast.step_parts_confidence_ratio gpu_fast.step_seconds gpu_fast.wait_ratio
+    gpu_fast.wait_watts host.cpu_system_ratio host.cpu_user_ratio step.since_seconds
+    step.spread_seconds step.step_seconds step.steps_count
+"""
+RUN_SIGNALS = frozenset(_RUN_SIGNALS.split())
 
 TRACKED_SIGNALS = SIGNALS_READ | RUN_SIGNALS
 

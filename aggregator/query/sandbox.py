@@ -112,45 +112,15 @@ _TABLE_FUNCTION_NAMES = """
 
 #: DuckDB's views of tables, columns and types. Its other views show settings, files of this
 #: machine, logs, or the SQL of views, which contains file names.
-CATALOG_VIEWS = frozenset(
-    [
-        "character_sets",
-        "check_constraints",
-        "columns",
-        "constraint_column_usage",
-        "constraint_table_usage",
-        "key_column_usage",
-        "referential_constraints",
-        "schemata",
-        "table_constraints",
-        "tables",
-        "duckdb_columns",
-        "duckdb_constraints",
-        "duckdb_indexes",
-        "duckdb_schemas",
-        "duckdb_tables",
-        "duckdb_types",
-        "pg_am",
-        "pg_attrdef",
-        "pg_attribute",
-        "pg_class",
-        "pg_collation",
-        "pg_constraint",
-        "pg_database",
-        "pg_depend",
-        "pg_description",
-        "pg_enum",
-        "pg_index",
-        "pg_indexes",
-        "pg_namespace",
-        "pg_proc",
-        "pg_sequence",
-        "pg_sequences",
-        "pg_tables",
-        "pg_tablespace",
-        "pg_type",
-    ]
-)
+_CATALOG_VIEWS = """
+    character_sets check_constraints columns constraint_column_usage constraint_table_usage
+    key_column_usage referential_constraints schemata table_constraints tables duckdb_columns
+    duckdb_constraints duckdb_indexes duckdb_schemas duckdb_tables duckdb_types pg_am pg_attrdef
+    pg_attribute pg_class pg_collation pg_constraint pg_database pg_depend pg_description pg_enum
+    pg_index pg_indexes pg_namespace pg_proc pg_sequence pg_sequences pg_tables pg_tablespace
+    pg_type
+"""
+CATALOG_VIEWS = frozenset(_CATALOG_VIEWS.split())
 
 #: Functions allowed in expressions.
 FUNCTIONS = frozenset(
