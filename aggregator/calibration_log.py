@@ -97,10 +97,7 @@ class RecoveryRecord(NamedTuple):
 
 
 class CalibrationLog:
-    """Reports and their factors. Belongs to the event loop.
-
-    Reports take effect once `step` has estimated them: with few reports, within a turn of judging.
-    """
+    """Reports and their factors, which take effect once `step` has estimated them."""
 
     def __init__(
         self, store: TransactionalStore, now_ns: int, half_life_days: float = HALF_LIFE_DAYS
@@ -149,10 +146,7 @@ class CalibrationLog:
         return (reporter, incident) in self._incidents
 
     def add_recovery(self, one: RecoveryRecord) -> bool:
-        """Add a recovery, on disk after `persisted`.
-
-        False: known incident. Raises ServiceUnavailable.
-        """
+        """Add a recovery, for `persisted`. False: known incident. Raises ServiceUnavailable."""
         incident = one.report.reporter, one.report.incident
         if incident in self._incidents:
             return False
@@ -178,10 +172,7 @@ class CalibrationLog:
         _drop_oldest(self._throughputs, THROUGHPUTS_MAX)
 
     async def persisted(self) -> None:
-        """Return once all recoveries are on disk.
-
-        Raises ServiceUnavailable; they are then written later.
-        """
+        """Return once all recoveries are on disk. Raises ServiceUnavailable until then."""
         # A cancelled caller must not cancel the write, or the rows would be written twice.
         task = asyncio.create_task(self._flush())
         self._flushing.add(task)

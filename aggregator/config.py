@@ -23,10 +23,7 @@ OPS_SECONDS_MIN = 0.5
 def parse_listen(
     text: str, *, beyond_loopback: bool, name: str = "listen", otherwise: str = ""
 ) -> tuple[str, int]:
-    """Return (address, port).
-
-    Raises SettingsError; *otherwise*: further valid values, for its message.
-    """
+    """Return (address, port). Raises SettingsError with *otherwise*: further valid values."""
     address, port = _address_port(text)
     if not port:
         raise SettingsError(
@@ -75,484 +72,387 @@ def check_ops_seconds(seconds: float) -> None:
 class AggregatorConfig:
     """Every setting of the service, with its unit. Loaded by `contract.settings.load`."""
 
-    listen: str = setting("127.0.0.1:7600", description="address:port; port 0 takes any free one")
+    listen: str = setting("127.0.0.1:7600", "address:port; port 0 takes any free one")
     listen_beyond_loopback: bool = setting(
-        False,
-        description="allow plain text on an address that other machines reach; with TLS it is not needed",
+        False, "allow plain text on an address that other machines reach; with TLS it is not needed"
     )
     data: Path = setting(  # noqa: RUF009 - a Path is immutable
         Path("var/aggregator"), description="folder of the store, made if missing"
     )
     commit_seconds: float = setting(
         2.0,
+        "longest time between two commits while rows wait; two and a half times as long if few "
+        "rows wait",
         low=0.01,
         high=60,
-        description=(
-            "longest time between two commits while rows wait; two and a half times as long if "
-            "few rows wait"
-        ),
     )
     commit_rows: int = setting(
         122_880,
+        "the writer commits as soon as this many rows wait; a full row group of DuckDB is cheapest "
+        "per row",
         low=1,
         high=1_000_000,
-        description=(
-            "the writer commits as soon as this many rows wait; a full row group of DuckDB is "
-            "cheapest per row"
-        ),
     )
     queue_bytes_max: int = setting(
         256 << 20,
+        "bytes of readings in memory that wait for a commit; at the limit the aggregator stops "
+        "reading streams",
         low=1 << 20,
-        description=(
-            "bytes of readings in memory that wait for a commit; at the limit the aggregator "
-            "stops reading streams"
-        ),
     )
     retention_hours: int = setting(
         24,
+        "hours that readings stay in the live file if they cannot be moved to Parquet",
         low=1,
         high=24 * 366,
-        description="hours that readings stay in the live file if they cannot be moved to Parquet",
     )
     history_days: int = setting(
         14,
+        "days that scores, evidence, events and cleared findings are kept; advice is kept for at "
+        "least a month, advisories for 400 days",
         low=1,
         high=3660,
-        description=(
-            "days that scores, evidence, events and cleared findings are kept; advice is kept "
-            "for at least a month, advisories for 400 days"
-        ),
     )
     decisions_days: int = setting(
         30,
+        "days that decisions (plans, evaluations, resizes, recoveries) are kept",
         low=1,
         high=3660,
-        description="days that decisions (plans, evaluations, resizes, recoveries) are kept",
     )
     decisions_bytes_max: int = setting(
         256 << 20,
+        "bytes of the requests and answers of decisions; beyond the limit the oldest decisions are "
+        "deleted",
         low=1 << 20,
         high=1 << 40,
-        description=(
-            "bytes of the requests and answers of decisions; beyond the limit the oldest "
-            "decisions are deleted"
-        ),
     )
     decision_inputs_bytes_max: int = setting(
         1 << 30,
+        "bytes of the stored inputs of decisions; beyond the limit the oldest inputs are deleted, "
+        "and their decisions can no longer be replayed; 0: no inputs are kept",
         low=0,
         high=1 << 40,
-        description=(
-            "bytes of the stored inputs of decisions; beyond the limit the oldest inputs are "
-            "deleted, and their decisions can no longer be replayed; 0: no inputs are kept"
-        ),
     )
     credit_frames: int = setting(
-        64, low=1, high=4096, description="unacknowledged frames that a host may have in flight"
+        64, "unacknowledged frames that a host may have in flight", low=1, high=4096
     )
-    hosts_max: int = setting(
-        20_000, low=1, description="maximum number of hosts; further hosts are rejected"
-    )
+    hosts_max: int = setting(20_000, "maximum number of hosts; further hosts are rejected", low=1)
     ops_seconds: float = setting(
         15.0,
+        "maximum age of the operators' file that a query reads; without queries it is written "
+        "eight times less often; 0: it is never written, and gangline sql, explain and Query do "
+        "not work",
         low=0,
         high=3600,
         check=check_ops_seconds,
-        description=(
-            "maximum age of the operators' file that a query reads; without queries it is "
-            "written eight times less often; 0: it is never written, and gangline sql, explain "
-            "and Query do not work"
-        ),
     )
     ops_rows_max: int = setting(
         200_000,
+        "rows of recent readings per table in the operators' file; with more rows it covers fewer "
+        "minutes",
         low=1000,
         high=5_000_000,
-        description=(
-            "rows of recent readings per table in the operators' file; with more rows it covers "
-            "fewer minutes"
-        ),
     )
     permit_unhealthy_share_max: float = setting(
         0.05,
+        "if a greater share of the hosts (and more than one) is UNHEALTHY, the permit to enforce "
+        "is withheld",
         low=0.0,
         high=1.0,
-        description=(
-            "if a greater share of the hosts (and more than one) is UNHEALTHY, the permit to "
-            "enforce is withheld"
-        ),
     )
     judge_seconds: float = setting(
-        1.0, low=0.05, high=60, description="time between two judgments of all hosts"
+        1.0, "time between two judgments of all hosts", low=0.05, high=60
     )
     # Late frames and agents that come back
     backlog_frames_per_second: int = setting(
         2,
+        "late frames accepted per host, or two for each live frame; other late frames wait, live "
+        "frames do not",
         low=1,
         high=10_000,
-        description=(
-            "late frames accepted per host, or two for each live frame; other late frames "
-            "wait, live frames do not"
-        ),
     )
     reconnects_per_second: int = setting(
         200,
+        "registrations accepted per second; beyond the limit each agent is told when to retry",
         low=1,
         high=100_000,
-        description=(
-            "registrations accepted per second; beyond the limit each agent is told when to retry"
-        ),
     )
 
     # access
     tls_certificate_file: str = setting(
-        "", description="the server's certificate with its chain, PEM; empty: plain text"
+        "", "the server's certificate with its chain, PEM; empty: plain text"
     )
-    tls_key_file: str = setting("", description="its key, PEM, not encrypted")
+    tls_key_file: str = setting("", "its key, PEM, not encrypted")
     tls_client_ca_file: str = setting(
         "",
-        description=(
-            "the CA of callers' certificates, PEM; every caller on `listen` must then present "
-            "one; empty: callers log in with a token"
-        ),
+        "the CA of callers' certificates, PEM; every caller on `listen` must then present one; "
+        "empty: callers log in with a token",
     )
     listen_tokens: str = setting(
         "",
-        description=(
-            "address:port of a second listener, for callers that have a token instead of a "
-            "certificate; empty: none"
-        ),
+        "address:port of a second listener, for callers that have a token instead of a "
+        "certificate; empty: none",
     )
     certificate_names: tuple[str, ...] = setting(
         (),
+        "ROLE=PATTERN with {name}, for certificates without a spiffe:// name, for example "
+        "agent={name}.gpu.example",
         check=check_name_patterns,
-        description=(
-            "ROLE=PATTERN with {name}, for certificates without a spiffe:// name, for example "
-            "agent={name}.gpu.example"
-        ),
     )
     trust_domain: str = setting(
         "",
+        "the trust domain of spiffe:// names; empty: any domain that the CA signs",
         check=check_trust_domain,
-        description="the trust domain of spiffe:// names; empty: any domain that the CA signs",
     )
     access_look_seconds: float = setting(
-        2.0,
-        low=0.1,
-        high=60,
-        description="time between two checks of certificates, tokens and connections",
+        2.0, "time between two checks of certificates, tokens and connections", low=0.1, high=60
     )
     login_seconds_max: float = setting(
-        30.0,
-        low=1,
-        high=600,
-        description="a connection without a login is closed after this time",
+        30.0, "a connection without a login is closed after this time", low=1, high=600
     )
     connections_max: int = setting(
         30_000,
+        "maximum number of connections to a port; further connections are refused",
         low=16,
         high=1_000_000,
-        description="maximum number of connections to a port; further connections are refused",
     )
     connections_unknown_max: int = setting(
         1024,
+        "maximum number of connections without a login; beyond the limit the oldest are closed",
         low=1,
-        description=(
-            "maximum number of connections without a login; beyond the limit the oldest are closed"
-        ),
     )
     connections_unknown_per_address_max: int = setting(
-        128,
-        low=1,
-        description="maximum number of these per address; beyond the limit the newest are closed",
+        128, "maximum number of these per address; beyond the limit the newest are closed", low=1
     )
     connections_per_caller_max: int = setting(
-        8,
-        low=1,
-        description="maximum number of connections per login; beyond the limit the oldest are closed",
+        8, "maximum number of connections per login; beyond the limit the oldest are closed", low=1
     )
     calls_per_caller_max: int = setting(
-        64,
-        low=1,
-        description="concurrent calls per login, including streams; further calls are refused",
+        64, "concurrent calls per login, including streams; further calls are refused", low=1
     )
     streams_per_connection_max: int = setting(
-        100, low=1, high=10_000, description="concurrent calls per connection; further calls wait"
+        100, "concurrent calls per connection; further calls wait", low=1, high=10_000
     )
     message_bytes_max: int = setting(
         4 << 20,
+        "maximum size of a message; gRPC rejects longer ones; a frame has at most 1 MiB, a "
+        "registration less",
         low=1 << 20,
         high=64 << 20,
-        description=(
-            "maximum size of a message; gRPC rejects longer ones; a frame has at most 1 MiB, a "
-            "registration less"
-        ),
     )
     agent_calls_per_minute_max: float = setting(
         600.0,
+        "calls of a logged-in agent: registrations, streams, events; a burst may use 20 s of this "
+        "rate",
         low=1,
-        description=(
-            "calls of a logged-in agent: registrations, streams, events; a burst may use 20 s "
-            "of this rate"
-        ),
     )
     agent_frames_per_second_max: float = setting(
-        20.0,
-        low=1,
-        description="frames of a logged-in agent; further frames are read later",
+        20.0, "frames of a logged-in agent; further frames are read later", low=1
     )
     agent_bytes_per_second_max: float = setting(
-        float(2 << 20),
-        low=1 << 16,
-        description="bytes of an agent's messages; further messages are read later",
+        float(2 << 20), "bytes of an agent's messages; further messages are read later", low=1 << 16
     )
     agent_rows_per_second_max: float = setting(
-        4000.0,
-        low=100,
-        description="rows of readings in an agent's frames; further frames are read later",
+        4000.0, "rows of readings in an agent's frames; further frames are read later", low=100
     )
     # own health
     metrics_listen: str = setting(
         "",
+        "address:port of /metrics, the aggregator's own metrics for Prometheus, in plain HTTP "
+        "without a login; empty: off",
         check=check_metrics,
-        description=(
-            "address:port of /metrics, the aggregator's own metrics for Prometheus, in plain "
-            "HTTP without a login; empty: off"
-        ),
     )
     otlp_logs: str = setting(
         "",
+        "address of an OpenTelemetry collector, for example http://127.0.0.1:4318, which receives "
+        "findings and advice as log records; empty: off",
         check=check_url,
-        description=(
-            "address of an OpenTelemetry collector, for example http://127.0.0.1:4318, which "
-            "receives findings and advice as log records; empty: off"
-        ),
     )
     metrics_hosts: bool = setting(
         False,
-        description=(
-            "/metrics also shows state, score, hazard, relative speed, silence and open advice "
-            "of each host by name: at most six series per host"
-        ),
+        "/metrics also shows state, score, hazard, relative speed, silence and open advice of each "
+        "host by name: at most six series per host",
     )
 
     # query: SQL through the service
     query_seconds: float = setting(
-        10.0,
-        low=0.1,
-        high=3600,
-        description="a query through the service is stopped after this time",
+        10.0, "a query through the service is stopped after this time", low=0.1, high=3600
     )
     query_running_max: int = setting(
-        4,
-        low=1,
-        high=64,
-        description="concurrent queries; a further query is rejected and may be retried",
+        4, "concurrent queries; a further query is rejected and may be retried", low=1, high=64
     )
     query_running_per_caller_max: int = setting(
         2,
+        "concurrent queries per login; a further query is rejected until one of them ends",
         low=1,
         high=64,
-        description="concurrent queries per login; a further query is rejected until one of them ends",
     )
     query_memory_bytes_max: int = setting(
         2 << 30,
+        "memory per query; a query that needs more fails with an error message",
         low=128 << 20,
-        description="memory per query; a query that needs more fails with an error message",
     )
-    query_threads: int = setting(2, low=1, high=64, description="threads per query")
+    query_threads: int = setting(2, "threads per query", low=1, high=64)
     query_rows_max: int = setting(
-        1_000_000, low=1, description="rows per answer; a longer answer is truncated, and says so"
+        1_000_000, "rows per answer; a longer answer is truncated, and says so", low=1
     )
     query_bytes_max: int = setting(
-        256 << 20,
-        low=1 << 20,
-        description="bytes per answer; a longer answer is truncated, and says so",
+        256 << 20, "bytes per answer; a longer answer is truncated, and says so", low=1 << 20
     )
     query_log_bytes_max: int = setting(
         16 << 20,
+        "maximum size of queries.log before it is rotated; three older files are kept",
         low=1 << 16,
-        description="maximum size of queries.log before it is rotated; three older files are kept",
     )
     # history
     history_on: bool = setting(
         True,
-        description=(
-            "readings move from the live file to Parquet and are rolled up, once their five "
-            "minutes are complete"
-        ),
+        "readings move from the live file to Parquet and are rolled up, once their five minutes "
+        "are complete",
     )
     history_seconds: float = setting(
-        5.0,
-        low=0.1,
-        high=3600,
-        description="time between two checks for readings to move, roll up or delete",
+        5.0, "time between two checks for readings to move, roll up or delete", low=0.1, high=3600
     )
     history_rows_max: int = setting(
         122_880,
+        "rows sorted at a time for a Parquet file, fewer for wide tables; each takes 1 to 3 kB of "
+        "memory",
         low=1000,
         high=10_000_000,
-        description=(
-            "rows sorted at a time for a Parquet file, fewer for wide tables; each takes 1 to "
-            "3 kB of memory"
-        ),
     )
     history_memory_bytes_max: int = setting(
         384 << 20,
+        "memory that DuckDB sorts these rows in; a larger sort spills to disk",
         low=64 << 20,
         high=1 << 40,
-        description="memory that DuckDB sorts these rows in; a larger sort spills to disk",
     )
     live_bytes_max: int = setting(
         64 << 30,
+        "maximum bytes of the live file in use; beyond the limit its oldest five minutes are "
+        "dropped",
         low=64 << 20,
         high=1 << 50,
-        description=(
-            "maximum bytes of the live file in use; beyond the limit its oldest five minutes "
-            "are dropped"
-        ),
     )
     segments_hours: int = setting(
         72,
+        "hours that readings are kept as Parquet, counted from when they were received",
         low=1,
         high=24 * 3660,
-        description="hours that readings are kept as Parquet, counted from when they were received",
     )
     segments_bytes_max: int = setting(
         1 << 40,
+        "maximum bytes of these; beyond the limit the oldest are deleted",
         low=1 << 20,
         high=1 << 60,
-        description="maximum bytes of these; beyond the limit the oldest are deleted",
     )
-    rollups_1m_days: int = setting(
-        14, low=1, high=3660, description="days that rollups by minute are kept"
-    )
+    rollups_1m_days: int = setting(14, "days that rollups by minute are kept", low=1, high=3660)
     rollups_1m_bytes_max: int = setting(
         1 << 40,
+        "maximum bytes of these; beyond the limit the oldest are deleted",
         low=1 << 20,
         high=1 << 60,
-        description="maximum bytes of these; beyond the limit the oldest are deleted",
     )
-    rollups_1h_days: int = setting(
-        400, low=1, high=36_600, description="days that rollups by hour are kept"
-    )
+    rollups_1h_days: int = setting(400, "days that rollups by hour are kept", low=1, high=36_600)
     rollups_1h_bytes_max: int = setting(
         1 << 40,
+        "maximum bytes of these; beyond the limit the oldest are deleted",
         low=1 << 20,
         high=1 << 60,
-        description="maximum bytes of these; beyond the limit the oldest are deleted",
     )
     disk_free_bytes_min: int = setting(
         20 << 30,
+        "with less free space the disk counts as almost full, and the oldest readings are deleted "
+        "first; the lesser of this and disk_free_share_min applies",
         low=0,
         high=1 << 50,
-        description=(
-            "with less free space the disk counts as almost full, and the oldest readings are "
-            "deleted first; the lesser of this and disk_free_share_min applies"
-        ),
     )
     disk_free_share_min: float = setting(
-        0.05, low=0.0, high=0.9, description="the same, as a share of the disk"
+        0.05, "the same, as a share of the disk", low=0.0, high=0.9
     )
 
     # backup
     backup_wal_bytes_max: int = setting(
         2 << 30,
+        "a backup fails with an error message if more data than this arrives while it copies the "
+        "live file",
         low=1 << 20,
-        description=(
-            "a backup fails with an error message if more data than this arrives while it "
-            "copies the live file"
-        ),
     )
 
     # declarations about hosts (docs/declared.md)
     declared: str = setting(
         "",
-        description=(
-            "a folder of .toml, .csv and .json files, or one such file, with places, expected "
-            "hardware, maintenance, overrides, thresholds; reloaded when it changes and on "
-            "SIGHUP; empty: none"
-        ),
+        "a folder of .toml, .csv and .json files, or one such file, with places, expected "
+        "hardware, maintenance, overrides, thresholds; reloaded when it changes and on SIGHUP; "
+        "empty: none",
     )
 
     # advice
     advice_shadow: bool = setting(
         False,
-        description=(
-            "shadow mode: advice is computed and stored but not issued; ops.advice_shadow "
-            "reports it"
-        ),
+        "shadow mode: advice is computed and stored but not issued; ops.advice_shadow reports it",
     )
     advice_rack_hosts_max: int = setting(
         2,
+        "hosts of a rack that may be out of service at once, no matter who took them out",
         low=1,
         high=10_000,
-        description="hosts of a rack that may be out of service at once, no matter who took them out",
     )
     advice_job_hosts_max: int = setting(
-        2, low=1, high=10_000, description="hosts of a job that may be out of service at once"
+        2, "hosts of a job that may be out of service at once", low=1, high=10_000
     )
     advice_cluster_share_max: float = setting(
         0.02,
+        "share of all hosts that may be out of service at once; one host is always allowed",
         low=0.0,
         high=1.0,
-        description="share of all hosts that may be out of service at once; one host is always allowed",
     )
     advice_hosts_per_hour_max: int = setting(
         8,
+        "hosts that advice may take out of service in an hour; beyond the limit a circuit breaker "
+        "opens",
         low=1,
         high=10_000,
-        description=(
-            "hosts that advice may take out of service in an hour; beyond the limit a circuit "
-            "breaker opens"
-        ),
     )
     advice_proposal_seconds: float = setting(
-        3600.0, low=60, high=86_400, description="unanswered advice expires after this time"
+        3600.0, "unanswered advice expires after this time", low=60, high=86_400
     )
     advice_lease_seconds: float = setting(
         600.0,
+        "lease of accepted advice: it ends if its holder does not report for this time",
         low=10,
         high=86_400,
-        description="lease of accepted advice: it ends if its holder does not report for this time",
     )
     advice_hold_seconds: float = setting(
         7200.0,
+        "effects of advice on a host end after this time, unless renewed",
         low=120,
         high=604_800,
-        description="effects of advice on a host end after this time, unless renewed",
     )
     advice_verify_seconds: float = setting(
         900.0,
+        "a host must be healthy for this time before its return is proposed",
         low=10,
         high=604_800,
-        description="a host must be healthy for this time before its return is proposed",
     )
     advice_probation_seconds: float = setting(
         604_800.0,
+        "a host that returned to service is on probation for this time",
         low=60,
         high=31_536_000,
-        description="a host that returned to service is on probation for this time",
     )
     outcomes_half_life_days: float = setting(
         90.0,
+        "half-life in days of an outcome that schedulers reported; after 400 days it no longer "
+        "counts",
         low=1,
         high=3650,
-        description=(
-            "half-life in days of an outcome that schedulers reported; after 400 days it no "
-            "longer counts"
-        ),
     )
 
     # scores and plans: a separate process for callers that poll
     listen_scores: str = setting(
         SCORES_AUTO,
-        description=(
-            "address:port of the score process, which also serves ScoreService, "
-            "PlacementService and RecoveryService, undelayed by judging and ingest; TLS as on "
-            "`listen`; auto: the port after that of `listen`; off or empty: no such process"
-        ),
+        "address:port of the score process, which also serves ScoreService, PlacementService and "
+        "RecoveryService, undelayed by judging and ingest; TLS as on `listen`; auto: the port "
+        "after that of `listen`; off or empty: no such process",
     )
 
 

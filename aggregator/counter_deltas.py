@@ -50,10 +50,7 @@ RATES_MAX = {
 }
 THROTTLE_COUNTER_AFFIXES = ("gpu.violation_", "_nanoseconds")
 #: Limits of counts: more spare memory rows (all ones, from an absent register) are impossible.
-VALUES_MAX = {
-    "gpu.remapped_correctable_rows": 0xFFFE,
-    "gpu.remapped_uncorrectable_rows": 0xFFFE,
-}
+VALUES_MAX = {"gpu.remapped_correctable_rows": 0xFFFE, "gpu.remapped_uncorrectable_rows": 0xFFFE}
 
 
 def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
@@ -166,10 +163,7 @@ def compare(
     elapsed_ns: Times,
     shape: Shape,
 ) -> Steps:
-    """Return the steps of counters (columns x rows). *same*, *elapsed_ns*: a value per row.
-
-    *older_usable*: the older cell held a number (`unusable` returned DELTA for it).
-    """
+    """Return the steps of counters (columns x rows). *same*, *elapsed_ns*: by row."""
     outcome = unusable(newer, newer_valid, shape)
     usable = outcome == StepOutcome.DELTA
     start_over = usable & ~(same & older_usable)

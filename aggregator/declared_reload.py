@@ -49,10 +49,7 @@ class FileStability:
         self._digests: dict[str, bytes] = {}
 
     def poll(self, stamps: object) -> bool:
-        """Record the files' names, times and sizes.
-
-        Return whether they equal those of the last poll.
-        """
+        """Record the files' names, times and sizes; return whether they are unchanged."""
         is_stable, self._stamps = stamps == self._stamps, stamps
         self._unstable_polls = 0 if is_stable else self._unstable_polls % UNSTABLE_POLLS + 1
         return is_stable
@@ -63,14 +60,9 @@ class FileStability:
         return self._unstable_polls >= UNSTABLE_POLLS - 1
 
     def compare(self, files: Iterable[DeclaredFile]) -> str | None:
-        """Return "" if *files* have the contents of the last poll, else a message.
-
-        None: ask again later.
-        """
-        before, self._digests = (
-            self._digests,
-            {file.name: hashlib.sha256(file.data).digest() for file in files},
-        )
+        """Return "" if *files* are unchanged since the last poll, a message, or None: ask later."""
+        before = self._digests
+        self._digests = {file.name: hashlib.sha256(file.data).digest() for file in files}
         if self._unstable_polls < UNSTABLE_POLLS:
             return None
         names = before.keys() | self._digests.keys()
@@ -86,10 +78,7 @@ Stamps = tuple[tuple[str, int, int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
-    """Result of a poll of the files.
-
-    `declared` None: unchanged, or `problems`. `stamps` None: poll again in any case.
-    """
+    """Result of a poll. `declared` None: unchanged, or `problems`. `stamps` None: poll again."""
 
     stamps: Stamps | None
     declared: Declared | None = None
@@ -120,17 +109,13 @@ class DeclaredReloader:
         )
         self._task: asyncio.Task[None] | None = None
         self._problems: tuple[str, ...] = ()
-        #: Whether the active version has files. Then no files at all means a missing mount, not a
-        #: change.
+        #: Whether the active version has files. Then no file at all means a missing mount.
         self._had_files = False
         #: The message about invalid files; "" if valid.
         self.error = ""
 
     def begin(self, now_ns: int) -> None:
-        """Load the files; if they are invalid, the version before the restart.
-
-        Blocks for the disk.
-        """
+        """Load the files; if they are invalid, the version before the restart. Blocks."""
         stored = self._stored_version()
         self._fleet.reported_inventory.restore(self._stored_reported_places())
         self._fleet.declared = replace(NOTHING, number=stored.number if stored else 0)
@@ -186,11 +171,9 @@ class DeclaredReloader:
         due = not 0 <= now_ns - self._polled_ns < POLL_SECONDS * _NS
         if not (due or self._is_poll_requested):
             return
-        is_requested, self._is_poll_requested, self._polled_ns = (
-            self._is_poll_requested,
-            False,
-            now_ns,
-        )
+        is_requested = self._is_poll_requested
+        self._is_poll_requested = False
+        self._polled_ns = now_ns
         self._fleet.declared = self._fleet.declared.with_reported(
             self._fleet.reported_inventory.apply_changes()
         )
@@ -266,11 +249,9 @@ class DeclaredReloader:
         self.error = ""
         if self._problems:
             declared = self._fleet.declared
-            stays = (
-                f"version {declared.number} stays in force"
-                if declared.files
-                else "nothing is declared"
-            )
+            stays = "nothing is declared"
+            if declared.files:
+                stays = f"version {declared.number} stays in force"
             more = len(self._problems) - PROBLEMS_SHOWN_MAX
             rest = f"; and {more} more: gangline declared check {self._path}" if more > 0 else ""
             self.error = (

@@ -50,6 +50,10 @@ class FailedPrecondition(ServiceError):
     """The request is based on an outdated state (such as a dictionary's epoch): fetch it again."""
 
 
+class AdviceFrozen(FailedPrecondition):
+    """No advice is granted while the state of the fleet is in doubt."""
+
+
 class InsufficientData(ServiceError):
     """The stored data does not suffice for the request; the message says how much is needed."""
 

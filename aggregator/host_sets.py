@@ -28,10 +28,7 @@ class HostSetError(ValueError):
 
 
 def expand_hosts(text: str, hosts_max: int = HOSTS_MAX) -> list[str]:
-    """Return the distinct names of *text*, in order of its items; sorted if `!`, `&` or `^` occur.
-
-    Raises HostSetError, for more than *hosts_max* before any expansion.
-    """
+    """Return the distinct names of *text*, at most *hosts_max*. Raises HostSetError."""
     if not _CHARACTERS.fullmatch(text):
         raise HostSetError(_EXPECTED)
     items = [item.strip() for item in _OPERATORS.split(text)]
@@ -87,10 +84,7 @@ def _expand(text: str) -> Iterator[str]:
 
 
 def fold_hosts(names: Iterable[str]) -> str:
-    """Return *names* in Slurm's notation: `gpu-[001-029,031],head`.
-
-    Only trailing numbers are folded.
-    """
+    """Return *names* as `gpu-[001-029,031],head`. Only trailing numbers are folded."""
     numbers: dict[str, list[str]] = defaultdict(list)
     items = set[str]()
     for name in names:

@@ -54,13 +54,11 @@ JUDGING_FINDING = "judging.failed"
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
-#: Upper bound of the rest. A longer turn means that the process was stopped, not that judging is
-#: slow.
+#: Upper bound of the rest. A longer turn means a stopped process, not slow judging.
 REST_SECONDS_MAX = 5.0
 #: Delay of an early turn after its event, so that simultaneous reports are judged together.
 EARLY_DELAY_SECONDS = 0.05
-#: Token bucket of early turns: share of loop time, and burst. Over budget, events wait for the
-#: regular turn.
+#: Token bucket of early turns: share of loop time, and burst; beyond it events wait.
 EARLY_SHARE_MAX = 0.1
 EARLY_BURST_SECONDS = 1.0
 #: Smaller differences silence no host, and may pass between reads of two clocks on a busy machine.
@@ -105,10 +103,7 @@ class EarlyTurns:
 
 @dataclass(slots=True)
 class JudgeLoop:
-    """The loop over turns of judging.
-
-    Belongs to the event loop: `begin`, then `run` until cancelled.
-    """
+    """The loop over turns of judging: `begin`, then `run` until cancelled."""
 
     config: AggregatorConfig
     wall_ns: Callable[[], int]
@@ -142,7 +137,7 @@ class JudgeLoop:
     publisher: Publisher = field(init=False)
     _score_log: ScoreLog = field(default_factory=ScoreLog)
     _memory_log: MemoryLog = field(init=False)
-    _reported: dict[str, str] = field(default_factory=dict[str, str])
+    _reported: dict[str, str] = field(default_factory=dict)
     _reload: bool = False
     _jump_ns: int = 0  # since the last judgement
     _early: EarlyTurns = field(default_factory=EarlyTurns)
@@ -167,10 +162,7 @@ class JudgeLoop:
         self._reload = True
 
     def request_early_turn(self) -> None:
-        """Request a turn before the period ends, after a fatal event.
-
-        Call it in the loop's thread.
-        """
+        """Request an early turn, after a fatal event. Call it in the loop's thread."""
         if not self._requested.is_set():
             self._requested_at = time.monotonic()
             self._requested.set()
@@ -241,10 +233,7 @@ class JudgeLoop:
             self.store.submit_scores(snapshot, (), due)
 
     def _check_clock(self) -> int:
-        """Return the wall clock's time.
-
-        Apply a jump of the clock, so that it does not age hosts' readings.
-        """
+        """Apply a jump of the clock, which must not age readings; return the wall time."""
         jump = self.jump_detector.check()
         if jump.jump_ns:
             self._apply_clock_jump("the clock was set forward by", jump.jump_ns, jump.now_ns)

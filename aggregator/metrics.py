@@ -12,10 +12,7 @@ RESERVED_DESCRIPTORS = 512
 
 
 class Histogram:
-    """A histogram in Prometheus' form, written by a single thread.
-
-    Any thread may read it, and may see an observation in only some of its numbers.
-    """
+    """A histogram in Prometheus' form, written by one thread; others may read it."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         """*bounds*: ascending upper bounds of the buckets; a last bucket has no bound."""

@@ -60,10 +60,7 @@ def sole_writer(path: Path) -> Iterator[None]:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Replace *path* atomically and durably. Raises MirrorFileError.
-
-    An interrupted write leaves at most a hidden file, which the next write replaces.
-    """
+    """Replace *path* atomically and durably. Raises MirrorFileError."""
     check_folder(path.parent)
     temporary = path.with_name(f".{path.name}.new")
     try:

@@ -185,10 +185,7 @@ def render(
     nodes: Iterable[MirrorNode], *, computed_seconds: int, valid_until_seconds: int, degraded: bool = False,
     slurm: SlurmNodes | None = None, feature: str = "",
 ) -> bytes:  # fmt: skip
-    """Return the file's bytes; *slurm*: only its nodes, with excludable ones.
-
-    Raises MirrorError.
-    """
+    """Return the file's bytes; *slurm*: its nodes only. Raises MirrorError."""
     chosen = sorted(
         node
         for node in nodes

@@ -13,13 +13,11 @@ from functools import cache
 from math import exp, nan
 from typing import Any, Protocol, TypeVar
 
-#: Host of findings about the aggregator itself: no host of the fleet, even with an agent on this
-#: machine.
+#: Host of findings about the aggregator itself: no host of the fleet.
 AGGREGATOR_HOST = "(aggregator)"
 #: Finding that two active hosts have the same GPU; its subject is the later host.
 DUPLICATE_GPU = "identity.duplicate_gpu"
-#: `clears_when` of a finding that ended because the later host keeps the GPU: history follows the
-#: GPU.
+#: `clears_when` of a finding that ended because the later host keeps the GPU.
 GPU_RELEASED = "the other was silent, or registered without it"
 #: An unchanged score is stored again after this time; hosts are spread over it by index.
 UNCHANGED_SCORE_SECONDS = 300
@@ -147,8 +145,7 @@ class Evidence:
     gpu_state: HealthState | None = None
     #: Amount that this fault adds to the hazard per hour. NaN: stored before version 13.
     hazard_delta: float = 0.0
-    #: Number of the host's devices with this fault. Above 1 they share its cause, and none is at
-    #: fault.
+    #: Number of the host's devices with this fault. Above 1 they share its cause.
     shared_count: int = 1
 
 
@@ -169,8 +166,7 @@ class Inputs:
     log_hazard_outcomes: float = (
         0.0  # contribution of outcomes to ln(hazard), included in the evidence
     )
-    #: Change of ln(hazard) if all symptoms had a common cause (<= 0), and if no devices shared a
-    #: cause (>= 0).
+    #: Change of ln(hazard) if all symptoms had one cause (<= 0), or no devices did (>= 0).
     log_hazard_one_cause: float = 0.0
     log_hazard_own_causes: float = 0.0
 

@@ -101,10 +101,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 def parse_job(text: str) -> PendingJob:
-    """Return the job of `scontrol -o show job NUMBER`, the first part of an array.
-
-    Raises MirrorError.
-    """
+    """Return the job of `scontrol -o show job`, the first of an array. Raises MirrorError."""
     line = next((line for line in text.splitlines() if "JobId=" in line), "")
     fields = _fields(line)
     if "JobState" not in fields or "JobId" not in fields:
@@ -208,10 +205,7 @@ def _gres_of_node(text: str) -> dict[str, int]:
 
 
 def parse_reservations(text: str) -> dict[str, frozenset[str]]:
-    """Return the nodes of each active reservation of `scontrol -o show reservation`.
-
-    Raises MirrorError.
-    """
+    """Return the nodes of active ones of `scontrol -o show reservation`. Raises MirrorError."""
     nodes_by_name: dict[str, frozenset[str]] = {}
     for line in text.splitlines():
         fields = _fields(line)

@@ -44,10 +44,7 @@ class Grant(NamedTuple):
 
 
 class Permits:
-    """The active grant, stored in the store's folder to survive a restart.
-
-    A reboot ends it: after a power cut the disk may lack a revocation.
-    """
+    """The active grant, stored to survive a restart; a reboot ends it."""
 
     def __init__(
         self,
@@ -90,10 +87,7 @@ class Permits:
             )
 
     def revoke(self, reason: str) -> None:
-        """Revoke the permit, even if that cannot be stored: then until the next start.
-
-        Raises OSError.
-        """
+        """Revoke the permit; if that cannot be stored, until the next start. Raises OSError."""
         printable = "".join(c if c.isprintable() else " " for c in reason[:REASON_CHARACTERS_MAX])
         self.active_grant = Grant(reason=printable or "revoked")
         log.warning("hosts may no longer enforce: %s", self.active_grant.reason)

@@ -300,7 +300,5 @@ def certificate_names(auth: Mapping[str, Iterable[bytes]]) -> str:
 
 
 def _texts(auth: Mapping[str, Iterable[bytes]], key: str) -> list[str]:
-    texts = [
-        bytes(value).decode("utf-8", "replace") for value in list(auth.get(key, ()))[:NAMES_MAX]
-    ]
+    texts = [bytes(v).decode("utf-8", "replace") for v in list(auth.get(key, ()))[:NAMES_MAX]]
     return [text for text in texts if text]

@@ -25,10 +25,7 @@ FILES_MAX = 1024
 
 
 def confine(memory_bytes_max: int) -> None:
-    """Give this process the lowest priority, first place at out-of-memory, and no new privileges.
-
-    Raises OSError if a limit cannot be set.
-    """
+    """Give this process the lowest priority and no new privileges. Raises OSError."""
     lower_priority()
     raise_oom_score()
     if ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):

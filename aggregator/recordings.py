@@ -42,7 +42,7 @@ class PendingRecording:
     total_bytes: int = -1  # -1: nothing received yet
     data: bytearray = field(default_factory=bytearray)
     error: str = ""
-    stored: list[wire.StoredRecording] = field(default_factory=list[wire.StoredRecording])
+    stored: list[wire.StoredRecording] = field(default_factory=list)
 
 
 class RecordingExchange:

@@ -35,8 +35,7 @@ LOGIN_RESERVATIONS_MAX, LOGIN_NODES_SHARE_MAX = RESERVATIONS_MAX // 2, 0.75
 TTL_SECONDS_MAX = 86_400
 SECOND_NS = 1_000_000_000
 HOUR_NS = 3600 * SECOND_NS
-#: Node-hours per login and held node within any 24 hours: a login could otherwise reserve the same
-#: nodes again.
+#: Node-hours per login and held node in 24 hours: a login must not renew them forever.
 LOGIN_HOURS_MAX, LOGIN_WINDOW_HOURS = 12, 24
 #: Suggested wait until a reservation may have ended.
 RETRY_SECONDS = 60.0
@@ -87,10 +86,7 @@ def reservation_key(name: str, login: str) -> str:
 
 
 class Reservations:
-    """All reservations. Belongs to the event loop.
-
-    `reserve`, `renew` and `release` take effect at once; `persisted` makes them durable.
-    """
+    """All reservations, on the event loop; `persisted` makes changes durable."""
 
     def __init__(
         self,
@@ -109,8 +105,7 @@ class Reservations:
         self._wall_ns, self._steady_ns, self._has_login = wall_ns, steady_ns, has_login
         self._active: dict[int, HostReservation] = {}
         self._by_host: dict[str, int] = {}
-        #: Login -> hour of the steady clock -> node-time of its reservations that ended in that
-        #: hour.
+        #: Login -> hour of the steady clock -> node-time of reservations that ended in it.
         self._ended: dict[str, dict[int, int]] = {}
         self._last_token = 0
         self._changes = self._written = 0
@@ -121,11 +116,7 @@ class Reservations:
     def active(self, owner: str = "") -> list[HostReservation]:
         """Return the active reservations, oldest first, only those of *owner* if given."""
         self._expire()
-        return [
-            reservation
-            for reservation in self._active.values()
-            if not owner or reservation.owner == owner
-        ]
+        return [r for r in self._active.values() if not owner or r.owner == owner]
 
     def of_host(self, host: str) -> HostReservation | None:
         """Return the active reservation of *host*."""
@@ -136,15 +127,8 @@ class Reservations:
     def of_request(self, owner: str, request_id: str) -> HostReservation | None:
         """Return the active reservation that an earlier request with this id made."""
         self._expire()
-        matches = (
-            reservation
-            for reservation in self._active.values()
-            if reservation.request_id == request_id
-        )
-        return next(
-            (reservation for reservation in matches if request_id and reservation.owner == owner),
-            None,
-        )
+        matches = (r for r in self._active.values() if r.request_id == request_id)
+        return next((r for r in matches if request_id and r.owner == owner), None)
 
     def expire_wall_ns(self, one: HostReservation) -> int:
         """Return its end by the current wall clock."""
@@ -190,10 +174,7 @@ class Reservations:
     def renew(
         self, name: str, owner: str, token: int, ttl_ns: int, login_nodes_max: int = HOSTS_MAX
     ) -> HostReservation:
-        """Set the end to *ttl_ns* from now, within a day of its start and the login's node-hours.
-
-        Raises NotFound, PermissionDenied, EtagMismatch.
-        """
+        """Extend to *ttl_ns* from now. Raises NotFound, PermissionDenied, EtagMismatch."""
         reservation = self._find(name, owner, token)
         if reservation is None:
             raise NotFound(
@@ -202,25 +183,17 @@ class Reservations:
             )
         expire_ns = min(self._steady_ns() + ttl_ns, reservation.last_ns)
         if reservation.login:
-            left_ns = (
-                login_nodes_max * LOGIN_HOURS_MAX * HOUR_NS
-                - self._node_ns(reservation.login)
-                + reservation.node_ns
-            )
-            expire_ns = min(
-                expire_ns,
-                max(reservation.begin_ns + left_ns // len(reservation.hosts), self._steady_ns()),
-            )
+            budget_ns = login_nodes_max * LOGIN_HOURS_MAX * HOUR_NS
+            left_ns = budget_ns - self._node_ns(reservation.login) + reservation.node_ns
+            end_ns = reservation.begin_ns + left_ns // len(reservation.hosts)
+            expire_ns = min(expire_ns, max(end_ns, self._steady_ns()))
         renewed = reservation._replace(expire_ns=expire_ns, ttl_ns=ttl_ns)
         self._active[reservation.token] = renewed
         self._changes += 1
         return renewed
 
     def release(self, name: str, owner: str, token: int, *, by_operator: bool = False) -> bool:
-        """End a reservation; False: it has ended. *by_operator*: regardless of the owner.
-
-        Raises PermissionDenied, EtagMismatch.
-        """
+        """End a reservation; False: it has. Raises PermissionDenied, EtagMismatch."""
         reservation = self._named(name) if by_operator else self._find(name, owner, token)
         if reservation is None:
             return False
@@ -251,9 +224,8 @@ class Reservations:
             entries: list[tuple[str, Indexes]] = []
             for reservation in self._active.values():
                 nodes = [index.get(host, count) for host in reservation.hosts]
-                entries.append(
-                    (reservation.key, np.array([n for n in nodes if n < count], dtype=np.intp))
-                )
+                known = np.array([n for n in nodes if n < count], dtype=np.intp)
+                entries.append((reservation.key, known))
             self._node_indexes = key, tuple(entries)
         return self._node_indexes[1]
 
@@ -262,19 +234,11 @@ class Reservations:
         first = self._steady_ns() // HOUR_NS - LOGIN_WINDOW_HOURS
         ended = {hour: ns for hour, ns in self._ended.get(login, {}).items() if hour >= first}
         self._ended[login] = ended
-        active = sum(
-            reservation.node_ns
-            for reservation in self._active.values()
-            if reservation.login == login
-        )
+        active = sum(r.node_ns for r in self._active.values() if r.login == login)
         return active + sum(ended.values())
 
     def _check_login(self, login: str, count: int, ttl_ns: int, nodes_max: int) -> None:
-        held = [
-            len(reservation.hosts)
-            for reservation in self._active.values()
-            if reservation.login == login
-        ]
+        held = [len(r.hosts) for r in self._active.values() if r.login == login]
         if len(held) >= LOGIN_RESERVATIONS_MAX or sum(held) + count > nodes_max:
             raise ResourceExhausted(
                 f"the login {login!r} has {len(held)} reservations of {sum(held)} nodes and asks for {count} more, at "
@@ -293,9 +257,7 @@ class Reservations:
 
     def _named(self, name: str) -> HostReservation | None:
         self._expire()
-        return next(
-            (reservation for reservation in self._active.values() if reservation.name == name), None
-        )
+        return next((r for r in self._active.values() if r.name == name), None)
 
     def _find(self, name: str, owner: str, token: int) -> HostReservation | None:
         reservation = self._named(name)
@@ -344,22 +306,13 @@ class Reservations:
             if self._node_ns(login)
             for hour, node_ns in self._ended[login].items()
         ]
-        return json.dumps(
-            {
-                "version": 1,
-                "last_token": self._last_token,
-                "ended": ended,
-                "reservations": [
-                    {
-                        **reservation._asdict(),
-                        "expire_ns": self.expire_wall_ns(reservation),
-                        "last_ns": self._wall_ns()
-                        + max(reservation.last_ns - self._steady_ns(), 0),
-                    }
-                    for reservation in self._active.values()
-                ],
-            }
-        ).encode()
+        reservations = []
+        for active in self._active.values():
+            last_ns = self._wall_ns() + max(active.last_ns - self._steady_ns(), 0)
+            stored = active._replace(expire_ns=self.expire_wall_ns(active), last_ns=last_ns)
+            reservations.append(stored._asdict())
+        fields = {"version": 1, "last_token": self._last_token, "ended": ended}
+        return json.dumps({**fields, "reservations": reservations}).encode()
 
     def _load(self) -> None:
         try:
@@ -381,24 +334,16 @@ class Reservations:
         for reservation in stored:
             left_ns = min(reservation.expire_ns - now_ns, reservation.ttl_ns)
             if left_ns > 0 and not any(host in self._by_host for host in reservation.hosts):
-                last_ns = min(
-                    reservation.last_ns - now_ns if reservation.last_ns else left_ns,
-                    TTL_SECONDS_MAX * SECOND_NS,
-                )
-                self._add(
-                    reservation._replace(expire_ns=steady_ns + left_ns, last_ns=steady_ns + last_ns)
-                )
+                last_ns = reservation.last_ns - now_ns if reservation.last_ns else left_ns
+                last_ns = steady_ns + min(last_ns, TTL_SECONDS_MAX * SECOND_NS)
+                self._add(reservation._replace(expire_ns=steady_ns + left_ns, last_ns=last_ns))
             elif reservation.login and reservation.last_ns:
-                self._count_ended(
-                    reservation.login, steady_ns + min(left_ns, 0), reservation.node_ns
-                )
+                end_ns = steady_ns + min(left_ns, 0)
+                self._count_ended(reservation.login, end_ns, reservation.node_ns)
 
 
 def _decoded(data: bytes) -> tuple[int, list[HostReservation], list[tuple[str, int, int]]]:
-    """Return the last token, the reservations, and ended ones as (login, wall time, node-time).
-
-    Raises ValueError, TypeError, KeyError.
-    """
+    """Return the last token, reservations, and ended ones (login, time, node-time)."""
     if len(data) > FILE_BYTES_MAX:
         raise ValueError(f"more than {FILE_BYTES_MAX} bytes")
     fields = json.loads(data)
@@ -408,27 +353,13 @@ def _decoded(data: bytes) -> tuple[int, list[HostReservation], list[tuple[str, i
         HostReservation(**{**entry, "hosts": tuple(entry["hosts"])})
         for entry in fields["reservations"]
     ]
-    for reservation in reservations:
-        numbers = (
-            reservation.token,
-            reservation.expire_ns,
-            reservation.ttl_ns,
-            reservation.option,
-            reservation.last_ns,
-            fields["last_token"],
-        )
-        texts = (
-            reservation.owner,
-            reservation.workload,
-            reservation.decision,
-            reservation.request_id,
-            reservation.login,
-            *reservation.hosts,
-        )
+    for r in reservations:
+        numbers = (r.token, r.expire_ns, r.ttl_ns, r.option, r.last_ns, fields["last_token"])
+        texts = (r.owner, r.workload, r.decision, r.request_id, r.login, *r.hosts)
         if (
             not all(type(number) is int for number in numbers)
             or not all(isinstance(text, str) for text in texts)
-            or type(reservation.by_token) is not bool
+            or type(r.by_token) is not bool
         ):
             raise TypeError("a field of the wrong type")
     ended = [(login, wall_ns, node_ns) for login, wall_ns, node_ns in fields.get("ended", ())]

@@ -30,14 +30,7 @@ from .advisories.observer import Observer
 from .advisories.workloads import ScheduledGangs, WorkloadLookup
 from .auth.access import AccessControl
 from .calibration_log import CalibrationLog
-from .config import (
-    PORT_MAX,
-    SCORES_AUTO,
-    SCORES_OFF,
-    AggregatorConfig,
-    declared_path,
-    parse_listen,
-)
+from .config import PORT_MAX, SCORES_AUTO, SCORES_OFF, AggregatorConfig, declared_path, parse_listen
 from .declared_reload import DeclaredReloader
 from .fleet.fleet import Fleet
 from .hazard.models import ModelRegistry
@@ -49,12 +42,7 @@ from .metrics_server import AggregatorMetricsServer, listener
 from .monitoring.host_metrics import host_families
 from .monitoring.log_export import FindingAndAdviceLog
 from .monitoring.metrics import MetricSources
-from .monitoring.monitor import (
-    AlarmChanges,
-    MonitorThread,
-    SelfMonitor,
-    record_alarms,
-)
+from .monitoring.monitor import AlarmChanges, MonitorThread, SelfMonitor, record_alarms
 from .monitoring.probes import LoopLag, ResourceUsage, read_resource_usage
 from .permits import Permits
 from .recordings import RecordingExchange
@@ -129,9 +117,7 @@ class Endpoint(NamedTuple):
 def listen_endpoints(config: AggregatorConfig) -> list[Endpoint]:
     """Return the endpoints of `listen` and `listen_tokens`. Raises SettingsError."""
     named = [("listen", "--listen "), ("listen_tokens", "--set listen_tokens=")]
-    return [
-        _listen_endpoint(config, name, option) for name, option in named if getattr(config, name)
-    ]
+    return [_listen_endpoint(config, name, o) for name, o in named if getattr(config, name)]
 
 
 def scores_endpoint(config: AggregatorConfig) -> Endpoint | None:
@@ -254,10 +240,7 @@ class Aggregator:
         self._health: Any = cast(Any, health).aio.HealthServicer()
 
     async def start(self) -> None:
-        """Open the store and serve.
-
-        Raises SettingsError, StoreError or StartError after undoing all.
-        """
+        """Open the store and serve. Raises SettingsError, StoreError, StartError."""
         config = self._config
         self.access_control = AccessControl(config, lambda: self._wall_ns() / 1e9)
         endpoints = listen_endpoints(config)
@@ -393,9 +376,7 @@ class Aggregator:
         if self.scores is not None:
             await self._start_scores(self.scores)
             undo.push_async_callback(self.scores.close)
-        self._servers = [
-            self._bind(endpoint, by_token=index > 0) for index, endpoint in enumerate(endpoints)
-        ]
+        self._servers = [self._bind(e, by_token=i > 0) for i, e in enumerate(endpoints)]
         self.access_control.watch_ports([self.port, self.token_port])
         for server in self._servers:
             await server.start()
@@ -472,11 +453,9 @@ class Aggregator:
         return lambda: log_source.poll(self._wall_ns())
 
     def _advisories(self) -> list[Advisory]:
-        return (
-            []
-            if self.advisory_engine.shadow
-            else list(self.advisory_engine.machine.state.advisories.values())
-        )
+        if self.advisory_engine.shadow:
+            return []
+        return list(self.advisory_engine.machine.state.advisories.values())
 
     def _host_families(self, now_ns: int) -> list[Metric]:
         """Return the metrics of each host, for the thread that serves /metrics."""
@@ -544,10 +523,7 @@ class Aggregator:
 
 
 async def serve(aggregator: Aggregator, stop: asyncio.Event, ready: Callable[[Any], None]) -> str:
-    """Start, call *ready*, and close when *stop* is set; return the result of `close`.
-
-    Raises the errors of `start`.
-    """
+    """Start, call *ready*, and close when *stop* is set; return the result of `close`."""
     await aggregator.start()
     try:
         ready(aggregator)

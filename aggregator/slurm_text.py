@@ -38,8 +38,7 @@ AUTHOR = re.compile(r" \[([^\[\]@\s]+)@[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}\]")
 NEXT_FIELD = re.compile(
     r"\s(?:Comment|Extra|InstanceId|InstanceType|ReservationName|Topology|ResumeAfterTime)="
 )
-#: A request for a generic resource in all forms: gpu, gpu:8, gpu:h100:8, gres:gpu:8,
-#: gres/gpu:h100:8, gres/gpu=8.
+#: A generic resource: gpu, gpu:8, gpu:h100:8, gres:gpu:8, gres/gpu:h100:8, gres/gpu=8.
 GENERIC_RESOURCE = re.compile(
     r"(?:gres[:/])?(?P<name>[A-Za-z_][\w-]{0,63})(?::(?P<type>[A-Za-z_][\w.-]{0,63}))?(?:[:=](?P<count>[0-9]{1,12})(?P<unit>[KMGT]?))?",
     re.ASCII,

@@ -20,11 +20,9 @@ from ..contract.workers import packet_sockets
 
 #: A worker is killed this long after its socket was closed.
 END_SECONDS = 2.0
-#: A killed worker that remains after this time waits for a disk: it exits later, and does no more
-#: work.
+#: A killed worker that remains after this time waits for a disk, and exits later.
 GONE_SECONDS = 5.0
-#: Settings against library threads, which a fork server must not have, and for malloc to release
-#: memory.
+#: Settings against library threads in a fork server, and for malloc to release memory.
 _ENVIRONMENT = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
@@ -43,10 +41,7 @@ class WorkerProcess:
     """A started worker, and the aggregator's end of its socket, `control`."""
 
     def __init__(self, module: str, *arguments: str, own_session: bool) -> None:
-        """Start the worker. Raises OSError.
-
-        *own_session*: Linux divides CPU time between sessions first (autogroup, sched(7)).
-        """
+        """Start the worker. *own_session*: it has a CPU share of its own. Raises OSError."""
         self.control, child_socket = packet_sockets()
         try:
             with child_socket:
@@ -75,10 +70,7 @@ class WorkerProcess:
         self._process.kill()
 
     def end(self) -> int | None:
-        """Close the socket and wait; return the exit status, None if the worker cannot be killed.
-
-        Blocks.
-        """
+        """Close the socket and wait; return the exit status, None if it cannot be killed."""
         self.control.close()
         for seconds in (END_SECONDS, GONE_SECONDS):
             with suppress(subprocess.TimeoutExpired):

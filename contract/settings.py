@@ -25,13 +25,13 @@ class SettingsError(ValueError):
 
 def setting(
     default: Any,
+    description: str,
     *,
     low: float | None = None,
     high: float | None = None,
     check: Callable[[Any], None] | None = None,
-    description: str,
 ) -> Any:
-    """Declare a field: its default, its range, and what it does (shown by `--help-settings`).
+    """Declare a field: its default, what it does (shown by `--help-settings`), and its range.
 
     *check* gets a value of the right type, and raises ValueError with the expected form.
     """

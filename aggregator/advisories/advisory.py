@@ -151,10 +151,7 @@ TRANSITIONS: dict[AdvisoryState, frozenset[AdvisoryState]] = {
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """GPU-hours, with their arithmetic.
-
-    `act_by_ns`: after this time waiting costs more; 0: no such time.
-    """
+    """GPU-hours, with their arithmetic. `act_by_ns`: then waiting costs more; 0: never."""
 
     waiting_gpu_hours: float = 0.0
     acting_gpu_hours: float = 0.0

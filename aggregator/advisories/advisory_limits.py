@@ -12,10 +12,7 @@ HOUR_NS = 3600 * SECOND_NS
 
 @dataclass(frozen=True, slots=True)
 class AdvisoryLimits:
-    """An operator's limits of advice. Times are seconds.
-
-    Hosts count regardless of the actor that took them out.
-    """
+    """An operator's limits of advice, times in seconds. Hosts that others took out count, too."""
 
     rack_hosts_max: int = 2
     job_hosts_max: int = 2

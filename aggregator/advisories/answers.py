@@ -7,6 +7,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..errors import (
+    AdviceFrozen,
+    EtagMismatch,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    ServiceError,
+)
 from . import limits
 from .advisory import (
     SILENCE_REASON,
@@ -41,11 +50,11 @@ CLOCK_AHEAD_SECONDS_MAX = 600.0
 
 
 def apply_answer(editor: StateEditor, event: Acked) -> None:
-    """Apply *event*, or emit Refused with the reason."""
-    advisory = editor.find(event.name)
-    kind, reason = _answer_error(editor, advisory, event)
-    if advisory is None or kind:
-        editor.emit(Refused(event.name, kind, reason))
+    """Apply *event*, or emit Refused with the error."""
+    try:
+        advisory = _answered_advisory(editor, event)
+    except ServiceError as error:
+        editor.emit(Refused(event.name, error))
         return
     match event.to:
         case AdvisoryState.ACCEPTED:
@@ -60,12 +69,9 @@ def apply_answer(editor: StateEditor, event: Acked) -> None:
             _defer(editor, advisory, event)
 
 
-def preview(editor: StateEditor, event: Acked) -> Advisory | Refused:
-    """Return the advisory as *event* would change it, or Refused. Changes nothing."""
-    advisory = editor.find(event.name)
-    kind, reason = _answer_error(editor, advisory, event)
-    if advisory is None or kind:
-        return Refused(event.name, kind, reason)
+def preview(editor: StateEditor, event: Acked) -> Advisory:
+    """Return the advisory as *event* would change it. Changes nothing. Raises ServiceError."""
+    advisory = _answered_advisory(editor, event)
     reason = f"{event.actor} would do this: nothing was changed"
     if event.to is AdvisoryState.DEFERRED:
         return replace(
@@ -91,88 +97,71 @@ def _preview_accept(editor: StateEditor, advisory: Advisory, event: Acked, reaso
     return replace(after, expires_ns=editor.after(editor.limits.hold_seconds))
 
 
-def _answer_error(editor: StateEditor, advisory: Advisory | None, event: Acked) -> tuple[str, str]:
-    """Return (kind, message) of the error in the answer; ("", "") if it is valid."""
+def _answered_advisory(editor: StateEditor, event: Acked) -> Advisory:
+    """Return the advisory if the answer is valid. Raises ServiceError."""
+    advisory = editor.find(event.name)
     if advisory is None:
-        return "missing", f"no advisory {event.name!r} is known, or it ended long ago"
-    if error := _field_error(event):
-        return "field", error
+        raise NotFound(f"no advisory {event.name!r} is known, or it ended long ago")
+    _check_fields(event)
     if event.etag and event.etag != advisory.etag:
-        return (
-            "etag",
-            f"etag {event.etag!r}: it is {advisory.etag!r} by now: {advisory.state_message}",
+        raise EtagMismatch(
+            f"etag {event.etag!r}: it is {advisory.etag!r} by now: {advisory.state_message}"
         )
     renews = advisory.state is AdvisoryState.ACCEPTED and event.to is AdvisoryState.ACCEPTED
-    takes = event.to is AdvisoryState.ACCEPTED and advisory.state in (
-        AdvisoryState.PROPOSED,
-        AdvisoryState.DEFERRED,
-    )
+    accepts = event.to is AdvisoryState.ACCEPTED and not renews
     if (
-        takes
+        accepts
+        and advisory.state in (AdvisoryState.PROPOSED, AdvisoryState.DEFERRED)
         and advisory.action is not Action.RETURN_TO_SERVICE
         and (reason := unavailable_reason(editor, advisory.host, advisory.action))
     ):
-        return "state", f"{reason}: nothing is granted on it until it is back in service"
+        raise FailedPrecondition(f"{reason}: nothing is granted on it until it is back in service")
     if not renews and event.to not in TRANSITIONS.get(advisory.state, frozenset()):
-        ended = (
-            "it has ended and has no further effect"
-            if advisory.state in TERMINAL_STATES
-            else "not from there"
-        )
-        return (
-            "state",
-            f"{advisory.name} is {advisory.state.name} ({advisory.state_message}): {ended}",
+        ended = "not from there"
+        if advisory.state in TERMINAL_STATES:
+            ended = "it has ended and has no further effect"
+        raise FailedPrecondition(
+            f"{advisory.name} is {advisory.state.name} ({advisory.state_message}): {ended}"
         )
     if event.to is AdvisoryState.DEFERRED and (error := _deferral_error(editor, event.until_ns)):
-        return "field", f"defer_until_time: {error}"
+        raise InvalidArgument("defer_until_time", error)
     owned = renews or event.to in (AdvisoryState.DONE, AdvisoryState.FAILED)
     if owned and event.actor != advisory.owner:
-        return "owner", f"{advisory.name} is {advisory.owner!r} carries it out until its lease ends"
-    if event.to is AdvisoryState.ACCEPTED and not renews and editor.state.frozen:
-        return (
-            "frozen",
-            f"nothing is granted while the fleet's state is in doubt: {editor.state.frozen}",
+        raise PermissionDenied(
+            f"{advisory.name} is {advisory.owner!r} carries it out until its lease ends"
         )
-    if (
-        event.to is AdvisoryState.ACCEPTED
-        and not renews
-        and advisory.action is Action.RETURN_TO_SERVICE
-    ):
+    if accepts and editor.state.frozen:
+        raise AdviceFrozen(
+            f"nothing is granted while the fleet's state is in doubt: {editor.state.frozen}"
+        )
+    if accepts and advisory.action is Action.RETURN_TO_SERVICE:
         hold = editor.state.holds.get(advisory.host)
         if hold is None or not is_verified(editor, hold):
-            return (
-                "state",
-                f"{advisory.host} is no longer healthy, or Gangline has set nothing on it",
+            raise FailedPrecondition(
+                f"{advisory.host} is no longer healthy, or Gangline has set nothing on it"
             )
-    return "", ""
+    return advisory
 
 
-def _field_error(event: Acked) -> str:
+def _check_fields(event: Acked) -> None:
     if event.to not in ANSWERABLE_STATES:
-        return f"new_state: {event.to.name} is not an answer; expected one of {_answer_names()}"
+        names = ", ".join(state.name for state in ANSWERABLE_STATES)
+        message = f"{event.to.name} is not an answer; expected one of {names}"
+        raise InvalidArgument("new_state", message)
     if not 0 < len(event.actor) <= ACTOR_CHARACTERS_MAX or not event.actor.isprintable():
-        return f"actor: the caller's name, 1 to {ACTOR_CHARACTERS_MAX} characters"
+        raise InvalidArgument("actor", f"the caller's name, 1 to {ACTOR_CHARACTERS_MAX} characters")
     if len(event.message) > NOTE_CHARACTERS_MAX or not (event.message or "-").isprintable():
-        return f"note: one line of at most {NOTE_CHARACTERS_MAX} characters"
+        raise InvalidArgument("note", f"one line of at most {NOTE_CHARACTERS_MAX} characters")
     if event.to is AdvisoryState.REJECTED and not event.message.strip():
-        return "note: a rejection needs a reason, which improves the next advisory"
-    return _lease_error(event)
-
-
-def _lease_error(event: Acked) -> str:
-    """Return the error in the lease of *event*; "" if it is valid."""
+        message = "a rejection needs a reason, which improves the next advisory"
+        raise InvalidArgument("note", message)
     if not event.lease_seconds:
-        return ""
+        return
     if event.to is not AdvisoryState.ACCEPTED:
-        return "lease: only an acceptance has one"
+        raise InvalidArgument("lease", "only an acceptance has one")
     if not LEASE_SECONDS_MIN <= event.lease_seconds <= LEASE_SECONDS_MAX:
-        maximum = f"{LEASE_SECONDS_MAX / 86_400:g} days"
-        return f"lease: {event.lease_seconds:g} s, expected {LEASE_SECONDS_MIN:g} s to {maximum}"
-    return ""
-
-
-def _answer_names() -> str:
-    return ", ".join(state.name for state in ANSWERABLE_STATES)
+        expected = f"{LEASE_SECONDS_MIN:g} s to {LEASE_SECONDS_MAX / 86_400:g} days"
+        raise InvalidArgument("lease", f"{event.lease_seconds:g} s, expected {expected}")
 
 
 def _lease_until_ns(editor: StateEditor, advisory: Advisory, event: Acked) -> int:

@@ -9,11 +9,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import NamedTuple
 
-from .advisory import (
-    SILENCE_REASON,
-    Case,
-    Scope,
-)
+from .advisory import SILENCE_REASON, Case, Scope
 from .advisory_limits import AdvisoryLimits, seconds_ns
 from .failure_domains import FailureDomains
 from .state import OpenCase
@@ -26,9 +22,7 @@ UNPLACED = "(no topology declared)"
 #: Two simultaneous faults anywhere in a fleet are often independent: a fleet-wide cause must
 #: explain this many times as many hosts.
 FLEET_RATIO = 2
-_FIELDS = {
-    field.name.replace("_", "-"): index for index, field in enumerate(fields(FailureDomains))
-}
+_FIELDS = {f.name.replace("_", "-"): i for i, f in enumerate(fields(FailureDomains))}
 
 
 class CauseKind(NamedTuple):
@@ -71,10 +65,7 @@ def cause_kind(reason: str) -> CauseKind:
 
 
 class Domain(NamedTuple):
-    """A domain that hosts may share. `subject` is its advisory's subject.
-
-    `width`: rank among the domains of its kind.
-    """
+    """A domain that hosts may share, with its subject and its rank among its kind (`width`)."""
 
     scope: Scope
     name: str
@@ -122,10 +113,7 @@ class Cause:
 def largest_cause(
     open_cases: Iterable[OpenCase], limits: AdvisoryLimits, fleet_hosts: int
 ) -> Cause | None:
-    """Return the largest cause of *open_cases*, the narrowest if several; None for none.
-
-    *fleet_hosts*: number of hosts in the fleet.
-    """
+    """Return the largest cause of *open_cases*, the narrowest if several; None for none."""
     groups: dict[Domain, list[OpenCase]] = defaultdict(list)
     for open_case in open_cases:
         for domain in domains_of(open_case.case.place, open_case.case.reason):
@@ -163,14 +151,10 @@ def _common_cause(
     Cases that began while the aggregator was down have no time of their own: hosts may have failed
     hours apart.
     """
-    at_once = _at_once(
-        [member for member in members if not member.case.unseen], seconds_ns(limits.shared_seconds)
-    )
+    at_once = _at_once([m for m in members if not m.case.unseen], seconds_ns(limits.shared_seconds))
     unseen = [member for member in members if member.case.unseen]
-    hosts, domain_hosts = (
-        len(_hosts(unseen)),
-        _domain_hosts([member.case for member in unseen], scope, fleet_hosts),
-    )
+    hosts = len(_hosts(unseen))
+    domain_hosts = _domain_hosts([member.case for member in unseen], scope, fleet_hosts)
     is_most = 0 < domain_hosts < 2 * hosts
     return unseen if is_most and hosts > len(_hosts(at_once)) else at_once
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from .advisory import (
-    Action,
-    AdvisoryState,
-)
+from .advisory import Action, AdvisoryState
 from .limits import OUT_ALREADY
 from .messages import Back, Out, PutBack, StillOut, TakenOut
 from .state import DeclaredOut, Hold, MachineState, StateEditor
@@ -65,10 +62,7 @@ def declare_in_service(editor: StateEditor, event: PutBack) -> None:
 
 
 def _release_ended_hold(editor: StateEditor, hold: Hold, reason: str) -> None:
-    """Remove the effect of an ended advisory.
-
-    While its fault lasts, it is not proposed again at once.
-    """
+    """Remove the effect of an ended advisory, and mute it while its fault lasts."""
     if hold.name in editor.state.advisories:
         return
     for advisory in editor.open_advisories(hold.host):

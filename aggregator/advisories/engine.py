@@ -16,13 +16,8 @@ from typing import Any
 from ..arrays import Codes
 from ..errors import (
     CAPACITY_RETRY_SECONDS,
-    EtagMismatch,
     FailedPrecondition,
-    InvalidArgument,
-    NotFound,
-    PermissionDenied,
     ResourceExhausted,
-    ServiceError,
     ServiceUnavailable,
 )
 from ..model import TransactionalStore
@@ -63,15 +58,6 @@ OUTCOMES_KNOWN_MAX = 100_000
 IDENTITY_CHARACTERS = 16
 #: Outcomes fade by the hour, so that a score without changes stays the same.
 CALIBRATED_NS = 3600 * 10**9
-
-#: `Refused.why` -> error.
-ANSWER_ERRORS: dict[str, Callable[[str], ServiceError]] = {
-    "missing": NotFound,
-    "etag": EtagMismatch,
-    "state": FailedPrecondition,
-    "owner": PermissionDenied,
-    "frozen": FailedPrecondition,
-}
 
 
 class AdvisoryEngine:
@@ -118,14 +104,12 @@ class AdvisoryEngine:
         self._is_snapshot_due = False
         self._journal = journal
         self._replay_journal()
-        #: Number of the last event in the journal or the store, and of the last event with
-        #: published decisions.
+        #: Number of the last event on disk, and of the last event with published decisions.
         self._durable_number = self._published_number = self._number
         self._machine.resume(now_ns)
         state = self._machine.state
         state.store = state.store or uuid.uuid4().hex[:IDENTITY_CHARACTERS]
-        #: Distinguishes the tokens of this store from those of another, or of the same store before
-        #: a restore.
+        #: Distinguishes this store's tokens from another's, or from those before a restore.
         self.store_identity = state.store + folder_identity
         #: Advisories as they are on disk: only these are visible outside.
         self._on_disk = {**state.ended, **state.advisories}
@@ -194,15 +178,9 @@ class AdvisoryEngine:
         if self._machine.is_changed:
             self._number += 1
             self._batch.events.append((self._number, event))
-            self._batch.decisions += [
-                (self._number, event.now_ns, instruction) for instruction in instructions
-            ]
+            self._batch.decisions += [(self._number, event.now_ns, i) for i in instructions]
             self._batch.host_mentions += sum(map(rows.named_hosts_count, (event, *instructions)))
-            names = {
-                instruction.name
-                for instruction in instructions
-                if isinstance(instruction, Renew | Probation)
-            }
+            names = {i.name for i in instructions if isinstance(i, Renew | Probation)}
             self._batch.hold_changes |= {
                 name: self._on_disk[name] for name in names & self._on_disk.keys()
             }
@@ -259,19 +237,13 @@ class AdvisoryEngine:
 
     def _publish(self, batch: rows.AdvisoryBatch) -> None:
         """Publish the stored decisions of *batch*, except those published from the journal."""
-        decisions = [
-            advisory for advisory in batch.decisions if advisory[0] > self._published_number
-        ]
+        decisions = [a for a in batch.decisions if a[0] > self._published_number]
         if decisions:
             self._published_number = decisions[-1][0]
         new = rows.AdvisoryBatch(decisions=decisions, hold_changes=batch.hold_changes)
         ended = self._machine.state.ended
         self._on_disk |= {advisory.name: advisory for advisory in new.published}
-        self._on_disk = {
-            name: advisory
-            for name, advisory in self._on_disk.items()
-            if advisory.is_open or name in ended
-        }
+        self._on_disk = {name: a for name, a in self._on_disk.items() if a.is_open or name in ended}
         if not self.shadow:
             for advisory in new.watch_updates(self._on_disk):
                 self.feed.publish(advisory)
@@ -337,10 +309,7 @@ class AdvisoryEngine:
         )  # fmt: skip
 
     async def answer(self, answer: Acked) -> Advisory:
-        """Apply an answer and return the advisory once it is durable.
-
-        Raises a ServiceError; ServiceUnavailable if the disk fails.
-        """
+        """Apply an answer; return the advisory once it is durable. Raises ServiceError."""
         answered = self.apply_answer(answer)
         await self.answers_durable()
         return answered
@@ -349,8 +318,6 @@ class AdvisoryEngine:
         """Return the advisory after the answer, and its expiry. Raises a ServiceError."""
         self._check_answers()
         result = self._machine.preview(answer)
-        if isinstance(result, Refused):
-            raise _answer_error(result)
         # The owner of an accepted advisory has an effect already, which ends with it.
         is_accepted = self._machine.state.advisories[result.name].state is AdvisoryState.ACCEPTED
         return result, self.expires_ns(result) if is_accepted else result.expires_ns
@@ -368,17 +335,14 @@ class AdvisoryEngine:
         instructions = self._step(answer)
         for instruction in instructions:
             if isinstance(instruction, Refused):
-                raise _answer_error(instruction)
+                raise instruction.error
         return next(
             instruction.advisory for instruction in reversed(instructions)
             if isinstance(instruction, Publish) and instruction.advisory.name == answer.name
         )  # fmt: skip
 
     def declare_out(self, out: Sequence[TakenOut], back: PutBack) -> None:
-        """Count hosts as out, or in service again, as reported. Made durable by `persisted`.
-
-        Raises ResourceExhausted, ServiceUnavailable.
-        """
+        """Count hosts as out, or in service, for `persisted`. Raises ResourceExhausted."""
         self.check_declared_out(out)
         for event in out:
             self._step(event)
@@ -399,10 +363,7 @@ class AdvisoryEngine:
             raise ResourceExhausted(message, CAPACITY_RETRY_SECONDS)
 
     def update_gangs(self, gangs: Sequence[Gang], ended: Sequence[str]) -> None:
-        """Record running gangs as a scheduler reports them. Made durable by `persisted`.
-
-        Raises ResourceExhausted, ServiceUnavailable.
-        """
+        """Record gangs as a scheduler reports them, for `persisted`. Raises ResourceExhausted."""
         self.check_gangs(gangs)
         for gang in gangs:
             self.gangs.update(gang)
@@ -413,11 +374,9 @@ class AdvisoryEngine:
 
     def open_advisories(self) -> list[Advisory]:
         """Return the open advisories that are on disk; none in shadow mode."""
-        return (
-            []
-            if self.shadow
-            else [advisory for advisory in self._on_disk.values() if advisory.is_open]
-        )
+        if self.shadow:
+            return []
+        return [advisory for advisory in self._on_disk.values() if advisory.is_open]
 
     @property
     def outcome_feedback(self) -> OutcomeFeedback:
@@ -454,10 +413,7 @@ class AdvisoryEngine:
         )
 
     def add_outcomes(self, outcomes: Iterable[outcome_rows.OutcomeRecord], now_ns: int) -> int:
-        """Record outcomes, the first of each id, and return the number of new ones.
-
-        Outcomes fade from *now_ns* (our clock). Raises ServiceUnavailable.
-        """
+        """Record outcomes, the first of each id; return the number of new ones."""
         self.check_room()
         new = 0
         for outcome in outcomes:
@@ -476,10 +432,7 @@ class AdvisoryEngine:
         return new
 
     async def persisted(self) -> None:
-        """Return once all events are on disk.
-
-        Raises ServiceUnavailable on failure; the events then count once they are written.
-        """
+        """Return once all events are on disk. Raises ServiceUnavailable: they count later."""
         try:
             await self.flush()
         except Exception as error:
@@ -534,17 +487,8 @@ class AdvisoryEngine:
         """Return the ended advisories that still have an effect on a host; none in shadow mode."""
         holds = self._machine.state.holds.values()
         with_holds = (self.find(name) for hold in holds for name in (hold.name, hold.earlier))
-        return [
-            advisory for advisory in with_holds if advisory is not None and not advisory.is_open
-        ]
+        return [a for a in with_holds if a is not None and not a.is_open]
 
     def known_advisories(self) -> list[Advisory]:
         """Return open and recently ended advisories; none in shadow mode."""
         return [] if self.shadow else list(self._on_disk.values())
-
-
-def _answer_error(one: Refused) -> ServiceError:
-    if one.why == "field":
-        field, _, message = one.message.partition(": ")
-        return InvalidArgument(field, message)
-    return ANSWER_ERRORS[one.why](one.message)

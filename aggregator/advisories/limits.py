@@ -152,10 +152,7 @@ def reserved_hosts(editor: StateEditor, excluded: str = "", grave: int = 0) -> I
 def refusal(
     editor: StateEditor, wanted: OutMember, name: str, *, granting: bool, grave: int = 0
 ) -> str:
-    """Return why *wanted* may not be taken out; "" if it may.
-
-    *granting*: now, not only proposed. *grave*: severity of the proposal.
-    """
+    """Return why *wanted* may not be taken out (*granting*: now; *grave*: its severity)."""
     host, place, job = wanted
     members = list(unavailable_hosts(editor))
     out = {member[0] for member in members}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..errors import ServiceError
 from .advisory import Action, Advisory, AdvisoryState, Case, Scope
 from .failure_domains import NOWHERE, FailureDomains
 
@@ -232,19 +233,19 @@ class HeldBack:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An answer without effect. `why`: missing, etag, state, owner, frozen, field."""
+    """An answer without effect."""
 
     name: str
-    why: str
-    message: str
+    error: ServiceError
+
+    @property
+    def message(self) -> str:
+        return str(self.error)
 
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """The breaker's position for advice that takes hosts out.
-
-    Closed (allowed), open (none), half-open (one, as a trial).
-    """
+    """The breaker: closed (hosts may be taken out), open (none), half-open (one, as a trial)."""
 
     position: str
     message: str

@@ -7,17 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-from .advisory import (
-    Action,
-    Advisory,
-    Case,
-)
+from .advisory import Action, Advisory, Case
 from .advisory_limits import SECOND_NS, seconds_ns
-from .common_cause import (
-    Domain,
-    cause_kind,
-    domains_of,
-)
+from .common_cause import Domain, cause_kind, domains_of
 from .state import OpenCase, StateEditor
 
 
@@ -52,11 +44,7 @@ def muted_candidates(editor: StateEditor, candidates: Sequence[OpenCase]) -> lis
     if not begin_times:
         return were_muted
     known = {candidate.case.key for candidate in were_muted}
-    return [
-        candidate
-        for candidate in candidates
-        if candidate.case.key in known or _follows(editor, candidate.case, begin_times)
-    ]
+    return [c for c in candidates if c.case.key in known or _follows(editor, c.case, begin_times)]
 
 
 def hold_back(editor: StateEditor, muted: Iterable[OpenCase]) -> set[str]:
@@ -68,9 +56,7 @@ def hold_back(editor: StateEditor, muted: Iterable[OpenCase]) -> set[str]:
     muted = [open_case for open_case in muted if not open_case.advisory]
     if not muted:
         return set()
-    ended = {
-        advisory.subject: advisory for advisory in editor.state.ended.values() if not advisory.host
-    }
+    ended = {a.subject: a for a in editor.state.ended.values() if not a.host}
     withheld_keys, reasons = set[str](), dict[tuple[Domain, ...], str]()
     for case in [open_case.case for open_case in muted]:
         is_more_severe = _was_muted(editor, case) and not editor.is_muted(

@@ -85,17 +85,13 @@ def silence_case(
     before = machine_state.cases.get(key)
     if before is not None and before.case.place == domains.place:
         return before.case
-    since_ns, unseen = (
-        max(host.last_received_ns, restarted_ns),
-        host.last_received_ns < restarted_ns,
-    )
+    since_ns = max(host.last_received_ns, restarted_ns)
+    unseen = host.last_received_ns < restarted_ns
     if before is not None:
         since_ns, unseen = before.case.since_ns, before.case.unseen
-    while_down = (
-        f", and it was silent when the aggregator restarted at {_time_text(since_ns)}"
-        if unseen
-        else ""
-    )
+    while_down = ""
+    if unseen:
+        while_down = f", and it was silent when the aggregator restarted at {_time_text(since_ns)}"
     message = f"it has been silent since {_time_text(host.last_received_ns)}{while_down}: check its power, its network and its agent; it may still work"
     case = Case(
         key=key, host=host.host, reason=SILENCE_REASON, basis=Basis.DETERMINISTIC, action=Action.INSPECT,
@@ -192,14 +188,9 @@ class Observer:
     def _availability_changes(
         self, machine_state: MachineState, hosts: Sequence[HostScore], judgement: Judgement
     ) -> Iterator[Event]:
-        """Yield hosts that are out for other reasons than our advice, and hosts that are back.
-
-        A host that is gone for good does not count as out.
-        """
-        now_ns, reasons = (
-            judgement.computed_ns,
-            {State.MAINTENANCE: MAINTENANCE, State.STALE: SILENT},
-        )
+        """Yield hosts that others have out and hosts that are back, except those gone for good."""
+        now_ns = judgement.computed_ns
+        reasons = {State.MAINTENANCE: MAINTENANCE, State.STALE: SILENT}
         out = {
             score.host: score
             for score in hosts

@@ -26,8 +26,7 @@ CALIBRATION_COLUMNS = (
     "interruptions_counted:float expected_counted:float factor:float"
 )
 _KNOTS = range(1, len(KNOTS_PER_HOUR) + 1)
-#: A score counts until the next one, at most for this long: one is stored every five minutes. So
-#: only scored time counts.
+#: A score counts until the next one (five minutes), at most for this long.
 SCORE_SECONDS_MAX = 600
 
 
@@ -36,8 +35,7 @@ class ExpectedOutcome(NamedTuple):
 
     interruptions: float
     by_hazard: tuple[float, ...]
-    #: Probabilities of the interruption's hazard; the sum is at most 1, less for hosts without a
-    #: score.
+    #: Probabilities of the interruption's hazard; their sum is less for hosts without a score.
     shares: tuple[float, ...]
 
 
@@ -71,8 +69,7 @@ def _by_knot(sum_: str) -> str:
     return f"[{', '.join(sum_.format(k=k) for k in _KNOTS)}]"
 
 
-#: Arguments of `ReportedOutcomes.add` by reporter, as of the newest outcome. The largest reporter
-#: comes first.
+#: Arguments of `ReportedOutcomes.add` by reporter, the largest first.
 _REPORTED = f"""
 WITH known AS (
     SELECT *, 0.5 ** ((epoch_us(max(time) OVER ()) - epoch_us(time)) / 86400e6 / $1) AS weight

@@ -144,10 +144,8 @@ def requested_action(host: HostScore, evidence: Evidence, work: Workload) -> Req
     row = _row(evidence)
     if row is None:
         return _action_by_state(host, evidence)
-    policy_text, certain = (
-        row.action,
-        row.severity.value == "fatal" and host.state is HealthState.UNHEALTHY,
-    )
+    policy_text = row.action
+    certain = row.severity.value == "fatal" and host.state is HealthState.UNHEALTHY
     advice = parse_policy_text(policy_text)
     if advice.action is None or (
         host.state is HealthState.WATCH and advice.action is Action.INSPECT

@@ -180,11 +180,7 @@ def _propose_for_host(
     if reason := _blocking_reason(editor, host, first, now):
         if now is not None:
             _lower_or_withdraw(editor, now, open_cases)
-        _hold_back(
-            editor,
-            [open_case for open_case in new if open_case.changed or not open_case.advisory],
-            reason,
-        )
+        _hold_back(editor, [o for o in new if o.changed or not o.advisory], reason)
         return
     its_cases = [
         open_case
@@ -271,9 +267,7 @@ def _lower_or_withdraw(editor: StateEditor, now: Advisory, open_cases: Sequence[
 def is_verified(editor: StateEditor, hold: Hold) -> bool:
     """Return whether the host of *hold* was well for long enough; longer after each relapse."""
     since = editor.state.well.get(hold.host)
-    has_open_case = any(
-        open_case.case.host == hold.host for open_case in editor.state.cases.values()
-    )
+    has_open_case = any(o.case.host == hold.host for o in editor.state.cases.values())
     return (
         since is not None
         and not has_open_case

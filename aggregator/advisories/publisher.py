@@ -16,10 +16,7 @@ CLOSE_SECONDS = 2.0
 
 
 class Publisher:
-    """Writes and publishes advice in a task of its own, apart from judging.
-
-    Belongs to the loop, as *engine* does.
-    """
+    """Writes and publishes advice in a task of its own on the loop, apart from judging."""
 
     def __init__(self, engine: AdvisoryEngine) -> None:
         self._engine = engine

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import duckdb
+from duckdb import DuckDBPyConnection as Connection
 
 from ..errors import InvalidArgument
 from ..model import Evidence, HealthState, HostScore, Reason
@@ -21,8 +21,7 @@ from .failure_domains import FailureDomains
 from .messages import Acked, CaseGone, CaseSeen, Event, FleetSize, HeldBack, Publish, Tick, Well
 from .state_machine import AdvisoryStateMachine
 
-#: An unchanged score is stored at least this often (`scoring/score_rows.py`), with some time to
-#: spare.
+#: An unchanged score is stored at least this often (`scoring/score_rows.py`), with a margin.
 GAP_SECONDS = 900.0
 DAYS_MAX = 366
 RULE_CHARACTERS_MAX = 80
@@ -99,9 +98,7 @@ class ReplayReport:
         by_case: dict[str, list[WithheldCase]] = defaultdict(list)  # by case, ordered by time
         for withheld in self.withheld:
             by_case[withheld.key].append(withheld)
-        return [
-            _last_reason_within(by_case.get(episode.case.key, []), episode) for episode in episodes
-        ]
+        return [_last_reason_within(by_case.get(e.case.key, []), e) for e in episodes]
 
     def are_advised(self, episodes: Sequence[RuleEpisode]) -> list[bool]:
         """Return for each of *episodes* whether its host would have got advice during it."""
@@ -135,18 +132,14 @@ class EvidenceCase(NamedTuple):
 
 
 def replay_rule(
-    connection: duckdb.DuckDBPyConnection,
+    connection: Connection,
     rule: str,
     days: int,
     limits: AdvisoryLimits,
     now_ns: int,
     place: Callable[[str], FailureDomains],
 ) -> ReplayReport:
-    """Return the effects of *rule* in the last *days*, with hosts at their current locations.
-
-    *rule*: a code (`gpu.xid 95`), a row of the policy (`gpu_thermal`), a reason, or a signal.
-    Raises InvalidArgument.
-    """
+    """Return the effects of *rule* in the last *days*. Raises InvalidArgument."""
     if not 1 <= days <= DAYS_MAX:
         raise InvalidArgument("days", f"{days}, expected 1 to {DAYS_MAX}")
     if not 0 < len(rule) <= RULE_CHARACTERS_MAX or not rule.isprintable():
@@ -176,7 +169,7 @@ def replay_rule(
     )
 
 
-def _first_ns(connection: duckdb.DuckDBPyConnection, now_ns: int) -> int:
+def _first_ns(connection: Connection, now_ns: int) -> int:
     """Return the time of the first stored score, or *now_ns*."""
     first = connection.execute("SELECT epoch_us(min(time)) FROM scores").fetchone()
     return now_ns if first is None or first[0] is None else min(now_ns, first[0] * 1000)

@@ -9,6 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..dataclass_json import from_plain, to_plain
+from ..errors import (
+    AdviceFrozen,
+    EtagMismatch,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    ServiceError,
+)
 from ..store.rows import table, time_us
 from .advisory import Advisory
 from .advisory_limits import AdvisoryLimits
@@ -20,6 +29,7 @@ from .messages import (
     Probation,
     Publish,
     PutBack,
+    Refused,
     Renew,
     StillOut,
     TakenOut,
@@ -37,14 +47,28 @@ EVENTS_PER_SNAPSHOT = 1000
 EVENTS_RETAINED_MAX = 100_000
 
 
+#: Error of a Refused -> its name in stored decisions.
+REFUSED_REASONS: dict[type[ServiceError], str] = {
+    NotFound: "missing",
+    InvalidArgument: "field",
+    EtagMismatch: "etag",
+    FailedPrecondition: "state",
+    PermissionDenied: "owner",
+    AdviceFrozen: "frozen",
+}
+
+
 def to_json(one: Event | Instruction) -> str:
     """Return an event or instruction as JSON, without its kind, which is its class name."""
-    return json.dumps(to_plain(one), separators=(",", ":"))
+    plain = to_plain(one)
+    if isinstance(one, Refused):
+        plain = {"name": one.name, "why": REFUSED_REASONS[type(one.error)], "message": one.message}
+    return json.dumps(plain, separators=(",", ":"))
 
 
 def parse_event(kind: str, body: str) -> Event:
     """Return the event that was stored. Raises ValueError for an unknown kind or other fields."""
-    body = body.replace('"words":', '"message":')  # the journal of a store before version 24
+    body = body.replace('"message":', '"message":')  # the journal of a store before version 24
     try:
         return typing.cast(Event, from_plain(EVENTS[kind], json.loads(body)))
     except (KeyError, TypeError) as error:
@@ -55,20 +79,16 @@ def parse_event(kind: str, body: str) -> Event:
 class AdvisoryBatch:
     """The content of one transaction."""
 
-    events: list[tuple[int, Event]] = field(default_factory=list[tuple[int, Event]])
-    decisions: list[tuple[int, int, Instruction]] = field(
-        default_factory=list[tuple[int, int, Instruction]]
-    )
+    events: list[tuple[int, Event]] = field(default_factory=list)
+    decisions: list[tuple[int, int, Instruction]] = field(default_factory=list)
     snapshot: tuple[int, int, str] | None = None
-    outcomes: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
+    outcomes: list[tuple[Any, ...]] = field(default_factory=list)
     #: Reported gangs, by workload; None: it has ended.
-    gangs: dict[str, Gang | None] = field(default_factory=dict[str, Gang | None])
-    #: Advisories whose holds were renewed or removed, as of that time, since ended ones may be
-    #: forgotten later.
-    hold_changes: dict[str, Advisory] = field(default_factory=dict[str, Advisory])
-    #: Advisories whose times moved by a clock jump or an outage: watchers receive them after the
-    #: write.
-    moved: set[str] = field(default_factory=set[str])
+    gangs: dict[str, Gang | None] = field(default_factory=dict)
+    #: Advisories with renewed or removed holds, as of that time: ended ones may be forgotten.
+    hold_changes: dict[str, Advisory] = field(default_factory=dict)
+    #: Advisories with times moved by a clock jump or an outage, for watchers after the write.
+    moved: set[str] = field(default_factory=set)
     #: Number of mentions of hosts, without gangs: a single event may name ten thousand.
     host_mentions: int = 0
     #: The calibration by outcomes, as rows; None: unchanged.
@@ -105,11 +125,7 @@ class AdvisoryBatch:
     @property
     def published(self) -> list[Advisory]:
         """The advisories that changed, in order."""
-        return [
-            instruction.advisory
-            for _, _, instruction in self.decisions
-            if isinstance(instruction, Publish)
-        ]
+        return [i.advisory for _, _, i in self.decisions if isinstance(i, Publish)]
 
     def watch_updates(self, known: Mapping[str, Advisory]) -> Iterator[Advisory]:
         """Yield the advisories for watchers in order: changed, or with a hold renewed or removed.

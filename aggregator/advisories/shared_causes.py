@@ -17,22 +17,14 @@ from .advisory import (
     gravity,
     is_own_device_fault,
 )
-from .common_cause import (
-    Cause,
-    belongs_to_cause,
-    cause_message,
-    largest_cause,
-)
+from .common_cause import Cause, belongs_to_cause, cause_message, largest_cause
 from .limits import NAMES_SHOWN_MAX, advisory_fields, gravest_case, suppression_reason
 from .muted_causes import hold_back, is_muted, muted_candidates
 from .state import MachineState, OpenCase, StateEditor
 
 
 def shared_causes(state: MachineState) -> dict[SharedCauseKey, SharedCause]:
-    """Return the cause of each open case that shares its cause with other hosts.
-
-    An answered or expired advisory names the cause as long as the cases last.
-    """
+    """Return the cause of each open case that shares its cause with other hosts."""
     advisories = [
         advisory
         for advisory in (*state.ended.values(), *state.advisories.values())
@@ -86,20 +78,11 @@ def _join_causes(editor: StateEditor, waiting: Sequence[OpenCase]) -> None:
             if not open_case.advisory
             and belongs_to_cause(open_case, known.subject, since_ns, editor.limits)
         ]
-        changed = [
-            open_case
-            for open_case in waiting
-            if open_case.changed and open_case.advisory == known.name
-        ]
+        changed = [o for o in waiting if o.changed and o.advisory == known.name]
         for open_case in (*joined, *changed):
             editor.assign(open_case, known.name)
         if joined or changed:
-            update_cause(
-                editor,
-                known,
-                _joined_message(joined),
-                [open_case.case.host for open_case in joined],
-            )
+            update_cause(editor, known, _joined_message(joined), [o.case.host for o in joined])
 
 
 def _members(editor: StateEditor, cause: Cause, candidates: Sequence[OpenCase]) -> list[OpenCase]:
@@ -182,11 +165,7 @@ def _cause_fields(
 
 def _leave_host_advisory(editor: StateEditor, host_advisory: Advisory, cause: Advisory) -> None:
     """Remove the cases of *cause* from a host's own advisory; withdraw it with the last."""
-    rest = [
-        open_case
-        for open_case in editor.state.cases.values()
-        if open_case.advisory == host_advisory.name
-    ]
+    rest = [o for o in editor.state.cases.values() if o.advisory == host_advisory.name]
     reason = f"not this host's own fault: {cause.name}"
     if not rest or not lower_advisory(editor, host_advisory, rest, reason):
         editor.put(host_advisory, reason, state=AdvisoryState.WITHDRAWN)
@@ -225,11 +204,7 @@ def update_cause(
     editor: StateEditor, cause: Advisory, reason: str, joined: Sequence[str] = ()
 ) -> None:
     """Publish *cause* with its current cases, and the hosts that *joined*."""
-    cases = [
-        open_case.case
-        for open_case in editor.state.cases.values()
-        if open_case.advisory == cause.name
-    ]
+    cases = [o.case for o in editor.state.cases.values() if o.advisory == cause.name]
     hosts = tuple(sorted({*cause.hosts, *joined}))
     since_ns = cause.since_ns or cause.proposed_ns
     editor.put(cause, reason, **_cause_fields(editor, cases, hosts, cause.scope, since_ns))

@@ -18,10 +18,7 @@ APPLIED_STATES = (AdvisoryState.ACCEPTED, AdvisoryState.DONE, AdvisoryState.FAIL
 
 @dataclass(slots=True)
 class OpenCase:
-    """An open case, the time we noticed it, and its advisory ("": none yet).
-
-    `changed`: the case differs from its advisory.
-    """
+    """An open case, and its advisory ("": none yet). `changed`: it differs from its advisory."""
 
     case: Case
     seen_ns: int
@@ -71,10 +68,7 @@ class DeclaredOut:
 
 @dataclass(slots=True)
 class Mute:
-    """A subject without proposals of this gravity or less until `until_ns`.
-
-    `graver`: mutes of higher gravity, which end earlier.
-    """
+    """A subject without proposals of this gravity until `until_ns`; `graver` ends earlier."""
 
     until_ns: int
     gravity: int
@@ -100,10 +94,7 @@ class HostProbation:
 
 @dataclass(slots=True)
 class CircuitBreaker:
-    """The breaker: `position` closed, open or half-open.
-
-    `trial`: the advisory on trial; `until_ns`: the end of both.
-    """
+    """The breaker's `position`: closed, open, half-open; `until_ns`: the end of the last two."""
 
     position: str = "closed"
     until_ns: int = 0
@@ -123,21 +114,19 @@ class MachineState:
     token: int = 0
     hosts: int = 0
     frozen: str = ""
-    cases: dict[str, OpenCase] = field(default_factory=dict[str, OpenCase])
-    advisories: dict[str, Advisory] = field(default_factory=dict[str, Advisory])  # open
-    ended: dict[str, Advisory] = field(default_factory=dict[str, Advisory])
-    holds: dict[str, Hold] = field(default_factory=dict[str, Hold])
-    taken: dict[str, UnavailableHost] = field(default_factory=dict[str, UnavailableHost])
+    cases: dict[str, OpenCase] = field(default_factory=dict)
+    advisories: dict[str, Advisory] = field(default_factory=dict)  # open
+    ended: dict[str, Advisory] = field(default_factory=dict)
+    holds: dict[str, Hold] = field(default_factory=dict)
+    taken: dict[str, UnavailableHost] = field(default_factory=dict)
     #: Host -> actor that reported it out -> reason and end.
-    absent: dict[str, dict[str, DeclaredOut]] = field(
-        default_factory=dict[str, dict[str, DeclaredOut]]
-    )
+    absent: dict[str, dict[str, DeclaredOut]] = field(default_factory=dict)
     absent_due_ns: int = 0  # end of the first of these
-    muted: dict[str, Mute] = field(default_factory=dict[str, Mute])
-    probation: dict[str, HostProbation] = field(default_factory=dict[str, HostProbation])
-    well: dict[str, int] = field(default_factory=dict[str, int])
-    held_back: dict[str, HoldBackNotice] = field(default_factory=dict[str, HoldBackNotice])
-    granted_ns: list[int] = field(default_factory=list[int])
+    muted: dict[str, Mute] = field(default_factory=dict)
+    probation: dict[str, HostProbation] = field(default_factory=dict)
+    well: dict[str, int] = field(default_factory=dict)
+    held_back: dict[str, HoldBackNotice] = field(default_factory=dict)
+    granted_ns: list[int] = field(default_factory=list)
     fuse: CircuitBreaker = field(default_factory=CircuitBreaker)
 
     def expires_ns(self, advisory: Advisory) -> int:
@@ -177,9 +166,7 @@ class StateEditor:
     def open_advisories(self, host: str) -> list[Advisory]:
         """Return the open advisories of *host* itself, oldest first."""
         subject = f"host {host}"
-        return [
-            advisory for advisory in self.state.advisories.values() if advisory.subject == subject
-        ]
+        return [a for a in self.state.advisories.values() if a.subject == subject]
 
     def find(self, name: str) -> Advisory | None:
         """Return the advisory *name*, open or recently ended."""

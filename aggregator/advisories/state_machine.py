@@ -32,7 +32,6 @@ from .messages import (
     Frozen,
     Instruction,
     PutBack,
-    Refused,
     TakenOut,
     Tick,
     Unavailable,
@@ -44,10 +43,7 @@ from .timers import apply_clock_jump, expire, remove_closed_cases, resume, unfre
 
 
 class AdvisoryStateMachine:
-    """Call `step` with each event, then with a Tick: only a Tick makes proposals.
-
-    Its `state` can be stored and given to another machine, which continues from there.
-    """
+    """Call `step` with each event, then with a Tick: only a Tick makes proposals."""
 
     def __init__(self, limits: AdvisoryLimits, state: MachineState | None = None) -> None:
         self._editor = StateEditor(limits, state)
@@ -78,8 +74,8 @@ class AdvisoryStateMachine:
             apply_clock_jump(self._editor, jump_ns)
             self.state.now_ns += jump_ns
 
-    def preview(self, answer: Acked) -> Advisory | Refused:
-        """Return the result of *answer*, without any effect."""
+    def preview(self, answer: Acked) -> Advisory:
+        """Return the result of *answer*, without any effect. Raises ServiceError."""
         return preview(self._editor, answer)
 
     def step(self, event: Event) -> list[Instruction]:

@@ -55,11 +55,10 @@ def resume(editor: StateEditor) -> None:
     state, minimum_ns = editor.state, editor.after(editor.limits.lease_seconds)
     faulty = {open_case.case.host for open_case in state.cases.values()}
     for name, advisory in state.advisories.items():
-        lease_ns = (
-            max(advisory.lease_until_ns, minimum_ns)
-            if advisory.state is AdvisoryState.ACCEPTED
-            else 0
-        )
+        if advisory.state is AdvisoryState.ACCEPTED:
+            lease_ns = max(advisory.lease_until_ns, minimum_ns)
+        else:
+            lease_ns = 0
         expires_ns = max(advisory.expires_ns, minimum_ns)
         state.advisories[name] = replace(advisory, expires_ns=expires_ns, lease_until_ns=lease_ns)
         hold = state.holds.get(advisory.host)
@@ -96,10 +95,8 @@ def apply_clock_jump(editor: StateEditor, jump_ns: int) -> None:
         state.advisories[name] = _shifted(advisory, jump_ns)
     for open_case in state.cases.values():
         since_ns = open_case.case.since_ns + jump_ns
-        open_case.case, open_case.seen_ns = (
-            replace(open_case.case, since_ns=since_ns),
-            open_case.seen_ns + jump_ns,
-        )
+        open_case.case = replace(open_case.case, since_ns=since_ns)
+        open_case.seen_ns = open_case.seen_ns + jump_ns
     for timed in _timed_entries(state):
         timed.until_ns += jump_ns
     for hold in state.holds.values():
@@ -242,10 +239,7 @@ def _is_return_deferred(editor: StateEditor, host: str) -> bool:
 
 
 def _missing_reason(editor: StateEditor, hold: Hold) -> str:
-    """Return why *hold* is renewed although its host has no fault and is not well.
-
-    "" after `missed_seconds`.
-    """
+    """Return why *hold* of an unseen host is renewed; "" after `missed_seconds`."""
     hold.missed_ns = hold.missed_ns or editor.now_ns
     if editor.now_ns - hold.missed_ns >= seconds_ns(editor.limits.missed_seconds):
         return ""
@@ -296,11 +290,7 @@ def remove_closed_cases(editor: StateEditor) -> None:
                     bool(advisory.host),
                     True,
                 )
-        remaining = [
-            open_case
-            for open_case in open_cases
-            if open_case is not None and open_case.advisory == advisory.name
-        ]
+        remaining = [o for o in open_cases if o is not None and o.advisory == advisory.name]
         if not remaining or len(remaining) == len(advisory.cases):
             continue
         reason = (
@@ -313,9 +303,7 @@ def remove_closed_cases(editor: StateEditor) -> None:
                 editor, advisory, remaining, reason
             )  # otherwise no case requests it any more, and it is withdrawn
         else:
-            editor.put(
-                advisory, reason, cases=tuple(sorted(open_case.case.key for open_case in remaining))
-            )
+            editor.put(advisory, reason, cases=tuple(sorted(o.case.key for o in remaining)))
 
 
 def withdraw_empty(editor: StateEditor) -> None:

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from .advisory import Advisory
 
-#: Changes that are remembered; a watcher that continues from an older one gets all open advisories
-#: instead.
+#: Changes remembered; a watcher that continues from an older one gets all open advisories.
 CHANGES_MAX = 10_000
 #: Maximum watchers at once.
 WATCHERS_MAX = 256
@@ -31,10 +30,7 @@ class AdvisoryChange(NamedTuple):
 
 
 class WatchFeed:
-    """Ordered changes of advisories, for watchers on one loop.
-
-    `started_ms` distinguishes the feeds of different starts.
-    """
+    """Ordered changes of advisories, for watchers on one loop. `started_ms` identifies it."""
 
     def __init__(
         self,

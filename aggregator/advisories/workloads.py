@@ -46,10 +46,7 @@ def name_for(name: str, login: str) -> str:
 
 
 class Gang(NamedTuple):
-    """A workload. `reporter`: LOGIN/ACTOR.
-
-    `gpus` 0: all GPUs of the hosts; `checkpoint_seconds` 0: unknown.
-    """
+    """A workload. `reporter`: LOGIN/ACTOR. `gpus` 0: all of its hosts; checkpoint 0: unknown."""
 
     workload: str
     hosts: tuple[str, ...]
@@ -163,10 +160,7 @@ class ScheduledGangs:
 
 
 class WorkloadLookup:
-    """Finds the workload of an unwell host: by a scheduler, else by processes on its GPUs.
-
-    Belongs to the loop, as *fleet* and *gangs* do.
-    """
+    """Finds the workload of an unwell host: by a scheduler, else by processes on its GPUs."""
 
     def __init__(self, fleet: Fleet, gangs: ScheduledGangs) -> None:
         self._fleet, self._gangs = fleet, gangs

@@ -25,13 +25,7 @@ from ..principal import (
     set_principal,
 )
 from .authenticator import Authenticator
-from .limits import (
-    BURST_SECONDS,
-    ConnectionLimits,
-    Connections,
-    KeyedTokenBuckets,
-    peer_address,
-)
+from .limits import BURST_SECONDS, ConnectionLimits, Connections, KeyedTokenBuckets, peer_address
 from .tokens import FILE_NAME, Tokens, TokensError
 
 if TYPE_CHECKING:
@@ -40,8 +34,7 @@ if TYPE_CHECKING:
 
 
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
-#: Called for a call that the caller's role may not make: principal, gRPC's name of the peer,
-#: request.
+#: Called for a call of a wrong role: principal, gRPC's name of the peer, request.
 DeniedCallback = Callable[["Principal", str, Any], Awaitable[None]]
 #: gRPC's name of a handler by (request is a stream, response is a stream).
 KINDS = {
@@ -53,8 +46,7 @@ KINDS = {
 
 log = logging.getLogger(__name__)
 FOLDER = "access"
-#: A caller refused more often (burst: 20 s of this rate) gets each further refusal after
-#: THROTTLE_SECONDS.
+#: A caller refused more often (burst: 20 s of this rate) waits THROTTLE_SECONDS each time.
 REFUSALS_PER_SECOND_MAX = 5.0
 THROTTLE_SECONDS = 5.0
 #: Cost of an event in rows: it is evaluated, synced to the journal, and searched for in the store.
@@ -110,11 +102,9 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
 
         They are not called for each call of a caller that is refused repeatedly.
         """
-        self._access_control, self._by_token, self._on_denied = (
-            access_control,
-            by_token,
-            on_denied or {},
-        )
+        self._access_control = access_control
+        self._by_token = by_token
+        self._on_denied = on_denied or {}
 
     async def intercept_service(
         self,
@@ -168,9 +158,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         return wrap_handler(handler, wrap)
 
     def _refusing(self, error: ServiceError) -> Any:
-        """Return a handler that refuses without reading the message, which gRPC would otherwise
-        read first.
-        """
+        """Return a handler that refuses without reading the message."""
 
         async def refuse(request: Any, context: Any) -> None:
             await self._access_control.throttle_refusal(None, context.peer())
@@ -245,10 +233,7 @@ class AccessControl:
         seconds: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Read certificates and tokens. Raises SettingsError.
-
-        *seconds*: Unix time; *steady*: a clock that cannot be set.
-        """
+        """Read certificates and tokens. Raises SettingsError. *steady*: cannot be set."""
         self._config, self._steady = config, steady
         self.certificates = _certificates(config)
         try:
@@ -284,11 +269,7 @@ class AccessControl:
         return self.connections.ended_count if self.connections is not None else 0
 
     def bind(self, server: Any, address: str, *, by_token: bool = False) -> int:
-        """Make *server* listen on `address:port`; return the port. Raises RuntimeError, as gRPC
-        does.
-
-        *by_token*: callers are not asked for a certificate.
-        """
+        """Make *server* listen on `address:port`; return the port. Raises RuntimeError."""
         if self.certificates is None:
             return int(server.add_insecure_port(address))
         requests_certificate = bool(self._config.tls_client_ca_file) and not by_token
@@ -309,8 +290,7 @@ class AccessControl:
     def admit(self, principal: Principal, request: Any) -> None:
         """Count a call that begins. Raises ResourceExhausted with a retry time."""
         config, running = self._config, self.running_calls.count_of(principal)
-        # Without a login calls cannot be assigned to a caller; a simulated fleet uses an admin's
-        # login.
+        # Without a login calls have no known caller; a simulated fleet uses an admin's.
         is_limited = principal.is_authenticated and principal.role is not Role.ADMIN
         if is_limited and running >= config.calls_per_caller_max:
             message = f"{principal} has {running} calls running, which is the limit (calls_per_caller_max)"
@@ -341,11 +321,9 @@ class AccessControl:
         """
         self.refused_count += 1
         address = peer_address(peer)
-        key = (
-            (principal.role, principal.name)
-            if principal is not None and principal.is_authenticated
-            else address and address[0]
-        )
+        key: Any = address and address[0]
+        if principal is not None and principal.is_authenticated:
+            key = (principal.role, principal.name)
         if not self._refusals.try_take(key):
             return False
         await asyncio.sleep(THROTTLE_SECONDS)
@@ -412,11 +390,7 @@ class AgentRateLimit:
         )
 
     def try_take(self, size_bytes: int, rows: int) -> float:
-        """Count a call if it fits, and return 0; otherwise return the seconds to wait.
-
-        The call is counted only if it fits, so that a caller that waits exactly that long is
-        accepted.
-        """
+        """Count a call if it fits, and return 0; otherwise return the seconds to wait."""
         wait = self.take(0, size_bytes, rows)
         if wait:
             self.take(0, -size_bytes, -rows)
@@ -424,9 +398,7 @@ class AgentRateLimit:
 
 
 def _cost_rows(request: Any) -> int:
-    """Return the cost of a message beyond its bytes: 3000 devices have 0.3 MB, but take 11 ms of
-    the loop.
-    """
+    """Return the cost of a message beyond its bytes: 3000 devices take 11 ms of the loop."""
     devices, events = (getattr(request, name, ()) for name in ("devices", "events"))
     return len(devices) + EVENT_COST_ROWS * len(events)
 

@@ -21,9 +21,7 @@ Metadata = Iterable[tuple[str, Any]]
 
 
 class Authenticator:
-    """Determines the caller. Owned by the event loop's thread, which must also call
-    `Tokens.refresh`.
-    """
+    """Determines the caller. Owned by the event loop's thread, which calls `Tokens.refresh`."""
 
     def __init__(
         self,
@@ -34,14 +32,10 @@ class Authenticator:
         client_certificates: bool,
         seconds: Callable[[], float],
     ) -> None:
-        """*tls*: the port uses it; *client_certificates*: callers may present one; *seconds*: Unix
-        time.
-        """
-        self._tokens, self._certificate_identity, self._seconds = (
-            tokens,
-            certificate_identity,
-            seconds,
-        )
+        """*tls*: the port has it; *client_certificates*: callers may present one."""
+        self._tokens = tokens
+        self._certificate_identity = certificate_identity
+        self._seconds = seconds
         self._tls, self._client_certificates = tls, client_certificates
         self._principals: OrderedDict[bytes, Principal] = OrderedDict()
 

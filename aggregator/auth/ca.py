@@ -54,10 +54,7 @@ def check_days(days: int) -> None:
 def make_authority(
     folder: Path, trust: str, now: datetime, *, force: bool = False
 ) -> CertificatePaths:
-    """Create a CA for the trust domain *trust* in *folder*: ca.pem and ca.key.
-
-    Raises AuthorityError, OSError.
-    """
+    """Create a CA for the domain *trust* in *folder*. Raises AuthorityError, OSError."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _subject(f"Gangline CA of {trust}")
     certificate = (
@@ -129,9 +126,7 @@ class Authority:
         )
 
     def issue(self, role: Role, name: str, days: int, *, force: bool = False) -> CertificatePaths:
-        """Create ROLE-NAME.pem with spiffe://TRUST/gangline/ROLE/NAME. Raises AuthorityError,
-        OSError.
-        """
+        """Create ROLE-NAME.pem of spiffe://TRUST/gangline/ROLE/NAME. Raises AuthorityError."""
         if not is_name(name):
             raise AuthorityError(f"{name[:64]!r}: expected {NAME_FORM}")
         uri = x509.UniformResourceIdentifier(f"spiffe://{self.trust}/gangline/{role}/{name}")

@@ -121,17 +121,14 @@ def _public(path: Path, data: bytes) -> bytes:
 
 
 class Certificates:
-    """The active certificate. Call `refresh` in one thread; gRPC reads it in others before each
-    handshake.
-    """
+    """The active certificate. `refresh` is for one thread; gRPC reads it in others."""
 
     def __init__(
         self, files: ServerTlsFiles, now: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
         """Read *files*. Raises CertificateError."""
         self.files, self._now = files, now
-        #: Why the current files are not active, or that the certificate ends soon; "" if all is
-        #: well.
+        #: Why the files are not active, or that the certificate ends soon; "" if all is well.
         self.error = ""
         #: Number of reloads without a restart.
         self.reloads = 0

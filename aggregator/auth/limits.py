@@ -70,9 +70,7 @@ class AcceptedConnection(NamedTuple):
 
 
 def peer_address(peer: str) -> PeerAddress | None:
-    """Return address and port of gRPC's `ipv4:10.0.0.1:4711` or `ipv6:%5B::1%5D:4711`; None for
-    another kind.
-    """
+    """Return address and port of gRPC's `ipv4:10.0.0.1:4711` or `ipv6:%5B::1%5D:4711`."""
     kind, _, rest = peer.partition(":")
     host, _, port = urllib.parse.unquote(rest).rpartition(":")
     if kind not in ("ipv4", "ipv6") or not (port.isdecimal() and len(port) <= 5):
@@ -118,22 +116,13 @@ def too_many(
         else:
             unknown.append(connection)
     for caller_connections in known.values():
-        over |= {
-            connection.inode: connection
-            for connection in caller_connections[: -limits.per_caller_max]
-        }
-    over |= {
-        connection.inode: connection
-        for connection in unknown[: max(0, len(unknown) - limits.unknown_max)]
-    }
+        over |= {c.inode: c for c in caller_connections[: -limits.per_caller_max]}
+    over |= {c.inode: c for c in unknown[: max(0, len(unknown) - limits.unknown_max)]}
     return list(over.values())
 
 
 class Connections:
-    """Accepted connections on the service's ports.
-
-    Call `refresh` in one thread at a time, not the event loop's: it takes some us per connection.
-    """
+    """Accepted connections on the service's ports. `refresh` is for one thread."""
 
     def __init__(
         self, ports: Collection[int], limits: ConnectionLimits, seconds: Callable[[], float]
@@ -173,11 +162,7 @@ class Connections:
                     self._accepted(descriptor, inode, now) if known is _NOT_CACHED else known
                 )
         self._known = connections
-        return {
-            connection.peer: connection
-            for connection in connections.values()
-            if connection is not None
-        }
+        return {c.peer: c for c in connections.values() if c is not None}
 
     def _accepted(self, descriptor: int, inode: int, now: float) -> AcceptedConnection | None:
         """Return the connection of a socket; None if it was not accepted on the service's ports."""

@@ -37,11 +37,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def write_private(path: Path, data: bytes, mode: int) -> None:
-    """Write a file of *mode* atomically and durably: a revoked token must not return after a power
-    cut.
-
-    Raises OSError.
-    """
+    """Write a file of *mode* atomically and durably: a revoked token must stay revoked."""
     new = path.with_name(path.name + ".new")
     with suppress(FileNotFoundError):
         new.unlink()
@@ -58,8 +54,7 @@ def private_folder(folder: Path) -> None:
     """Create a private folder if it is missing; its owner is its parent's owner. Raises OSError."""
     if folder.exists():
         return
-    # The parent is a data folder that no aggregator has created yet; `store/store_folder.py` uses
-    # the same mode.
+    # A data folder that no aggregator has created yet; `store/store_folder.py` has this mode.
     folder.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
     try:
         folder.mkdir(mode=0o700)
@@ -156,10 +151,7 @@ def read_tokens(path: Path) -> list[Token]:
 
 
 def update_tokens(path: Path, edit: Callable[[list[Token]], list[Token]]) -> list[Token]:
-    """Replace the file's tokens by *edit* of them, atomically and under a lock.
-
-    Only the owner can read the file. Raises TokensError, OSError.
-    """
+    """Replace the file's tokens by *edit* of them, atomically. Raises TokensError, OSError."""
     private_folder(path.parent)
     with _locked(path):
         try:
@@ -177,8 +169,7 @@ def update_tokens(path: Path, edit: Callable[[list[Token]], list[Token]]) -> lis
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     lock_file = path.with_suffix(".lock")
-    # Root runs this in the service's folder: a link there must not make root open or change another
-    # file.
+    # Root runs this in the service's folder: a link must not lead it to another file.
     lock = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(lock).st_nlink != 1:
@@ -193,15 +184,12 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 class Tokens:
-    """The active tokens, from the last read of the file. `refresh` and `find` may run in different
-    threads.
-    """
+    """The tokens of the last read. `refresh` and `find` may run in different threads."""
 
     def __init__(self, path: Path) -> None:
         """Read *path* if it exists. Raises TokensError."""
         self.path = path
-        #: Whether the file ever existed: then authentication is required, even after all tokens are
-        #: revoked.
+        #: Whether the file ever existed: then a login is required, even without tokens.
         self.configured = False
         #: Why the current file is not active; "" if it is.
         self.error = ""
@@ -242,10 +230,7 @@ class Tokens:
         return now.st_ino, now.st_mtime_ns, now.st_size
 
     def find(self, text: str, now: float) -> Token | None:
-        """Return the active token for *text*, None if there is none.
-
-        A wrong secret takes as long as a right one.
-        """
+        """Return the active token for *text*. A wrong secret takes as long as a right one."""
         match = _FORM.fullmatch(text) if len(text) <= TOKEN_CHARACTERS_MAX else None
         if match is None:
             return None

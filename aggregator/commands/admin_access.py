@@ -290,9 +290,7 @@ def _revoke(options: argparse.Namespace, path: Path) -> int:
     revoked: list[Token] = []
 
     def without(before: list[Token]) -> list[Token]:
-        revoked.extend(
-            token for token in before if token.id == options.id or token.name == options.name
-        )
+        revoked.extend(t for t in before if t.id == options.id or t.name == options.name)
         return [token for token in before if token not in revoked]
 
     if not path.exists():
@@ -322,15 +320,12 @@ def _token_parser() -> argparse.ArgumentParser:
     add_data_option(common)
     what = parser.add_subparsers(dest="what", required=True, metavar="{new,list,revoke}")
     new = what.add_parser("new", parents=[common], help="create tokens, and show them once")
-    new.add_argument("--role", required=True, choices=[str(role) for role in GRANTABLE_ROLES])
-    new.add_argument(
-        "--name", "--host", required=True, action="append", type=caller_name, metavar="NAME"
-    )
-    new.add_argument("--days", type=_days, default=DAYS_DEFAULT, metavar="N", help="default 365")
-    new.add_argument(
-        "--into", type=Path, metavar="DIR", help="write each token to a file there, and show none"
-    )
-    new.add_argument("--force", action="store_true", help="overwrite files of --into")
+    add = new.add_argument
+    add("--role", required=True, choices=[str(role) for role in GRANTABLE_ROLES])
+    add("--name", "--host", required=True, action="append", type=caller_name, metavar="NAME")
+    add("--days", type=_days, default=DAYS_DEFAULT, metavar="N", help="default 365")
+    add("--into", type=Path, metavar="DIR", help="write each token to a file there, and show none")
+    add("--force", action="store_true", help="overwrite files of --into")
     show = what.add_parser("list", parents=[common], help="list the tokens")
     show.add_argument("--json", action="store_true", help="one JSON document")
     revoke = what.add_parser(

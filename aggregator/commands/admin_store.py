@@ -87,10 +87,7 @@ def caller_name(text: str) -> str:
 
 
 def guarded(command: str, run: Callable[[], int]) -> int:
-    """Run the command; print a failure to stderr and return its exit code.
-
-    Ctrl-C exits with 130 after partial files are removed.
-    """
+    """Run the command; print a failure and return its exit code, 130 for Ctrl-C."""
 
     def run_translated() -> int:
         try:
@@ -98,11 +95,10 @@ def guarded(command: str, run: Callable[[], int]) -> int:
         except (CopyError, StoreError, SettingsError, AuthorityError, TokensError) as error:
             raise CommandError(str(error), FAILED) from error
         except OSError as error:
-            detail = (
-                os_error_message(error)
-                if error.filename is None
-                else f"{error.filename}: {os_error_message(error)}"
-            )
+            if error.filename is None:
+                detail = os_error_message(error)
+            else:
+                detail = f"{error.filename}: {os_error_message(error)}"
             raise CommandError(detail, FAILED) from error
 
     return connection.guarded(f"admin {command}", run_translated)
@@ -248,29 +244,28 @@ def _backup_parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 done, 1 failed, 2 wrong usage, 3 no aggregator answers",
     )
     add_store_options(parser)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--to",
         type=Path,
         required=True,
         metavar="DIR",
         help="created if missing; best on another disk",
     )
-    parser.add_argument(
+    add(
         "--keep",
         type=_count,
         default=0,
         metavar="N",
         help="then remove all but the newest N (default: remove none)",
     )
-    parser.add_argument(
+    add(
         "--before-migration",
         action="store_true",
         help="only if this version would migrate the store; else do nothing (exit code 0)",
     )
-    parser.add_argument(
-        "--with-access", action="store_true", help="include certificates, keys and hashed tokens"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object, no progress")
+    add("--with-access", action="store_true", help="include certificates, keys and hashed tokens")
+    add("--json", action="store_true", help="one JSON object, no progress")
     return parser
 
 
@@ -322,7 +317,8 @@ def _restore_parser() -> argparse.ArgumentParser:
         "use this folder; an aggregator on another folder may run.",
         epilog="exit codes: 0 done, 1 failed and nothing was changed, 2 wrong usage",
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--from",
         dest="source",
         type=Path,
@@ -330,19 +326,19 @@ def _restore_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="a backup, or the folder of `backup --to` (the newest is used)",
     )
-    parser.add_argument(
+    add(
         "--data",
         type=Path,
         default=DATA_DEFAULT,
         metavar="DIR",
         help=f"the data folder (default: {DATA_DEFAULT})",
     )
-    parser.add_argument(
+    add(
         "--force",
         action="store_true",
         help="replace an existing store; it is moved to a folder beside it",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object, no progress")
+    add("--json", action="store_true", help="one JSON object, no progress")
     return parser
 
 
@@ -543,10 +539,7 @@ def _verify_parser() -> argparse.ArgumentParser:
     )
     add_store_options(parser)
     parser.add_argument(
-        "--scratch",
-        type=Path,
-        metavar="DIR",
-        help="folder for the copy (default: the data folder)",
+        "--scratch", type=Path, metavar="DIR", help="folder for the copy (default: the data folder)"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object, no progress")
     return parser

@@ -25,10 +25,7 @@ from .connection import FAILED, OK, CommandError, ConnectionOptions, read_connec
 
 
 def main(arguments: list[str]) -> int:
-    """Train a model.
-
-    Exit codes: 1 rejected or too few faults; 3 the store's aggregator is silent.
-    """
+    """Train a model. Exit codes: 1 rejected, or too few faults; 3 the aggregator is silent."""
     options = _parser().parse_args(arguments)
     return guarded("train", lambda: _run(options))
 

@@ -53,10 +53,7 @@ FORMATTERS: dict[str, Callable[[Any], str]] = {
 
 
 def main(arguments: list[str]) -> int:
-    """Run a subcommand, `list` by default.
-
-    Exit codes: 1 refused, with a message; 3 no aggregator answers; 4 no such advisory or host.
-    """
+    """Run a subcommand. Exit codes: 1 refused, 3 no aggregator, 4 no such advisory or host."""
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         arguments = ["list", *arguments]
     options = _parser().parse_args(arguments)
@@ -223,18 +220,19 @@ def _parser() -> argparse.ArgumentParser:
         ("failed", "report that you could not"),
     ):
         subparser = commands.add_parser(name, help=help_text)
-        subparser.add_argument("advisory", type=_advisory, help="its name, such as a12")
+        add = subparser.add_argument
+        add("advisory", type=_advisory, help="its name, such as a12")
         if name != "show":
             help_text = "the version from `show` or `list --json`; rejected if the advisory has changed since"
-            subparser.add_argument("--etag", type=_etag, help=help_text)
-        subparser.add_argument(
+            add("--etag", type=_etag, help=help_text)
+        add(
             "--reason",
             default="",
             required=name == "reject",
             help="a note to store with the answer",
         )
         if name == "accept":
-            subparser.add_argument(
+            add(
                 "--for",
                 dest="seconds",
                 type=seconds_of,

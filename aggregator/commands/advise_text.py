@@ -118,9 +118,7 @@ def unavailable_lines(answer: wire.ListAdvisoriesResponse) -> list[str]:
         return []
     count = hosts_text(answer.unavailable_nodes_count)
     lines = ["", f"reported out by others: {count}, which limits count"]
-    lines += [
-        _line(unavailable) for unavailable in answer.unavailable_nodes[:UNAVAILABLE_SHOWN_MAX]
-    ]
+    lines += [_line(u) for u in answer.unavailable_nodes[:UNAVAILABLE_SHOWN_MAX]]
     if len(answer.unavailable_nodes) > UNAVAILABLE_SHOWN_MAX:
         lines.append('... `gangline sql "FROM ops.unavailable"` has all')
     return lines
@@ -229,10 +227,8 @@ def _out_by_advice(answer: wire.ListAdvisoriesResponse) -> list[str]:
     count = hosts_text(answer.out_by_advice_count)
     lines = ["", f"out of service by advice that has ended: {count}; they count toward the limits"]
     for advisory in answer.out_by_advice[:UNAVAILABLE_SHOWN_MAX]:
-        host, action = (
-            advisory.nodes[0].removeprefix("nodes/"),
-            enum_name(wire.Action, advisory.action),
-        )
+        host = advisory.nodes[0].removeprefix("nodes/")
+        action = enum_name(wire.Action, advisory.action)
         what = f"{host:<24} until {_at(advisory.expire_time)}  {_short(advisory.name)} {action}: {advisory.state_text}"
         lines.append(cut(what, width_of(sys.stdout)))
     if answer.out_by_advice_count > UNAVAILABLE_SHOWN_MAX:
@@ -257,11 +253,9 @@ def advisory_text(one: wire.Advisory, now: datetime | None = None) -> str:
         lines.append(f"  price    {one.arithmetic}")
     if one.HasField("act_by_time") and one.state in WAITING:
         over = one.act_by_time.ToDatetime(UTC) <= (now or datetime.now(UTC))
-        so = (
-            "that time has passed: waiting has cost more"
-            if over
-            else "from then on waiting has cost more"
-        )
+        so = "from then on waiting has cost more"
+        if over:
+            so = "that time has passed: waiting has cost more"
         lines.append(f"  act by   {_at(one.act_by_time)}: {so}")
     if one.owner:
         lines.append(f"  owner    {one.owner}{_lease(one)}")

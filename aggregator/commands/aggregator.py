@@ -64,8 +64,7 @@ def _run(config: AggregatorConfig) -> int:
     gc.set_threshold(
         GC_OBJECTS, *GC_GENERATION_THRESHOLDS
     )  # first, so that imported objects are covered
-    # Imported here: the service takes a second of CPU, which a wrong setting or --help must not
-    # cost.
+    # Imported here: the service takes a second of CPU, too much for --help.
     from ..server import StartError
     from ..store.store_folder import StoreError
 
@@ -115,11 +114,9 @@ async def _serve(config: AggregatorConfig) -> int:
 
 def _print_listening(config: AggregatorConfig, aggregator: Aggregator) -> None:
     address = config.listen.rpartition(":")[0]
-    scores = (
-        f", scores and plans also on {aggregator.scores.address}:{aggregator.scores.port}"
-        if aggregator.scores
-        else ""
-    )
+    scores = ""
+    if aggregator.scores:
+        scores = f", scores and plans also on {aggregator.scores.address}:{aggregator.scores.port}"
     print(
         f"gangline aggregator: listening on {address}:{aggregator.port}, data in {config.data}{scores}",
         flush=True,
@@ -132,13 +129,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Runs the service: receives readings from agents, stores them, and scores hosts.",
         epilog="Without options, the service listens on 127.0.0.1:7600, serves scores and plans on 127.0.0.1:7601 too, and stores under ./var/aggregator.",
     )
-    parser.add_argument("--data", metavar="DIR", help="folder of the store")
-    parser.add_argument(
-        "--listen", metavar="ADDRESS:PORT", help="address to listen on; port 0: any free port"
-    )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings, as TOML")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting")
-    parser.add_argument("--help-settings", action="store_true", help="every setting and its range")
+    add = parser.add_argument
+    add("--data", metavar="DIR", help="folder of the store")
+    add("--listen", metavar="ADDRESS:PORT", help="address to listen on; port 0: any free port")
+    add("--config", type=Path, metavar="FILE", help="settings, as TOML")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting")
+    add("--help-settings", action="store_true", help="every setting and its range")
     return parser
 
 

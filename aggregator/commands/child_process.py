@@ -38,10 +38,7 @@ class ChildCommand:
 
 
 class Children:
-    """Context that owns *folder*; leaving it ends all children, in reverse order of their start.
-
-    Entering raises ChildError if the folder is unusable or owned by another run.
-    """
+    """Context that owns *folder* and ends all children. Entering raises ChildError."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

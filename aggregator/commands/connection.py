@@ -85,14 +85,12 @@ def check_address(address: str) -> None:
 class ConnectionOptions:
     """Connection settings. Paths: "" for none. Without `ca` the connection is plain text."""
 
-    aggregator: str = setting(ADDRESS_DEFAULT, check=check_address, description="where it listens")
-    ca: str = setting("", description="the CA of its certificate, PEM; turns TLS on")
-    certificate: str = setting("", description="your certificate, PEM")
-    key: str = setting("", description="its key, PEM")
-    token_file: str = setting("", description="a file with your token")
-    server_name: str = setting(
-        "", description="the host name in its certificate, if not the address"
-    )
+    aggregator: str = setting(ADDRESS_DEFAULT, "where it listens", check=check_address)
+    ca: str = setting("", "the CA of its certificate, PEM; turns TLS on")
+    certificate: str = setting("", "your certificate, PEM")
+    key: str = setting("", "its key, PEM")
+    token_file: str = setting("", "a file with your token")
+    server_name: str = setting("", "the host name in its certificate, if not the address")
 
     @property
     def host(self) -> str:
@@ -148,10 +146,7 @@ def _expiry_message(certificate: str) -> str:
 
 
 def read_connection_options(options: argparse.Namespace) -> ConnectionOptions:
-    """Return the settings from options, environment and file, in this order of precedence.
-
-    Raises CommandError.
-    """
+    """Return the settings from options, else environment, else file. Raises CommandError."""
     file = _file()
     try:
         connection_options = load(ConnectionOptions, file if _exists(file) else None)
@@ -328,13 +323,12 @@ def add_login(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         f"An option wins over the environment ({', '.join(VARIABLES.values())}, {TOKEN_VARIABLE}), and that over the "
         f"file {FILE_VARIABLE} names, by default ~/.config/gangline/client.toml (keys: aggregator, ca, certificate, key, token_file, server_name)",
     )
-    group.add_argument(
-        "--ca", metavar="FILE", help="the CA that signed its certificate (PEM); turns TLS on"
-    )
-    group.add_argument("--cert", dest="certificate", metavar="FILE", help="your certificate (PEM)")
-    group.add_argument("--key", metavar="FILE", help="the key of your certificate (PEM)")
-    group.add_argument("--token-file", metavar="FILE", help="the file that contains your token")
-    group.add_argument(
+    add = group.add_argument
+    add("--ca", metavar="FILE", help="the CA that signed its certificate (PEM); turns TLS on")
+    add("--cert", dest="certificate", metavar="FILE", help="your certificate (PEM)")
+    add("--key", metavar="FILE", help="the key of your certificate (PEM)")
+    add("--token-file", metavar="FILE", help="the file that contains your token")
+    add(
         "--server-name", metavar="NAME", help="the host name in its certificate, if not the address"
     )
     return group
@@ -374,8 +368,7 @@ def command_error(
         )
     if code in NO_ANSWER_CODES and not _is_known(connection_options.host):
         return CommandError(
-            f"cannot resolve {connection_options.host!r} (typo?); {another}",
-            NO_ANSWER,
+            f"cannot resolve {connection_options.host!r} (typo?); {another}", NO_ANSWER
         )
     if code in NO_ANSWER_CODES:
         return CommandError(
@@ -425,10 +418,7 @@ def add_hours(parser: argparse.ArgumentParser) -> None:
 
 
 def number_option(low: float, high: float, message: str) -> Callable[[str], float]:
-    """Return an option type that parses a number from *low* to *high*.
-
-    *message* follows the rejected text in the error.
-    """
+    """Return a type of numbers from *low* to *high*; *message* ends its error."""
 
     def parse(text: str) -> float:
         try:

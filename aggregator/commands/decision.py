@@ -23,20 +23,8 @@ from ..service.decision_recorder import answer_bytes
 from ..service.decision_summary import MESSAGES, kind_name
 from ..service.placement import PlacementService
 from ..service.recovery import RecoveryService
-from .connection import (
-    FAILED,
-    OK,
-    CommandError,
-    connected,
-    read_connection_options,
-)
-from .plan import (
-    DEADLINE_SECONDS,
-    fold_names,
-    option_lines,
-    plan_text,
-    tier_title,
-)
+from .connection import FAILED, OK, CommandError, connected, read_connection_options
+from .plan import DEADLINE_SECONDS, fold_names, option_lines, plan_text, tier_title
 from .recover import recovery_text
 from .resize import resize_text
 
@@ -284,10 +272,7 @@ class _StoredSnapshot:
 
 
 async def replayed_answer(kind: int, request: bytes, parts: Iterable[bytes]) -> bytes:
-    """Return the serialized answer to *request*, recomputed from *parts* by the current services.
-
-    Raises InputsError.
-    """
+    """Return the answer to *request*, recomputed from *parts*. Raises InputsError."""
     inputs = restored_inputs(parts)
     placement = PlacementService(_StoredSnapshot(inputs.snapshot))
     placement.begin_with(inputs.snapshot, inputs.excluded)

@@ -143,9 +143,7 @@ def _counts(
 ) -> Counter[int]:
     """Return how many of the *known* hosts each of *entries* selects."""
     index = SelectionIndex(entry.selection for entry in entries)
-    return Counter(
-        number for host in known for number in index.entries_for(host, declared.place(host))
-    )
+    return Counter(n for host in known for n in index.entries_for(host, declared.place(host)))
 
 
 def _who(entry: MaintenanceWindow | Override, count: int, known: Sequence[str]) -> str:

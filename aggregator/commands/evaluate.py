@@ -19,7 +19,7 @@ SUBCOMMANDS: admin.Table = {
     "hazard": (
         ".evaluate:hazard_main",
         "the model of hazard and its baselines on a recording of faults",
-    ),
+    )
 }
 
 DRAWS_MAX = 10_000
@@ -63,11 +63,10 @@ def _run(options: argparse.Namespace) -> int:
         raise CommandError(f"{path}: {error.strerror}", FAILED) from error
     finally:
         progress.end()
-    text = (
-        json_object(_known(evaluation.as_dict()), indent=1)
-        if options.json
-        else markdown(evaluation)
-    )
+    if options.json:
+        text = json_object(_known(evaluation.as_dict()), indent=1)
+    else:
+        text = markdown(evaluation)
     if options.out is None:
         print(text)
         return OK
@@ -115,20 +114,21 @@ def _parser() -> argparse.ArgumentParser:
         ),
         epilog="exit codes: 0 done, 1 failed, 2 wrong usage",
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "events",
         type=Path,
         metavar="EVENTS.json",
         help="a list of {node_id, event_time (days), event_type (fault_start, fault_end), fault_type {Level, Class, Desc}}",
     )
-    parser.add_argument(
+    add(
         "--train-until",
         type=_whole(1, 10_000),
         required=True,
         metavar="DAY",
         help="the last training day; days count from 0, or from --from",
     )
-    parser.add_argument(
+    add(
         "--from",
         dest="from_day",
         type=_whole(0, 10_000),
@@ -139,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
             "0, also for --train-until; faults that ended earlier are ignored"
         ),
     )
-    parser.add_argument(
+    add(
         "--nodes",
         type=_whole(1, NODES_MAX),
         metavar="N",
@@ -148,13 +148,13 @@ def _parser() -> argparse.ArgumentParser:
             "(default: from the file's name, ..._400_nodes_...; else the nodes in the file)"
         ),
     )
-    parser.add_argument(
+    add(
         "--gang-nodes",
         type=_whole(1, NODES_MAX),
         metavar="N",
         help="nodes of the job that a fault interrupts (default: the whole fleet)",
     )
-    parser.add_argument(
+    add(
         "--lost-hours",
         type=_hours,
         default=1.0,
@@ -164,7 +164,7 @@ def _parser() -> argparse.ArgumentParser:
             "interval (default: 1, assumed)"
         ),
     )
-    parser.add_argument(
+    add(
         "--bootstrap",
         dest="draws",
         type=_whole(2, DRAWS_MAX),
@@ -172,12 +172,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="bootstrap samples of the fleet for the intervals (default: 200)",
     )
-    parser.add_argument(
-        "--seed", type=_whole(0, 2**32), default=1, help="seed of the bootstrap samples"
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write to this file instead of the terminal"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    add("--seed", type=_whole(0, 2**32), default=1, help="seed of the bootstrap samples")
+    add("--out", type=Path, metavar="FILE", help="write to this file instead of the terminal")
+    add("--json", action="store_true", help="one JSON object instead of tables")
+    add("--quiet", action="store_true", help="show no progress")
     return parser

@@ -513,10 +513,7 @@ def _doctor(options: argparse.Namespace, site: SchedulerSite) -> int:
 
 
 def _ledger_finding(folder: Path) -> DoctorFinding:
-    """Return whether the ledger is writable.
-
-    If run as another user, create nothing: the executor could not write to it.
-    """
+    """Return whether the ledger is writable. Creates nothing as another user."""
     parent = next(path for path in (folder, *folder.parents) if path.exists())
     if not folder.exists() and (os.geteuid() == 0 or not os.access(parent, os.W_OK)):
         return DoctorFinding(
@@ -576,17 +573,16 @@ def _parser() -> argparse.ArgumentParser:
             "3 no aggregator answers"
         ),
     )
-    parser.add_argument("scheduler", choices=list(SITES), help="which scheduler")
-    parser.add_argument("what", nargs="?", choices=SUBCOMMANDS, default="run", help="default: run")
-    parser.add_argument(
+    add = parser.add_argument
+    add("scheduler", choices=list(SITES), help="which scheduler")
+    add("what", nargs="?", choices=SUBCOMMANDS, default="run", help="default: run")
+    add(
         "--shadow",
         action="store_true",
         help="shadow mode: print what would be done, change nothing",
     )
-    parser.add_argument(
-        "--all", action="store_true", help="undo: remove everything that executors set"
-    )
-    parser.add_argument(
+    add("--all", action="store_true", help="undo: remove everything that executors set")
+    add(
         "--try",
         dest="attempt",
         action="store_true",
@@ -595,10 +591,8 @@ def _parser() -> argparse.ArgumentParser:
             "tomorrow and is deleted at once, in Kubernetes with a dry run"
         ),
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings, TOML")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="one setting"
-    )
-    parser.add_argument("--help-settings", action="store_true", help="list all settings")
+    add("--config", type=Path, metavar="FILE", help="settings, TOML")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="one setting")
+    add("--help-settings", action="store_true", help="list all settings")
     add_connection_options(parser)
     return parser

@@ -30,11 +30,9 @@ from .terminal import clean_texts, printable, width_of
 WIDTH_MAX = 110
 #: Evidence that changes ln(hazard) by less is omitted.
 DELTA_MIN = 0.005
-#: Reported outcomes that change ln(hazard) by less are omitted: every host showed "multiplied by
-#: 1".
+#: Outcomes that change ln(hazard) by less are omitted: most showed "multiplied by 1".
 OUTCOMES_SIGNAL, OUTCOMES_DELTA_MIN = "hazard.outcomes", math.log(1.05)
-#: On an UNHEALTHY host, evidence that alone multiplies the hazard by more is shown as a present
-#: fault.
+#: Evidence of an UNHEALTHY host that multiplies the hazard by more is a present fault.
 BROKEN_TIMES_MIN = 20.0
 #: Older evidence is shown with its age.
 RECENT_SECONDS = 3.0
@@ -59,10 +57,7 @@ NAMED_MAX = 6
 
 
 def main(arguments: list[str]) -> int:
-    """Explain a host or a decision.
-
-    Exit code 3: no aggregator answers; 4: unknown host or decision.
-    """
+    """Explain a host or a decision. Exit codes: 3 no aggregator answers; 4 unknown."""
     parser = _parser()
     options = parser.parse_args(arguments)
     is_decision = options.host == DECISION and options.decision_id
@@ -128,10 +123,7 @@ def unknown_host_message(host: str, names: list[str]) -> str:
 
 
 def explanation_text(score: score_pb2.NodeScore, width: int, query_prefix: str = COMMAND) -> str:
-    """Return the explanation of *score*, wrapped to *width*.
-
-    *query_prefix*: start of each query.
-    """
+    """Return the explanation of *score* within *width*. *query_prefix*: of each query."""
     parts = [_summary(score)]
     now_ns = score.compute_time.ToNanoseconds()
     evidence = [contribution for contribution in score.contributions if _is_shown(contribution)]
@@ -197,7 +189,7 @@ def _chances(score: score_pb2.NodeScore) -> list[str]:
     lines = [
         f"Score {floor_text(score.score, 4)}: the chance that a job runs {hours:g} h without a fault of "
         + f"this host (90 % interval {floor_text(score.score_lower, 4)} to "
-        + f"{floor_text(score.score_upper, 4)}). {_often(score.hazard_per_hour)}{_by(score.hazard_model)}.",
+        + f"{floor_text(score.score_upper, 4)}). {_often(score.hazard_per_hour)}{_by(score.hazard_model)}."
     ]
     if not math.isnan(score.relative_speed):
         lines.append(
@@ -226,20 +218,14 @@ def _hazard_without_evidence(score: score_pb2.NodeScore) -> str:
         return ""
     base = score.hazard_per_hour * math.exp(-added)
     often = _often(base).removeprefix("A fault is expected ").removeprefix("No fault is expected")
-    return (
-        f" (without it, one fault {often} would be expected)"
-        if often
-        else " (without it, no fault would be expected)"
-    )
+    if often:
+        return f" (without it, one fault {often} would be expected)"
+    return " (without it, no fault would be expected)"
 
 
 def _base_hazard(score: score_pb2.NodeScore) -> float:
     """Return the hazard without symptoms, which each symptom's factor multiplies."""
-    added = sum(
-        contribution.log_hazard_delta
-        for contribution in score.contributions
-        if not _is_of_model(contribution)
-    )
+    added = sum(c.log_hazard_delta for c in score.contributions if not _is_of_model(c))
     return score.hazard_per_hour * math.exp(-added)
 
 
@@ -370,11 +356,9 @@ def _cost(
     if contribution.log_hazard_delta < -DELTA_MIN:
         times = math.exp(contribution.log_hazard_delta)
         return f"lowers the hazard: {contribution.score_delta:.4f} of the score (a fault is {_times(times)} as likely)"
-    shared = (
-        f"one cause of {contribution.shared_count} devices, counted once"
-        if contribution.shared_count > 1
-        else ""
-    )
+    shared = ""
+    if contribution.shared_count > 1:
+        shared = f"one cause of {contribution.shared_count} devices, counted once"
     if costs:
         return f"costs {' and '.join(costs)}" + (f"; {shared}" if shared else "")
     return shared or ("confirms other evidence about it" if confirms else "costs nothing")

@@ -19,8 +19,7 @@ from .terminal import cut, table
 HEADINGS = ("HOST", "SCORE", "STATE", "HAZARD/DAY", "SPEED", "SLOWER", "HEARD", "JOB", "REASON")
 #: Columns of numbers, right-aligned.
 RIGHT = ("SCORE", "HAZARD/DAY", "SPEED", "SLOWER", "HEARD")
-#: Below this width the reason takes the space of these columns: the score implies the hazard, and
-#: STALE the age.
+#: Below this width the reason replaces these columns, which score and STALE imply.
 NARROW_CHARACTERS, NOT_WHEN_NARROW = 100, ("HAZARD/DAY", "HEARD")
 HOST_CHARACTERS_MAX, JOB_CHARACTERS_MAX = 32, 16
 REASON_CHARACTERS_MIN = 24
@@ -63,9 +62,7 @@ class FoldedHosts:
             if all(score.HasField("data_age") for score in self.scores)
             else next(score for score in self.scores if not score.HasField("data_age"))
         )
-        speeds = [
-            score.relative_speed for score in self.scores if not math.isnan(score.relative_speed)
-        ]
+        speeds = [s.relative_speed for s in self.scores if not math.isnan(s.relative_speed)]
         names = fold_hosts(map(host_of, self.scores))
         jobs = {score.job for score in self.scores}
         return worst | {
@@ -100,10 +97,7 @@ def render(
     colour: bool = False,
     slowdowns: Mapping[str, float] | None = None,
 ) -> str:
-    """Return the table of *hosts*, given worst first, at most *width* wide (0: unlimited).
-
-    *slowdowns*: a job's relative slowdown by host; without any the table has no SLOWER column.
-    """
+    """Return the table of *hosts*, given worst first, at most *width* wide (0: unlimited)."""
     scores = list(hosts)[::-1]
     if not scores:
         return "no hosts yet: none has registered with this aggregator"

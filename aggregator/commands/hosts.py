@@ -27,16 +27,7 @@ from .connection import (
     number_option,
     read_connection_options,
 )
-from .host_table import (
-    FoldedHosts,
-    Row,
-    caption,
-    fitting,
-    fold_causes,
-    folded,
-    host_of,
-    render,
-)
+from .host_table import FoldedHosts, Row, caption, fitting, fold_causes, folded, host_of, render
 from .score_client import ScoreClient, ScoreListing
 from .terminal import cut, refreshed, screen_rows, table_width, wants_colour, width_of
 
@@ -106,10 +97,7 @@ def selected(listing: ScoreListing, states: list[str]) -> ScoreListing:
 
 
 def document(listing: ScoreListing, slowdowns: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """Return the hosts as JSON, worst first; unknown values are null.
-
-    *slowdowns*: a job's, by host.
-    """
+    """Return the hosts as JSON, worst first; null is unknown. *slowdowns*: a job's, by host."""
     hosts = [as_dict(score) for score in listing.scores]
     for host in hosts if slowdowns else ():
         slowdown = (slowdowns or {}).get(host["host"], math.nan)
@@ -125,9 +113,7 @@ def document(listing: ScoreListing, slowdowns: Mapping[str, float] | None = None
 def as_dict(score: score_pb2.NodeScore) -> dict[str, Any]:
     """Return a host as JSON, with the wire's field names and `host`."""
     fields: dict[str, Any] = MessageToDict(
-        score,
-        preserving_proto_field_name=True,
-        always_print_fields_with_no_presence=True,
+        score, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
     age_seconds: float | None = None
     if score.HasField("data_age"):
@@ -262,11 +248,9 @@ def hosts_text(
         )
         paragraphs = (about, degraded, *alarms, message)
         lines = [line for note in paragraphs if note for line in note.split("\n")]
-        return (
-            [wrapped for line in lines for wrapped in textwrap.wrap(line, width_of())]
-            if in_place
-            else lines
-        )
+        if in_place:
+            return [wrapped for line in lines for wrapped in textwrap.wrap(line, width_of())]
+        return lines
 
     below = notes(0)
     is_long = 1 + len(shown) + len(below) > rows
@@ -292,10 +276,7 @@ def _alarms(listing: ScoreListing, width: int, rows: int | None) -> list[str]:
     shown = alarms[: max(1, rows // 6)]  # else they would push the hosts out of sight
     if len(shown) == len(alarms):
         return [cut(f"aggregator: {alarm}", width) for alarm in shown]
-    return [
-        cut(f"aggregator ({number} of {len(alarms)}): {alarm}", width)
-        for number, alarm in enumerate(shown, 1)
-    ]
+    return [cut(f"aggregator ({n} of {len(alarms)}): {a}", width) for n, a in enumerate(shown, 1)]
 
 
 def _watch_parser() -> argparse.ArgumentParser:

@@ -87,10 +87,7 @@ Ask = Callable[[str], list[dict[str, Any]]]
 
 
 def main(arguments: list[str]) -> int:
-    """List jobs or show a job.
-
-    Exit codes: 3 no aggregator answers, 4 unknown job or no readings.
-    """
+    """List jobs or show a job. Exit codes: 3 no aggregator answers, 4 unknown job."""
     parser = _parser()
     options = parser.parse_args(arguments)
     shown = options.output or options.last or options.begin or options.end
@@ -420,16 +417,13 @@ def _parser() -> argparse.ArgumentParser:
         description="Shows a job: phases of its hosts over time, its pace, which host slows it down and what that costs. "
         "Without JOB, lists all jobs. See docs/fingerprints.md.",
     )
-    parser.add_argument(
-        "job", nargs="?", type=_job, metavar="JOB", help="a job's name, as the list shows it"
-    )
-    parser.add_argument("--last", type=_last, metavar="SPAN", help="only the last 90s, 30m, 2h")
-    parser.add_argument("--from", dest="begin", type=_moment, metavar="TIME", help="start (UTC)")
-    parser.add_argument("--to", dest="end", type=_moment, metavar="TIME", help="end (UTC)")
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="write a picture: FILE.svg or FILE.png"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("job", nargs="?", type=_job, metavar="JOB", help="a job's name, as the list shows it")
+    add("--last", type=_last, metavar="SPAN", help="only the last 90s, 30m, 2h")
+    add("--from", dest="begin", type=_moment, metavar="TIME", help="start (UTC)")
+    add("--to", dest="end", type=_moment, metavar="TIME", help="end (UTC)")
+    add("-o", "--output", type=Path, metavar="FILE", help="write a picture: FILE.svg or FILE.png")
+    add(
         "--tags",
         type=parse_target,
         metavar="TARGET",

@@ -197,9 +197,7 @@ def _legend(*, colour: bool) -> str:
 
 def culprits_of(verdicts: Iterable[Row]) -> list[str]:
     """Return the hosts at fault, the worst verdict first."""
-    hosts = (
-        host for verdict in verdicts for host in (verdict.get("hosts") or [verdict["host"]]) if host
-    )
+    hosts = (host for v in verdicts for host in (v.get("hosts") or [v["host"]]) if host)
     return list(dict.fromkeys(hosts))
 
 
@@ -227,11 +225,10 @@ def straggler_lines(verdicts: Iterable[Row]) -> list[str]:
         if by and lower is not None and upper is not None:
             by += f" (90 % interval {100 * lower:.0f} to {100 * upper:.0f})"
         since = clock(seconds_of(verdict["since"]))
-        when = (
-            f"since {since}"
-            if verdict["until"] is None
-            else f"{since} to {clock(seconds_of(verdict['until']))}"
-        )
+        if verdict["until"] is None:
+            when = f"since {since}"
+        else:
+            when = f"{since} to {clock(seconds_of(verdict['until']))}"
         lost = verdict["lost_gpu_hours"] or 0.0
         hosts = fold_hosts(verdict.get("hosts") or ([verdict["host"]] if verdict["host"] else []))
         party = verdict.get("shared_cause") or hosts or "no host"
@@ -256,10 +253,7 @@ def pace_text(job: Row) -> str:
 
 
 def run_line(run: Row) -> str:
-    """Return a line that compares a run with earlier runs of its workload.
-
-    The comparison also shows a job that was slow from its first step.
-    """
+    """Return a line that compares a run with earlier runs of its workload."""
     kind = str(run["workload_class"] or "unknown").replace("_", " ")
     line = f"workload: {kind}"
     if kind != "unknown" and run["class_confidence"]:
@@ -311,10 +305,8 @@ def forecast_line(forecast: Sequence[Row]) -> str:
         parts.append(f"no checkpoint is predicted ({first['checkpoint_reason']})")
     power_row = min(forecast, key=lambda row: abs(row["horizon_seconds"] - POWER_HORIZON_SECONDS))
     if power_row["power_watts"] is not None:
-        low, high = (
-            _watts_text(power_row["power_watts_lower"]),
-            _watts_text(power_row["power_watts_upper"]),
-        )
+        low = _watts_text(power_row["power_watts_lower"])
+        high = _watts_text(power_row["power_watts_upper"])
         parts.append(
             f"power in {power_row['horizon_seconds']:.0f} s {_watts_text(power_row['power_watts'])} (90 %: {low} to {high})"
         )

@@ -31,8 +31,7 @@ TARGET_CHARACTERS_MAX = 4096
 VALUE_CHARACTERS_MAX = 5000
 #: Stragglers in a tag, and in the file.
 STRAGGLERS_LISTED, STRAGGLERS_MAX = 20, 200
-#: Limits after which an unresponsive tracker fails, about a minute; its own variables take
-#: precedence.
+#: Limits of an unresponsive tracker, about a minute; its own variables take precedence.
 MLFLOW_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "15", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
 WANDB_SECONDS_MAX = 60.0
 #: Length of a tracker's error message; some end with the remedy.

@@ -60,10 +60,7 @@ REASONS = {n: name.removeprefix("REASON_") for name, n in score_pb2.ReasonCode.i
 
 
 def main(arguments: list[str]) -> int:
-    """Write until ended, or once.
-
-    Exit codes: 1 not written, or invalid with --check; 2 wrong usage; 3 no aggregator answers.
-    """
+    """Write until ended, or once. Exit codes: 1 not written, or invalid; 3 no aggregator."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.feature and not options.slurm:
@@ -322,7 +319,8 @@ def _parser() -> argparse.ArgumentParser:
         "The file contains its expiry time: when this command stops, the file becomes invalid.",
         epilog="exit codes: 0 ended, or with --check valid; 1 not written, or not valid; 2 wrong usage; 3 no aggregator answers",
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "file",
         type=lambda text: Path(os.path.abspath(text)),
         metavar="FILE",
@@ -331,16 +329,16 @@ def _parser() -> argparse.ArgumentParser:
             "/run/gangline-mirror/nodes"
         ),
     )
-    parser.add_argument(
+    add(
         "--seconds",
         type=_seconds,
         default=SECONDS_DEFAULT,
         metavar="S",
         help=f"seconds between two writes, {SECONDS_MIN:g} to {SECONDS_MAX:g} (default {SECONDS_DEFAULT:g})",
     )
-    parser.add_argument("--once", action="store_true", help="write the file once and exit")
-    parser.add_argument("--check", action="store_true", help="check FILE as a reader would")
-    parser.add_argument(
+    add("--once", action="store_true", help="write the file once and exit")
+    add("--check", action="store_true", help="check FILE as a reader would")
+    add(
         "--slurm",
         action="store_true",
         help=(
@@ -348,7 +346,7 @@ def _parser() -> argparse.ArgumentParser:
             "without being rejected"
         ),
     )
-    parser.add_argument(
+    add(
         "--feature",
         type=_feature,
         metavar="NAME",

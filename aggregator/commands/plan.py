@@ -286,11 +286,9 @@ def plan_text(
         lines += [_options_table(reply.options), ""]
         lines += option_lines(reply.options[0], names, explain=explain)
     else:
-        certain = (
-            "nothing fits"
-            if reply.proven
-            else "no plan was found, which does not prove that none exists"
-        )
+        certain = "no plan was found, which does not prove that none exists"
+        if reply.proven:
+            certain = "nothing fits"
         lines.append(
             f"{certain}. These constraints conflict; below each: changes after which the gang fits"
         )
@@ -385,11 +383,7 @@ def _group_lines(option: wire.PlacementOption) -> list[str]:
             aligned_first = f"{stages} of {pipeline} stages of a pipeline together"
         lines.append(f"ranks: tensor, data, pipeline; aligned: {aligned_first}")
     for group in option.groups:
-        crossing = ", ".join(
-            f"{tier_crossing.groups} {tier_title(tier_crossing.tier)}"
-            for tier_crossing in group.crossing
-            if tier_crossing.groups
-        )
+        crossing = ", ".join(f"{t.groups} {tier_title(t.tier)}" for t in group.crossing if t.groups)
         unknown = max((tier_crossing.unknown_groups for tier_crossing in group.crossing), default=0)
         lines.append(
             f"{group.groups} {group.kind} groups of {group.size} GPUs, {group.traffic_share.value:.0%} of the traffic; "
@@ -404,11 +398,9 @@ def blocker_lines(blocker: wire.Blocker) -> list[str]:
     lines = [f"- {blocker.constraint}: {blocker.message}"]
     for relaxation in blocker.relaxations:
         total = relaxation.price.total_gpu_hours
-        start = (
-            f"starts in {relaxation.start_p50.seconds / 3600:.1f} h"
-            if relaxation.HasField("start_p50")
-            else "starts now"
-        )
+        start = "starts now"
+        if relaxation.HasField("start_p50"):
+            start = f"starts in {relaxation.start_p50.seconds / 3600:.1f} h"
         lines.append(
             f"    {relaxation.change}: {start}, survival {relaxation.survival.value:.3f}, "
             f"{total.value:.1f} GPU-hours ({total.lower:.0f} to {total.upper:.0f})"
@@ -523,12 +515,7 @@ def add_gang_options(parser: argparse.ArgumentParser) -> None:
         metavar="24h",
         help="length of the job (default 24h)",
     )
-    add(
-        "--job",
-        default="",
-        metavar="NAME",
-        help="use each node's speed for this earlier job",
-    )
+    add("--job", default="", metavar="NAME", help="use each node's speed for this earlier job")
     add(
         "--workload",
         default="",

@@ -155,11 +155,9 @@ def _cell(picture: PlanPicture, index: int, x: int, y: int, rack: str) -> str:
         return f'<rect class="free" x="{x + 0.5}" y="{y + 0.5}" width="{CELL - 2}" height="{CELL - 2}"/>'
     else:
         color = _COLORS[kind]
-    return (
-        f'<rect {square} fill="{color}"/>'
-        if not rack
-        else f'<rect {square} fill="{color}"><title>{svg_text(rack)}</title></rect>'
-    )
+    if not rack:
+        return f'<rect {square} fill="{color}"/>'
+    return f'<rect {square} fill="{color}"><title>{svg_text(rack)}</title></rect>'
 
 
 def _legend() -> list[str]:

@@ -49,10 +49,7 @@ _NAME = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}", re.ASCII)
 
 
 def main(arguments: list[str]) -> int:
-    """Fetch a recording or list the stored ones.
-
-    Exit codes: 3 no aggregator answers, 4 unknown host or recording.
-    """
+    """Fetch a recording or list the stored ones. Exit codes: 3 no aggregator, 4 unknown."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.list and (options.output or options.last or options.name):
@@ -266,21 +263,16 @@ def _parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 done, 1 the host or the file failed, 2 wrong usage, 3 no aggregator answers, "
         "4 no such host or recording",
     )
-    parser.add_argument(
-        "host", type=_host, metavar="HOST", help="a host's name, as `gangline hosts` shows it"
-    )
-    parser.add_argument(
-        "--last", type=_last, metavar="SPAN", help="the last 90s or 5m (default and maximum: 5m)"
-    )
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="FILE.parquet, or a picture: FILE.svg"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("host", type=_host, metavar="HOST", help="a host's name, as `gangline hosts` shows it")
+    add("--last", type=_last, metavar="SPAN", help="the last 90s or 5m (default and maximum: 5m)")
+    add("-o", "--output", type=Path, metavar="FILE", help="FILE.parquet, or a picture: FILE.svg")
+    add(
         "--list",
         action="store_true",
         help="show the recordings that the host stored around findings",
     )
-    parser.add_argument(
+    add(
         "--kept",
         dest="name",
         type=_recording_name,

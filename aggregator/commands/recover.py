@@ -57,10 +57,7 @@ REPORT_BYTES_MAX = 1 << 16
 
 
 def main(arguments: list[str]) -> int:
-    """Print the ways to continue, or store an outcome.
-
-    Exit codes: 1 none, or refused; 3 no aggregator answers.
-    """
+    """Print the ways to continue, or store an outcome. Exit codes: 1 none; 3 no aggregator."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.report:

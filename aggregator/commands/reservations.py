@@ -76,9 +76,7 @@ def reservations_text(
         return "no nodes are reserved"
     rows: list[tuple[str, ...]] = [("NAME", "OWNER", "WORKLOAD", "NODES", "ENDS IN", "")]
     for reservation in found:
-        nodes = ", ".join(
-            fold_names([names[index] for index in reservation.node_index if index < len(names)])
-        )
+        nodes = ", ".join(fold_names([names[i] for i in reservation.node_index if i < len(names)]))
         if len(nodes) > NODES_CHARACTERS:
             nodes = f"{nodes[:NODES_CHARACTERS]}..."
         left = max(reservation.expire_time.ToNanoseconds() / 1e9 - now_seconds, 0.0)

@@ -192,18 +192,14 @@ def read_truth(file: Path) -> TruthLog:
         SimulatedFault(host, fields["class"]) for fields in faults for host, _ in fields["struck"]
     ]
     others = {h for fields in incidents if fields["sort"] != "faults" for h, _ in fields["struck"]}
-    return TruthLog(
-        tuple(faulty), frozenset(others - {fault.host for fault in faulty}), len(faults)
-    )
+    return TruthLog(tuple(faulty), frozenset(others - {f.host for f in faulty}), len(faults))
 
 
 def found_message(scores: Sequence[score_pb2.NodeScore], truth: TruthLog) -> str:
     """Return how many simulated faults are found, and how many hosts are blamed without a fault."""
     if not truth.faults:
         return ""
-    bad = {
-        host_of(score): score.reason for score in scores if score.simulated and score.state in BAD
-    }
+    bad = {host_of(s): s.reason for s in scores if s.simulated and s.state in BAD}
     right = sum(bad.get(fault.host) == REASONS.get(fault.kind) for fault in truth.faults)
     wrong = len(bad.keys() - {fault.host for fault in truth.faults})
     message = f"simulated: {truth.count} faults on {len(truth.faults)} hosts, {right} found"
@@ -217,10 +213,7 @@ def found_message(scores: Sequence[score_pb2.NodeScore], truth: TruthLog) -> str
 def missing_message(
     scores: Sequence[score_pb2.NodeScore], hosts: int, truth: Sequence[SimulatedFault]
 ) -> str:
-    """Return the first deficiency of the table; "" when it is complete and correct.
-
-    *scores*: worst first. *hosts*: number of hosts expected to report.
-    """
+    """Return the first deficiency of the table (worst first); "" when it is correct."""
     reporting = [s for s in scores if s.state not in (score_pb2.UNKNOWN, score_pb2.STALE)]
     if len(reporting) < hosts:
         return f"{len(reporting)} of {hosts} hosts have a score"
@@ -343,20 +336,15 @@ class _DemonstrationRun:
         run_token: RunToken,
         stop: threading.Event,
     ) -> None:
-        self._options, self._children, self._run_token, self._stop = (
-            options,
-            children,
-            run_token,
-            stop,
-        )
+        self._options = options
+        self._children = children
+        self._run_token = run_token
+        self._stop = stop
         self._truth = options.data / "simulated" / "truth.jsonl"
         self._are_gangs_reported = False
 
     def run(self, *, is_new: bool) -> int:
-        """Start the processes, show the table, return the exit code.
-
-        Raises ChildError, CommandError, OSError.
-        """
+        """Run until the table is shown; return the exit code. Raises ChildError, CommandError."""
         options, children, token_file = self._options, self._children, self._run_token.token_file
         print(f"data and logs under {options.data}; starting the aggregator ...", flush=True)
         if is_new:
@@ -391,10 +379,7 @@ class _DemonstrationRun:
         return (f"declared={file}", *night.SETTINGS)
 
     def _report_night(self, client: ScoreClient, listing: ScoreListing) -> bool:
-        """Send the night's scheduler reports once its hosts are present.
-
-        Return whether all are sent.
-        """
+        """Send the night's scheduler reports once its hosts are present; return whether."""
         if not {host_of(score) for score in listing.scores} >= {*night.HOSTS}:
             return False
         now_us = time.time_ns() // 1000
@@ -572,13 +557,10 @@ def _parser() -> argparse.ArgumentParser:
         "and simulated 8-GPU hosts, some of which fail. Shows the table of hosts, the worst last. Ctrl-C stops "
         "everything. Each run starts with an empty folder, unless another aggregator has stored data in it.",
     )
-    parser.add_argument(
-        "--simulated", type=_count, default=32, metavar="N", help="simulated hosts, 0 to 512"
-    )
-    parser.add_argument(
-        "--seed", type=_seed, default=1, metavar="N", help="selects which hosts fail, and when"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--simulated", type=_count, default=32, metavar="N", help="simulated hosts, 0 to 512")
+    add("--seed", type=_seed, default=1, metavar="N", help="selects which hosts fail, and when")
+    add(
         "--scenario",
         choices=SCENARIOS,
         metavar="NAME",
@@ -587,17 +569,15 @@ def _parser() -> argparse.ArgumentParser:
         f"detect. three (default below {FIVE_HOSTS_MIN} hosts): the first three of these. calm: none. night: the eight hosts of "
         "docs/sql.md, regardless of --simulated and --seed",
     )
-    parser.add_argument(
-        "--all", action="store_true", help="one row per host, including HEALTHY ones"
-    )
-    parser.add_argument(
+    add("--all", action="store_true", help="one row per host, including HEALTHY ones")
+    add(
         "--once",
         action="store_true",
         help="wait until the faults are found, print the table once, exit",
     )
-    parser.add_argument("--data", type=Path, default=Path("var"), metavar="DIR")
-    parser.add_argument("--listen", type=_address, default=ADDRESS_DEFAULT, metavar="ADDRESS:PORT")
-    parser.add_argument(
+    add("--data", type=Path, default=Path("var"), metavar="DIR")
+    add("--listen", type=_address, default=ADDRESS_DEFAULT, metavar="ADDRESS:PORT")
+    add(
         "--seconds-max",
         type=_seconds_max,
         default=ONCE_SECONDS_MAX,

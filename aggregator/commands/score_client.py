@@ -108,10 +108,7 @@ class ScoreClient:
         *,
         in_loop: bool = False,
     ) -> None:
-        """*target*: plain-text address without login, or the result of `read_connection_options`.
-
-        *in_loop*: for callers of `hosts` in a loop: use the score process if there is one.
-        """
+        """*target*: plain-text address, or options; *in_loop*: use the score process."""
         self.connection_options = ConnectionOptions(target) if isinstance(target, str) else target
         self._deadline_seconds = deadline_seconds
         options = [("grpc.max_receive_message_length", REPLY_BYTES_MAX), ("grpc.enable_retries", 0)]
@@ -161,10 +158,7 @@ class ScoreClient:
         return score
 
     def expected_slowdowns(self, job: str) -> tuple[dict[str, float], str]:
-        """Return per host the slowdown of a step of *job*, and the run that it is based on.
-
-        Raises CommandError(NOT_FOUND).
-        """
+        """Return slowdowns by host of *job*, and their run. Raises CommandError(NOT_FOUND)."""
         workload = score_pb2.Workload(job=job)
         reply = self._call(self._stub.ScoreNodes, score_pb2.ScoreNodesRequest(workload=workload))
         names = self.names()

@@ -209,7 +209,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("query", nargs="?", metavar="QUERY", help="one SELECT (or FROM, WITH, ..)")
+    add = parser.add_argument
+    add("query", nargs="?", metavar="QUERY", help="one SELECT (or FROM, WITH, ..)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
         "--format",
@@ -223,17 +224,15 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument(
         "--csv", dest="form", action="store_const", const="csv", help="CSV with a header"
     )
-    parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="write to this file, completely or not at all"
-    )
-    parser.add_argument(
+    add("--output", type=Path, metavar="FILE", help="write to this file, completely or not at all")
+    add(
         "--rows",
         type=_count,
         default=0,
         metavar="N",
         help=f"at most N rows (default: {TABLE_ROWS} in a table, else all)",
     )
-    parser.add_argument(
+    add(
         "--timeout",
         type=_seconds,
         default=0.0,
@@ -260,7 +259,7 @@ def _parser() -> argparse.ArgumentParser:
         help="query this aggregator",
     )
     add_login(parser)
-    parser.add_argument(
+    add(
         "--log",
         nargs="?",
         type=_count,

@@ -170,9 +170,9 @@ def _query_error(error: Any, connection_options: ConnectionOptions) -> Exception
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         return messages.QueryRefused(details.removeprefix("sql: "))
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return messages.QueryCutOff(details, of_time=False)
+        return messages.QueryOutOfMemory(details)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and details.startswith("ran longer"):
-        return messages.QueryCutOff(details, of_time=True)
+        return messages.QueryOutOfTime(details)
     return command_error(error, connection_options, "name another with --server ADDRESS:PORT")
 
 

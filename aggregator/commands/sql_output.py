@@ -87,9 +87,7 @@ def write_csv(names: Sequence[str], parts: Iterable[Any], out: TextIO) -> None:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(map(shown, names))
     for part in parts:
-        writer.writerows(
-            ["" if value is None else shown(value) for value in row] for row in texts(part)
-        )
+        writer.writerows(["" if v is None else shown(v) for v in row] for row in texts(part))
 
 
 def _csv_text(text: str) -> str:
@@ -216,10 +214,7 @@ def _cells(answer: Any) -> list[list[str]]:
 
 
 def write(answer: ArrowAnswer, form: str, output: Path | None, *, rows_max: int, width: int) -> str:
-    """Write the answer in *form* to *output* (None: standard output); return why it was cut, or "".
-
-    *rows_max*: 0 for all. A file appears only when complete. Raises QueryError, CommandError.
-    """
+    """Write the answer (*output* None: to stdout); return why it was cut, or ""."""
     reader = pa.ipc.open_stream(cast(Any, io.BufferedReader(answer, 1 << 18)))
     if form in _BINARY:
         with _binary(output, form) as file:

@@ -176,11 +176,9 @@ class Shell:
         answer, end = self._answer(sql, self._rows)
         took = time.monotonic() - begin
         self._show(answer)
-        age = (
-            f", as of {max(0.0, time.time() - end.taken_us / 1e6):.0f} s ago"
-            if end.taken_us
-            else ""
-        )
+        age = ""
+        if end.taken_us:
+            age = f", as of {max(0.0, time.time() - end.taken_us / 1e6):.0f} s ago"
         cut = f", {end.truncated_reason} (\\rows N for more)" if end.truncated_reason else ""
         print(f"{took:.2f} s{age}{cut}", file=sys.stderr)
         if end.history_missing_reason:

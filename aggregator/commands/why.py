@@ -171,11 +171,9 @@ def _lines(
     if plan.options:
         lines += ["", "Gangline would place it now:", *option_lines(plan.options[0], names)]
     else:
-        proven = (
-            "it does not fit"
-            if plan.proven
-            else "no plan was found, which does not prove that none exists"
-        )
+        proven = "no plan was found, which does not prove that none exists"
+        if plan.proven:
+            proven = "it does not fit"
         lines += [
             "",
             f"{proven}; below each constraint: changes after which it fits, the cheapest first",
@@ -224,18 +222,17 @@ def _parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 done, 1 Slurm does not answer, 2 wrong usage, 3 no aggregator answers: prints only Slurm's part, "
         "4 no such job",
     )
-    parser.add_argument("job", type=_job_number, metavar="JOB", help="number of the job")
-    parser.add_argument(
+    add = parser.add_argument
+    add("job", type=_job_number, metavar="JOB", help="number of the job")
+    add(
         "--score-min",
         type=_share,
         default=0.0,
         metavar="P",
         help="health floor of each node (default 0: only UNHEALTHY and MAINTENANCE are excluded)",
     )
-    parser.add_argument(
-        "--within", choices=TIERS, default="", help="all nodes in one domain of this tier"
-    )
-    parser.add_argument(
+    add("--within", choices=TIERS, default="", help="all nodes in one domain of this tier")
+    add(
         "--length",
         type=seconds_of,
         default=LENGTH_DEFAULT,

@@ -46,10 +46,7 @@ class PlanBlocker:
 
 @dataclass(frozen=True, slots=True)
 class PlanBlockers:
-    """A minimal conflicting set.
-
-    `is_proven`: certainly nothing fits, beyond the accuracy of the search.
-    """
+    """A minimal conflicting set. `is_proven`: beyond the accuracy of the search."""
 
     blockers: tuple[PlanBlocker, ...]
     is_proven: bool
@@ -89,9 +86,7 @@ def find_blockers(
     active = request.active()
 
     def conflicts(part: Sequence[str]) -> bool:
-        return not request.fits(
-            request.without([constraint for constraint in active if constraint not in part])
-        )
+        return not request.fits(request.without([c for c in active if c not in part]))
 
     conflict = quick_xplain(active, conflicts) if active else []
     blockers = [

@@ -62,8 +62,7 @@ DURATIONS: Mapping[str, tuple[float, float, float]] = {
 }
 #: Range of a reported duration: a second, and the week that a request may declare.
 DURATION_HOURS_MIN, DURATION_HOURS_MAX = 1.0 / 3600.0, 168.0
-#: Weight of the assumed median in reports, and of the assumed spread between incidents (both
-#: assumed).
+#: Weight of the assumed median and of the assumed spread of incidents (both assumed).
 MEDIAN_REPORTS, SPREAD_REPORTS = 1.0, 4.0
 #: Half the width of the 90 % interval of a normal distribution.
 _Z = 1.6449
@@ -238,10 +237,7 @@ def crossing_costs(
 def _regression(
     longer: Floats, logs: Floats, weights: Floats, group: np.typing.NDArray[np.intp]
 ) -> tuple[Floats, Floats]:
-    """Return costs by tier and their standard deviations.
-
-    *longer*: slowdown of each run by each tier at a cost of 1.
-    """
+    """Return costs by tier and their deviations. *longer*: slowdown by each tier at cost 1."""
     assumed = np.array([CROSSING[tier] for tier in PRICED_TIERS])
     prior, precision = assumed[:, 0], (2.0 * _Z / (assumed[:, 2] - assumed[:, 1])) ** 2
     count = int(group.max()) + 1
@@ -270,10 +266,7 @@ def _regression(
 
 
 def _throughputs(reports: Sequence[ThroughputReport]) -> ReportedThroughputs:
-    """Return each workload's median at each size.
-
-    Reports come from the reporter with most sizes, which sets the unit.
-    """
+    """Return each workload's median by size, of the reporter with most sizes."""
     by_workload: dict[str, dict[str, list[ThroughputReport]]] = {}
     for report in reports:  # the newest come last
         if report.workload:

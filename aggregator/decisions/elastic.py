@@ -16,7 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf, isfinite, nan
+from operator import le
 
 import numpy as np
 
@@ -39,10 +41,7 @@ GROUPED_SIZES = 4
 
 @dataclass(frozen=True, slots=True)
 class SizePrice:
-    """A size with its bound.
-
-    `gpu_hours` of the best plan: infinite if there is none, NaN if none was searched.
-    """
+    """A size with its bound. `gpu_hours`: of the best plan; inf: none; NaN: not searched."""
 
     nodes: int
     gpu_hours_min: float
@@ -98,9 +97,8 @@ class _SizeTerms:
     def added(self, nodes: int) -> float:
         """Return the cost of the size with any nodes."""
         efficiency = self.elastic.efficiency(nodes).value
-        return self.gross(nodes) * (1.0 - efficiency) + self.elastic.unplaced_gpu_hours(
-            nodes, self.gpus, self.needs.hours
-        )
+        unplaced = self.elastic.unplaced_gpu_hours(nodes, self.gpus, self.needs.hours)
+        return self.gross(nodes) * (1.0 - efficiency) + unplaced
 
 
 def sized_price(
@@ -123,15 +121,10 @@ def sized_price(
         efficiency.evidence,
     )
     count = (elastic.allowed[-1] - nodes) * gpus
-    unplaced = declared(
-        elastic.unplaced_gpu_hours(nodes, gpus, hours),
-        f"{count} GPUs fewer than the largest size; a free GPU-hour is worth {elastic.free_gpu_value:g}",
-    )
-    parts = (
-        *price.parts,
-        PricePart("scaling", scaling),
-        PricePart("GPUs not placed", unplaced),
-    )
+    worth = f"a free GPU-hour is worth {elastic.free_gpu_value:g}"
+    evidence = f"{count} GPUs fewer than the largest size; {worth}"
+    unplaced = declared(elastic.unplaced_gpu_hours(nodes, gpus, hours), evidence)
+    parts = (*price.parts, PricePart("scaling", scaling), PricePart("GPUs not placed", unplaced))
     value = sum(part.gpu_hours.value for part in parts)
     extra = value - gross * (1.0 - goodput.value)
     total = Quantity(
@@ -175,13 +168,10 @@ def size_bounds(table: NodeTable, pool: Eligible, terms: _SizeTerms) -> Floats:
     if not fits.any():
         return bounds
     fitting = sizes[fits]
-    largest_fitting = int(fitting[-1])
-    hazard = np.cumsum(
-        np.sort(np.partition(table.hazard[nodes_of_pool], largest_fitting - 1)[:largest_fitting])
-    )[fitting - 1]
-    speed = -np.sort(
-        np.partition(-table.speed[nodes_of_pool], largest_fitting - 1)[:largest_fitting]
-    )[fitting - 1]
+    count = int(fitting[-1])
+    hazard = np.cumsum(np.sort(np.partition(table.hazard[nodes_of_pool], count - 1)[:count]))
+    hazard = hazard[fitting - 1]
+    speed = -np.sort(np.partition(-table.speed[nodes_of_pool], count - 1)[:count])[fitting - 1]
     longer, preference = np.zeros(fitting.size), np.zeros(fitting.size)
     share, costs = terms.lost(2).communication.value, terms.lost(2).crossing
     for row, tier in enumerate(PRICED_TIERS):
@@ -206,11 +196,8 @@ def size_bounds(table: NodeTable, pool: Eligible, terms: _SizeTerms) -> Floats:
         lost = terms.lost(nodes)
         if total * (1.0 - ROUNDING) > hazard_sum_max(terms.needs, lost.shared_hazard):
             continue
-        useful = (
-            fastest
-            / (1.0 + slower)
-            * (1.0 - min(1.0, lost.overhead + lost.per_interruption_hours.value * total))
-        )
+        overhead = min(1.0, lost.overhead + lost.per_interruption_hours.value * total)
+        useful = fastest / (1.0 + slower) * (1.0 - overhead)
         efficiency = terms.elastic.efficiency(nodes).value
         cost = lost.gross_gpu_hours * efficiency * (1.0 - useful) + preferred + terms.added(nodes)
         bounds[place] = cost - ROUNDING * max(lost.gross_gpu_hours, 1.0)
@@ -240,13 +227,11 @@ def plan_sizes(
 
     def searched(nodes: int, count: int) -> tuple[float, list[_Found]]:
         efficiency = terms.elastic.efficiency(nodes).value
-        sized = replace(
-            search, needs=replace(needs, nodes=nodes), lost=terms.lost(nodes, efficiency)
-        )
-        bound, chosen, measures = sized.find(
-            replace(effort, options_max=count).for_nodes(nodes),
-            money - minimum if money.any() else None,
-        )
+        lost = terms.lost(nodes, efficiency)
+        sized = replace(search, needs=replace(needs, nodes=nodes), lost=lost)
+        sized_effort = replace(effort, options_max=count).for_nodes(nodes)
+        extra = money - minimum if money.any() else None
+        bound, chosen, measures = sized.find(sized_effort, extra)
         added = terms.added(nodes) + minimum * nodes
         return bound + added, [
             _Found(nodes, measure[0] + added, nodes_in_order, measure)
@@ -261,29 +246,21 @@ def plan_sizes(
         if bounds[place] >= best and options_max == 1 and not effort.every_size:
             continue
         bound, size_results = searched(sizes[place], 1)
-        bounds[place] = max(
-            bounds[place], min(bound, size_results[0].value if size_results else inf)
-        )
-        values[place] = size_results[0].value if size_results else inf
-        best = min(best, float(values[place]))
+        value = size_results[0].value if size_results else inf
+        bounds[place] = max(bounds[place], min(bound, value))
+        values[place] = value
+        best = min(best, float(value))
         results += size_results
     results.sort(key=lambda result: (result.value, result.size))
     if options_max > 1 and results:
         _, more = searched(results[0].size, options_max)
-        results = sorted(
-            [*more, *(result for result in results if result.size != results[0].size)],
-            key=lambda result: (result.value, result.size),
-        )
-    answers = [
-        _choice(search, terms, result, float(bounds.min()))
-        for result in _undominated(results)[:options_max]
-    ]
+        results = [*more, *(r for r in results if r.size != results[0].size)]
+        results.sort(key=lambda result: (result.value, result.size))
+    shown, bound_min = _undominated(results)[:options_max], float(bounds.min())
+    answers = [_choice(search, terms, result, bound_min) for result in shown]
     return ElasticPlan(
         sorted(answers, key=lambda choice: choice.price.total.value),
-        tuple(
-            SizePrice(*size_row)
-            for size_row in zip(sizes, bounds.tolist(), values.tolist(), strict=True)
-        ),
+        tuple(map(SizePrice, sizes, bounds.tolist(), values.tolist())),
     )
 
 
@@ -294,46 +271,34 @@ def _plan_grouped(
     communication: Quantity | None,
     effort: SearchEffort,
 ) -> ElasticPlan:
-    """Return the result of `plan_sizes` for a gang with groups.
-
-    Search one set of nodes per size, then more of the cheapest sizes.
-    """
+    """Return the result of `plan_sizes` for a gang with groups."""
     table, candidates, needs = search.table, search.candidates, search.needs
     options_max, grouped_options = effort.options_max, effort.grouped_options
     sizes = terms.elastic.allowed
     choices_by_size: dict[int, list[PlacementChoice]] = {}
 
     def searched(nodes: int, count: int, sets: int) -> list[PlacementChoice]:
-        choices = planner.plan(
-            table,
-            candidates,
-            replace(needs, nodes=nodes, elastic=None),
-            communication,
-            replace(effort, options_max=count, grouped_options=sets),
+        one_size = replace(needs, nodes=nodes, elastic=None)
+        sized_effort = replace(effort, options_max=count, grouped_options=sets)
+        choices = planner.plan(table, candidates, one_size, communication, sized_effort)
+        price = partial(
+            sized_price, elastic=terms.elastic, nodes=nodes, gpus=terms.gpus, hours=needs.hours
         )
-        return [
-            replace(
-                choice,
-                price=sized_price(choice.price, terms.elastic, nodes, terms.gpus, needs.hours),
-            )
-            for choice in choices
-        ]
+        return [replace(choice, price=price(choice.price)) for choice in choices]
 
     def cost(nodes: int) -> float:
         return min((choice.price.total.value for choice in choices_by_size[nodes]), default=inf)
 
     def worth(place: int) -> bool:
         best = min(map(cost, choices_by_size), default=inf)
-        return isfinite(bounds[place]) and (
-            bounds[place] < best or options_max > 1 or effort.every_size
-        )
+        is_tried = bounds[place] < best or options_max > 1 or effort.every_size
+        return isfinite(bounds[place]) and is_tried
 
     for place in sorted(range(len(sizes)), key=lambda index: (bounds[index], sizes[index])):
         if worth(place):
             choices_by_size[sizes[place]] = searched(sizes[place], 1, 1)
-    for nodes in sorted(choices_by_size, key=lambda size: (cost(size), size))[
-        : GROUPED_SIZES if effort.steps_max else 0
-    ]:
+    cheapest = sorted(choices_by_size, key=lambda size: (cost(size), size))
+    for nodes in cheapest[: GROUPED_SIZES if effort.steps_max else 0]:
         if worth(sizes.index(nodes)):
             choices_by_size[nodes] += searched(nodes, options_max, grouped_options)
     minimum = float(bounds.min(initial=inf))
@@ -349,25 +314,14 @@ def _plan_grouped(
         cost(nodes) if nodes in choices_by_size else nan if isfinite(bound) else inf
         for nodes, bound in zip(sizes, bounds.tolist(), strict=True)
     ]
-    return ElasticPlan(
-        options,
-        tuple(
-            SizePrice(*size_row) for size_row in zip(sizes, bounds.tolist(), values, strict=True)
-        ),
-    )
+    return ElasticPlan(options, tuple(map(SizePrice, sizes, bounds.tolist(), values)))
 
 
 def _undominated(candidates: Sequence[_Found]) -> list[_Found]:
     """Return the *candidates* that no other of equal or lower cost equals in every aspect."""
     undominated: list[_Found] = []
     for candidate in candidates:
-        if not any(
-            all(
-                better <= worse
-                for better, worse in zip(other.aspects, candidate.aspects, strict=True)
-            )
-            for other in undominated
-        ):
+        if not any(all(map(le, other.aspects, candidate.aspects)) for other in undominated):
             undominated.append(candidate)
     return undominated
 
@@ -375,9 +329,8 @@ def _undominated(candidates: Sequence[_Found]) -> list[_Found]:
 def _choice(search: Search, terms: _SizeTerms, node_set: _Found, bound: float) -> PlacementChoice:
     needs = replace(terms.needs, nodes=node_set.size)
     sized = replace(search, needs=needs, lost=terms.lost(node_set.size))
-    choice = planner.priced_choice(
-        sized, node_set.nodes, 0.0, planner.spans_measured(node_set.measure)
-    )
+    spans = planner.spans_measured(node_set.measure)
+    choice = planner.priced_choice(sized, node_set.nodes, 0.0, spans)
     price = sized_price(choice.price, terms.elastic, node_set.size, terms.gpus, needs.hours)
     return replace(choice, price=price, gap_gpu_hours=max(0.0, price.total.value - bound))
 
@@ -406,7 +359,6 @@ def evaluate_nodes(
     choice = planner.evaluate_nodes(table, candidates, needs, nodes, communication)
     if needs.elastic is None:
         return choice
-    price = sized_price(
-        choice.price, needs.elastic, nodes.size, node_search.gpus_of(table, needs), needs.hours
-    )
+    gpus = node_search.gpus_of(table, needs)
+    price = sized_price(choice.price, needs.elastic, nodes.size, gpus, needs.hours)
     return replace(choice, price=price)

@@ -66,12 +66,12 @@ class Candidates:
     """
 
     nodes: Flags
-    gpus: Mapping[int, int] = field(default_factory=dict[int, int])
+    gpus: Mapping[int, int] = field(default_factory=dict)
     source: str = "request"
     room: FreeRoom | None = None
     demand: tuple[RequestShape, ...] = DEMAND_ASSUMED
     #: priorities of running jobs
-    priorities: Mapping[str, int] = field(default_factory=dict[str, int])
+    priorities: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +94,7 @@ class Eligible:
 def usable(table: NodeTable, candidates: Candidates, needs: GangRequirements) -> Flags:
     """Return candidates that are not excluded, healthy enough, and have enough GPUs."""
     healthy = table.snapshot.columns.score >= np.float32(needs.score_min)
-    return np.asarray(
-        candidates.nodes & ~table.excluded & healthy & roomy(table, candidates, needs), dtype=bool
-    )
+    return candidates.nodes & ~table.excluded & healthy & roomy(table, candidates, needs)
 
 
 def roomy(table: NodeTable, candidates: Candidates, needs: GangRequirements) -> Flags:
@@ -111,7 +109,7 @@ def roomy(table: NodeTable, candidates: Candidates, needs: GangRequirements) -> 
     free = gpus.copy()
     for node, mask in candidates.gpus.items():
         free[node] = mask.bit_count()
-    return np.asarray(free >= needs.gpus_per_node, dtype=bool)
+    return free >= needs.gpus_per_node
 
 
 def gpus_of(table: NodeTable, needs: GangRequirements) -> int:
@@ -253,10 +251,7 @@ class Search:
         return SearchResult(bound + minimum * self.needs.nodes, node_sets, measures)
 
     def extra_gpu_hours(self) -> tuple[Floats | None, float]:
-        """Return each node's further cost in GPU-hours above the minimum, and the minimum.
-
-        The cost is stranded GPUs and money; None if there is none.
-        """
+        """Return nodes' further cost (stranded GPUs, money) above its minimum, and that."""
         needs = self.needs
         extra = np.zeros(self.pool.rows.size)
         within = self.strands_within(self.pool.nodes)
@@ -277,10 +272,7 @@ class Search:
         return np.asarray(prices[0, self.pool.nodes] * (gpu_hours * self.needs.currency_rate))
 
     def strands_within(self, nodes: Indexes) -> StrandingGrowth | None:
-        """Return the growth of stranded GPUs by a member on each of *nodes*.
-
-        None: without price, or for whole nodes.
-        """
+        """Return the growth of stranded GPUs by a member on each of *nodes*; None: unpriced."""
         candidates, needs = self.candidates, self.needs
         gpus = self.table.facts.gpus[nodes]
         if not needs.stranded_gpu_rate or not needs.gpus_per_node or not nodes.size:

@@ -61,7 +61,7 @@ class NodeTable:
     workload_source: str = ""
     #: The part of the hazard by spot preemption. Empty: none.
     preemption: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float64))
-    _orders: dict[Tier | None, TreeOrder] = field(default_factory=dict["Tier | None", TreeOrder])
+    _orders: dict[Tier | None, TreeOrder] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return int(self.hazard.size)
@@ -81,10 +81,7 @@ class NodeTable:
 
     @cached_property
     def gpu_prices(self) -> Floats | None:
-        """Price of a GPU-hour with its interval, in currency: (3, nodes); None: not declared.
-
-        A node without a declared price has the median of the others, with their range as interval.
-        """
+        """Price of a GPU-hour in currency: (3, nodes); others' median if not declared."""
         declared = self.facts.costs.price.astype(np.float64)
         known = declared[np.isfinite(declared)]
         if not known.size:
@@ -159,8 +156,7 @@ def node_table(
         components[:, COMPUTE] = np.clip(components[:, COMPUTE] + change, SPEED_MIN, 1.0)
     may_be_faster = np.ones(count)
     if facts.pace_before.size == count:
-        # A host that was slow in a gang at a normal clock stays slow in the next gang, until a gang
-        # finds otherwise.
+        # A host slow in a gang at a normal clock stays slow until a gang finds otherwise.
         pace = facts.pace_before
         with np.errstate(invalid="ignore"):
             is_remembered = components.min(axis=1) > pace
@@ -210,7 +206,7 @@ def excluded_now(snapshot: Judgement) -> Flags:
     """Return nodes that *snapshot* excludes."""
     columns = snapshot.columns
     states = [int(state) for state in EXCLUDED]
-    return np.asarray(np.isin(columns.state, states) | columns.ended, dtype=bool)
+    return np.isin(columns.state, states) | columns.ended
 
 
 def excluded_since(snapshot: Judgement, before: tuple[int, Flags] | None) -> Flags:
@@ -221,7 +217,7 @@ def excluded_since(snapshot: Judgement, before: tuple[int, Flags] | None) -> Fla
     known = np.zeros(now.size, dtype=bool)
     known[: before[1].size] = before[1]
     # A simulated host that ended no longer exists, whatever else is degraded.
-    return np.asarray((now & known) | snapshot.columns.ended, dtype=bool)
+    return (now & known) | snapshot.columns.ended
 
 
 _Hashes = NDArray[np.uint64]
@@ -243,8 +239,7 @@ def _order(table: NodeTable, segment_tier: Tier | None) -> TreeOrder:
     if np.isfinite(costs.price).any() or table.preemption.size:
         for declared in (costs.price, costs.preemption):
             value = _mixed(value + declared.view(np.uint32).astype(np.uint64))
-    # Nodes that share power or cooling are part of a node's identity, since a gang may be spread
-    # over these domains.
+    # Shared power and cooling identify a node: a gang may be spread over these domains.
     for row in (Tier.POWER_DOMAIN.row, Tier.COOLING_DOMAIN.row):
         ids = table.facts.domains.ids[row]
         if ids.size and ids.max() >= 0:
@@ -268,10 +263,7 @@ def _order(table: NodeTable, segment_tier: Tier | None) -> TreeOrder:
     begins = np.zeros(len(table), dtype=np.intp)
     begins[1:] = (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)
     return TreeOrder(
-        nodes,
-        ordered,
-        np.ascontiguousarray(domains[:, nodes], dtype=np.int32),
-        np.cumsum(begins),
+        nodes, ordered, np.ascontiguousarray(domains[:, nodes], dtype=np.int32), np.cumsum(begins)
     )
 
 

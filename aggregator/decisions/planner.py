@@ -10,14 +10,7 @@ import numpy as np
 
 from ...ext.placement import domains_spanned, largest_domains
 from ..arrays import Bytes, Indexes
-from .groups import (
-    GroupLayout,
-    GroupSpans,
-    group_spans,
-    in_group_order,
-    layout_of,
-    whole_groups,
-)
+from .groups import GroupLayout, GroupSpans, group_spans, in_group_order, layout_of, whole_groups
 from .node_search import (
     BOUND_ONLY,
     ONE_OPTION,
@@ -29,12 +22,7 @@ from .node_search import (
     usable,
 )
 from .node_table import NodeTable
-from .price import (
-    GangPrice,
-    Members,
-    lost_time,
-    price,
-)
+from .price import GangPrice, Members, lost_time, price
 from .quantity import Quantity, QuantitySource, declared
 from .requirements import PRICED_TIERS, GangRequirements, Tier
 
@@ -72,10 +60,7 @@ def members_of(
     spans: tuple[Sequence[int], Sequence[int]] | None = None,
     groups: GroupSpans | None = None,
 ) -> Members:
-    """Return the inputs of the price.
-
-    *spans*: from `spans_of`. *groups*: spans of the groups of *nodes*.
-    """
+    """Return the inputs of the price. *spans*: of `spans_of`. *groups*: of *nodes*."""
     domains, unknown = spans or spans_of(table, nodes)
     columns = np.take(table.numbers, nodes, axis=1)
     measured = int(np.count_nonzero(table.measured[nodes]))
@@ -178,10 +163,7 @@ def priced_choice(
     spans: tuple[Sequence[int], Sequence[int]] | None = None,
     groups: GroupSpans | None = None,
 ) -> PlacementChoice:
-    """Return the priced option for *nodes* in rank order.
-
-    *spans*: from `spans_of`. *groups*: spans of the groups of *nodes*.
-    """
+    """Return the priced option for *nodes* in rank order. *spans*: of `spans_of`."""
     table, pool, needs, lost = search.table, search.pool, search.needs, search.lost
     layout = layout_of(needs, nodes.size, gpus_of(table, needs))
     if groups is None and layout is not None:
@@ -301,9 +283,7 @@ def undominated(table: NodeTable, answers: Sequence[PlacementChoice]) -> list[Pl
 def spans_measured(measure: Sequence[float]) -> tuple[list[int], list[int]]:
     """Return domains and unknown of a measure of the search."""
     count = len(PRICED_TIERS)
-    return [int(value) for value in measure[3 : 3 + count]], [
-        int(value) for value in measure[3 + count :]
-    ]
+    return [int(v) for v in measure[3 : 3 + count]], [int(v) for v in measure[3 + count :]]
 
 
 def evaluate_nodes(

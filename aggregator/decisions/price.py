@@ -22,21 +22,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import exp, inf, isnan, log
 
 import numpy as np
 
 from ..arrays import Floats
 from ..scoring.reported_factors import ReportedFactors
-from .quantity import (
-    Quantity,
-    QuantitySource,
-    assumed,
-    declared,
-    duration_hours,
-    reported,
-    weakest,
-)
+from .quantity import Quantity, QuantitySource, assumed, declared, duration_hours, reported, weakest
 from .requirements import PRICED_TIERS, GangRequirements, Tier
 
 #: Relative slowdown of communication across a tier, with 90 % intervals (assumed: oversubscription
@@ -59,13 +52,10 @@ SHARED_HAZARD_PER_HOUR = (0.002, 0.0, 0.09)
 ROUNDING = 1e-11
 #: Names of factors in scheduler reports (`calibration.py`).
 DETECT_FACTOR, DECIDE_FACTOR, RESTART_FACTOR = "detect", "decide", "restart"
-#: Minutes (assumed): 90 % intervals of large training. A restart lasts from the decision until the
-#: gang works again.
-DETECT_MINUTES, DECIDE_MINUTES, RESTART_MINUTES = (
-    (2.0, 0.2, 15.0),
-    (1.0, 0.1, 10.0),
-    (10.0, 2.0, 40.0),
-)
+#: Minutes (assumed): 90 % intervals. A restart lasts from the decision until work.
+DETECT_MINUTES = (2.0, 0.2, 15.0)
+DECIDE_MINUTES = (1.0, 0.1, 10.0)
+RESTART_MINUTES = (10.0, 2.0, 40.0)
 CHECKPOINT_INTERVAL_MINUTES, CHECKPOINT_WRITE_MINUTES = (60.0, 10.0, 240.0), (0.5, 0.05, 3.0)
 #: Median repair of a node with 90 % interval (400 nodes over 348 days; its p90 is 311 h).
 REPAIR_HOURS = (20.0, 0.5, 311.0)
@@ -103,10 +93,7 @@ class LostTime:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The chosen nodes, a value each.
-
-    Per priced tier: number of domains spanned, and of nodes without a known domain.
-    """
+    """The chosen nodes. Per priced tier: domains spanned, and nodes without a known domain."""
 
     hazard: Floats
     hazard_lower: Floats
@@ -160,22 +147,14 @@ class GangPrice:
 def lost_time(
     needs: GangRequirements, gpus: int, communication: Quantity | None = None
 ) -> LostTime:
-    """Return the terms that depend only on *needs*.
-
-    *gpus*: number in the gang. *communication*: the workload's share of a step.
-    """
-    reports = needs.reports
-    detect = duration_hours("detect", needs.detect_hours, DETECT_MINUTES, reports, DETECT_FACTOR)
-    decide = duration_hours("decide", needs.decide_hours, DECIDE_MINUTES, reports, DECIDE_FACTOR)
-    restart = duration_hours(
-        "restart", needs.restart_hours, RESTART_MINUTES, reports, RESTART_FACTOR
-    )
-    interval = duration_hours(
-        "checkpoint interval", needs.checkpoint_interval_hours, CHECKPOINT_INTERVAL_MINUTES, reports
-    )
-    write = duration_hours(
-        "checkpoint write", needs.checkpoint_write_hours, CHECKPOINT_WRITE_MINUTES, reports
-    )
+    """Return the terms that depend only on *needs*, for a gang of *gpus*."""
+    every, writes = needs.checkpoint_interval_hours, needs.checkpoint_write_hours
+    given = partial(duration_hours, reports=needs.reports)
+    detect = given("detect", needs.detect_hours, DETECT_MINUTES, factor=DETECT_FACTOR)
+    decide = given("decide", needs.decide_hours, DECIDE_MINUTES, factor=DECIDE_FACTOR)
+    restart = given("restart", needs.restart_hours, RESTART_MINUTES, factor=RESTART_FACTOR)
+    interval = given("checkpoint interval", every, CHECKPOINT_INTERVAL_MINUTES)
+    write = given("checkpoint write", writes, CHECKPOINT_WRITE_MINUTES)
     parts = (detect, decide, restart)
     lost = Quantity(
         sum(part.value for part in parts) + interval.value / 2.0,
@@ -191,26 +170,23 @@ def lost_time(
         weakest((write.source, interval.source)),
         write.evidence,
     )
-    shared = shared_hazard(needs.nodes)
     if not isnan(needs.communication_share):
         communication = declared(needs.communication_share, "communication_share of the request")
     elif communication is None:
-        communication = assumed(
-            *COMMUNICATION_SHARE, "no fingerprint shows how much it communicates"
-        )
-    repair = (
-        assumed(*REPAIR_HOURS, "median repair of 400 nodes over 348 days")
-        if isnan(needs.repair_hours)
-        else declared(needs.repair_hours, "repair of the request")
-    )
+        unknown = "no fingerprint shows how much it communicates"
+        communication = assumed(*COMMUNICATION_SHARE, unknown)
+    if isnan(needs.repair_hours):
+        repair = assumed(*REPAIR_HOURS, "median repair of 400 nodes over 348 days")
+    else:
+        repair = declared(needs.repair_hours, "repair of the request")
     return LostTime(
         gross_gpu_hours=gpus * needs.hours,
         per_interruption_hours=lost,
         checkpoint_share=share,
-        shared_hazard=shared,
+        shared_hazard=shared_hazard(needs.nodes),
         communication=communication,
         repair_hours=repair,
-        crossing=crossing_costs(reports),
+        crossing=crossing_costs(needs.reports),
         currency_rate=needs.currency_rate,
         currency_text=needs.rate_text("currency_rate"),
     )
@@ -241,10 +217,7 @@ def crossing_factor(tier: Tier) -> str:
 
 
 def crossing_shares(domains: int, unknown: int) -> tuple[float, float, float]:
-    """Return the share of even traffic that crosses *domains*, with its interval.
-
-    *unknown* nodes may be in other domains.
-    """
+    """Return the share of even traffic across *domains*; *unknown* nodes may be in others."""
     lower = 1.0 - 1.0 / max(domains, 1)
     upper = 1.0 - 1.0 / max(domains + unknown, 1)
     return 0.5 * (lower + upper), lower, upper
@@ -257,9 +230,8 @@ def topology_factor(
     longer = [0.0, 0.0, 0.0]
     spanned: list[str] = []
     counted: list[Quantity] = []
-    for row, (tier, domains, unknown, cost) in enumerate(
-        zip(PRICED_TIERS, members.domains, members.unknown, crossing, strict=True)
-    ):
+    tiers = zip(PRICED_TIERS, members.domains, members.unknown, crossing, strict=True)
+    for row, (tier, domains, unknown, cost) in enumerate(tiers):
         shares = members.tier_shares(row)
         for bound, bound_cost in enumerate((cost.value, cost.lower, cost.upper)):
             longer[bound] += shares[bound] * bound_cost
@@ -270,13 +242,11 @@ def topology_factor(
         if unknown:
             spanned.append(f"{tier.title} of {unknown} nodes not known")
     shares = communication.value, communication.lower, communication.upper
-    value, upper, lower = (
-        1.0 / (1.0 + share * slower) for share, slower in zip(shares, longer, strict=True)
-    )
-    sources = [crossing_cost.source for crossing_cost in counted]
+    value, upper, lower = (1.0 / (1.0 + s * x) for s, x in zip(shares, longer, strict=True))
+    sources = [cost.source for cost in counted]
     costs = "assumed"
     if QuantitySource.REPORTED in sources:
-        costs = ", ".join(crossing_cost.evidence for crossing_cost in counted)
+        costs = ", ".join(cost.evidence for cost in counted)
     evidence = f"{', '.join(spanned) or 'one domain of each tier'}; cost of crossing {costs}"
     if members.crossing_evidence:
         evidence += f"; {members.crossing_evidence}"
@@ -310,22 +280,16 @@ def survival(
     hazard: Quantity, shared: Quantity, hours: float, preemptions_per_hour: float = 0.0
 ) -> Quantity:
     """Return P(no interruption over *hours*) of a gang."""
-    value, upper, lower = (
-        exp(-(own + other + preemptions_per_hour) * hours)
-        for own, other in (
-            (hazard.value, shared.value),
-            (hazard.lower, shared.lower),
-            (hazard.upper, shared.upper),
-        )
-    )
-    return Quantity(value, lower, upper, QuantitySource.ASSUMED, hazard.evidence)
+
+    def without(own: float, other: float) -> float:
+        return exp(-(own + other + preemptions_per_hour) * hours)
+
+    lower, upper = without(hazard.upper, shared.upper), without(hazard.lower, shared.lower)
+    return assumed(without(hazard.value, shared.value), lower, upper, hazard.evidence)
 
 
 def hazard_sum_max(needs: GangRequirements, shared: Quantity) -> float:
-    """Return the highest hazard of all members with a `survival` of *needs*.survival_min.
-
-    Infinite without a floor; negative if *shared* alone is too much.
-    """
+    """Return the highest sum of hazards for *needs*.survival_min; inf without a floor."""
     if needs.survival_min <= 0.0:
         return inf
     # The search and the price add the hazards in different orders; the margin keeps the survival of
@@ -337,9 +301,8 @@ def preemption_sum(members: Members) -> Quantity:
     """Return the declared preemptions per hour of members that are spot capacity."""
     count = int(np.count_nonzero(members.preemption))
     total = float(members.preemption.sum())
-    return declared(
-        total, f"{count} spot nodes of {members.speed.size}, {total:.4g} preemptions an hour in all"
-    )
+    nodes = f"{count} spot nodes of {members.speed.size}"
+    return declared(total, f"{nodes}, {total:.4g} preemptions an hour in all")
 
 
 def money_part(members: Members, lost: LostTime) -> PricePart | None:
@@ -348,22 +311,15 @@ def money_part(members: Members, lost: LostTime) -> PricePart | None:
         return None
     gpu_hours = lost.gross_gpu_hours / members.speed.size
     value, lower, upper = (float(row.sum()) * gpu_hours for row in members.gpu_prices)
-    spread = members.gpu_prices[2] > members.gpu_prices[1]
-    evidence = (
-        f"{value:,.6g} of currency for {lost.gross_gpu_hours:g} GPU-hours; {lost.currency_text}"
-    )
-    if spread.any():
-        evidence += (
-            f"; of {int(spread.sum())} nodes no price is declared: the mean of the others is used"
-        )
+    undeclared = int((members.gpu_prices[2] > members.gpu_prices[1]).sum())
+    gross, source = f"{lost.gross_gpu_hours:g} GPU-hours", QuantitySource.DECLARED
+    evidence = f"{value:,.6g} of currency for {gross}; {lost.currency_text}"
+    if undeclared:
+        source = QuantitySource.ASSUMED
+        evidence += f"; of {undeclared} nodes no price is declared: the mean of the others is used"
     rate = lost.currency_rate
-    source = QuantitySource.ASSUMED if spread.any() else QuantitySource.DECLARED
-    return PricePart(
-        "money",
-        Quantity(
-            value * rate, min(lower, value) * rate, max(upper, value) * rate, source, evidence
-        ),
-    )
+    bounds = min(lower, value) * rate, max(upper, value) * rate
+    return PricePart("money", Quantity(value * rate, *bounds, source, evidence))
 
 
 def _parts_beside(
@@ -377,9 +333,8 @@ def _parts_beside(
     for tier, rate in preferences.items():
         row = PRICED_TIERS.index(tier)
         count = members.domains[row] + (members.unknown[row] > 0)
-        preference = declared(
-            rate * max(count - 1, 0), f"{count} of tier {tier.title}, {rate:g} each after the first"
-        )
+        evidence = f"{count} of tier {tier.title}, {rate:g} each after the first"
+        preference = declared(rate * max(count - 1, 0), evidence)
         parts.append(PricePart(f"preference for one {tier.title}", preference))
     if stranded_gpu_hours is not None:
         parts.append(PricePart("stranded GPUs", stranded_gpu_hours))
@@ -426,37 +381,22 @@ def price(
 
     def lost_to(name: str, share: float, lower: float, upper: float, of: Quantity) -> PricePart:
         low_share, high_share = min(lower, scale * share), max(min(upper, 1.0), scale * share)
-        value = Quantity(
-            gross * pace * scale * share,
-            gross * pace * low_share,
-            gross * pace * high_share,
-            of.source,
-            of.evidence,
-        )
+        bounds = gross * pace * low_share, gross * pace * high_share
+        value = Quantity(gross * pace * scale * share, *bounds, of.source, of.evidence)
         return PricePart(name, value)
+
+    def lost_to_rate(name: str, share: float, rate: Quantity) -> PricePart:
+        return lost_to(name, share, rate.lower * per.lower, rate.upper * per.upper, rate)
 
     parts = [
         PricePart("slowest member", _lost_share(gross, speed)),
         PricePart("topology", _lost_share(gross * speed.value, topology)),
         lost_to("checkpoint writes", shares[0], write.lower, write.upper, write),
-        lost_to(
-            "interruptions by members",
-            shares[1],
-            hazard.lower * per.lower,
-            hazard.upper * per.upper,
-            hazard,
-        ),
-        lost_to(
-            "shared interruptions",
-            shares[2],
-            shared.lower * per.lower,
-            shared.upper * per.upper,
-            shared,
-        ),
+        lost_to_rate("interruptions by members", shares[1], hazard),
+        lost_to_rate("shared interruptions", shares[2], shared),
     ]
     if taken.value:
-        lower, upper = taken.value * per.lower, taken.value * per.upper
-        parts.append(lost_to("spot preemption", shares[3], lower, upper, taken))
+        parts.append(lost_to_rate("spot preemption", shares[3], taken))
     lost_parts = len(parts)
     parts += _parts_beside(members, lost, preferences or {}, stranded_gpu_hours)
     others = [cost.gpu_hours for cost in parts[lost_parts:]]

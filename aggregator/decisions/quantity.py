@@ -61,10 +61,7 @@ def duration_hours(
     reports: ReportedFactors,
     factor: str = "",
 ) -> Quantity:
-    """Return a duration in hours.
-
-    *given* by the request (NaN: not), else as reported of *factor*, else the assumed *minutes*.
-    """
+    """Return hours: *given* (not NaN), else reported of *factor*, else assumed *minutes*."""
     if not isnan(given):
         return declared(given, f"{name} {given * 60.0:g} min (request)")
     reported_factor = reports.get(factor)

@@ -72,15 +72,12 @@ from .sampled_hours import (
 #: program; a free node that must start the program; a job that must first release nodes; a gang
 #: with a new layout.
 IN_PROCESS_MINUTES, STANDBY_MINUTES = (0.5, 0.1, 3.0), (1.0, 0.2, 5.0)
-FREE_NODE_MINUTES, BORROW_MINUTES, RESHARD_MINUTES = (
-    (4.0, 1.0, 20.0),
-    (8.0, 2.0, 40.0),
-    (5.0, 1.0, 30.0),
-)
+FREE_NODE_MINUTES = (4.0, 1.0, 20.0)
+BORROW_MINUTES = (8.0, 2.0, 40.0)
+RESHARD_MINUTES = (5.0, 1.0, 30.0)
 #: Minutes to restore state from a peer's memory, and from storage.
 LOCAL_RESTORE_MINUTES, REMOTE_RESTORE_MINUTES = (0.5, 0.1, 3.0), (3.0, 0.5, 20.0)
-#: Minutes until all processes of a gang run again: a restart without the restore, which has a price
-#: of its own.
+#: Minutes until all processes run again, without the restore, which has a price of its own.
 RESTART_ACT_MINUTES = (
     RESTART_MINUTES[0] - REMOTE_RESTORE_MINUTES[0],
     RESTART_MINUTES[1] - REMOTE_RESTORE_MINUTES[1],
@@ -88,11 +85,9 @@ RESTART_ACT_MINUTES = (
 )
 #: Minutes of work since the last copy in a peer's memory.
 REPLICA_AGE_MINUTES = (1.0, 0.1, 10.0)
-#: P(the same node fails again soon) if it continues unchanged (assumed), and if the job failed
-#: there before.
+#: P(the same node fails again soon) unchanged (assumed), and if the job failed there before.
 RECURRENCE, RECURRENCE_KNOWN = 0.2, 0.9
-#: A way that stops healthy processes comes first only if its loss is smaller by this share of GPUs
-#: x hours.
+#: A way that stops healthy processes must save this share of GPUs x hours to come first.
 STOP_SHARE_MIN = 0.01
 #: With this many failures at the same step of the job, on any nodes, the workload is the cause.
 FAILURES_AT_STEP_MAX = 2
@@ -101,6 +96,8 @@ FAILURES_AT_STEP_MAX = 2
 #: and the assumed minutes.
 RESTART_ACT_FACTOR = "act.restart"
 PEER_RESUME_FACTOR, STORAGE_RESUME_FACTOR = "resume.peer_memory", "resume.storage"
+
+NO_NODES: Indexes = np.zeros(0, dtype=np.intp)
 
 
 class RecoveryKind(IntEnum):
@@ -142,15 +139,12 @@ class Lender:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointState:
-    """State of the checkpoints. Hours are NaN if unknown.
-
-    `replicas`: node with a copy of each rank's state in memory.
-    """
+    """State of the checkpoints; NaN: unknown. `replicas`: node with a copy, by rank."""
 
     age_hours: float = nan
     local_restore_hours: float = nan
     remote_restore_hours: float = nan
-    replicas: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
+    replicas: Indexes = field(default_factory=lambda: NO_NODES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +153,8 @@ class Incident:
 
     current: Indexes
     failed: Indexes
-    suspects: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
-    standbys: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
+    suspects: Indexes = field(default_factory=lambda: NO_NODES)
+    standbys: Indexes = field(default_factory=lambda: NO_NODES)
     lenders: tuple[Lender, ...] = ()
     checkpoint: CheckpointState = CheckpointState()
     goes_on_in_process: bool = False  #: healthy processes wait for the others, and need no restart
@@ -193,10 +187,7 @@ class RecoveryOption:
 
 @dataclass(frozen=True, slots=True)
 class UndisturbedGang:
-    """The gang's loss to the job's end without the failure.
-
-    The excess of a way over it is the price of the failure.
-    """
+    """The gang's loss without the failure; the excess over it is the failure's price."""
 
     parts: tuple[PricePart, ...]
     total: Quantity
@@ -208,10 +199,7 @@ class UndisturbedGang:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPlan:
-    """Ways to continue, the cheapest first.
-
-    Ways that stop healthy processes cost `STOP_SHARE_MIN` more in this order.
-    """
+    """Ways to continue, the cheapest first (`STOP_SHARE_MIN` counts in this order)."""
 
     options: tuple[RecoveryOption, ...]
     undisturbed: UndisturbedGang
@@ -229,29 +217,22 @@ def plan_recovery(
     incident: Incident,
     communication: Quantity | None = None,
 ) -> RecoveryPlan:
-    """Return the ways to continue after *incident*.
-
-    *needs*: remaining hours of the job, and nodes of the whole gang.
-    """
+    """Return the ways to continue after *incident*. *needs*: remaining hours, all nodes."""
     current = incident.current
     unnamed = current[table.excluded[current] & ~np.isin(current, incident.failed)]
     failed = np.concatenate((incident.failed, unnamed))
     doubted = np.union1d(failed, incident.suspects[np.isin(incident.suspects, current)])
     domains = suspect_domains(table, current, doubted)
     answer = _Answer(table, candidates, needs, incident, communication, failed, domains)
-    # The cost of crossing a tier is assumed: a gain below the margin does not justify stopping
-    # running processes.
+    # A tier's cost is assumed: a gain within the margin does not justify a stop.
     margin = STOP_SHARE_MIN * answer.gpus * needs.hours
-    options = sorted(
-        answer.options(),
-        key=lambda option: (
-            option.total.value + margin * bool(option.stopped.size),
-            int(option.kind),
-        ),
-    )
+
+    def order(option: RecoveryOption) -> tuple[float, int]:
+        return option.total.value + margin * bool(option.stopped.size), int(option.kind)
+
     culprit, probability = answer.culprit()
     return RecoveryPlan(
-        options=tuple(options),
+        options=tuple(sorted(answer.options(), key=order)),
         undisturbed=answer.undisturbed(),
         failed=failed,
         domains=tuple(domains),
@@ -269,6 +250,10 @@ class SampledPart(NamedTuple):
     source: QuantitySource
     evidence: str
     delay_hours: Floats | float = 0.0  #: delay of the job besides detect to resume
+
+
+def _assumed_part(name: str, samples: Floats, evidence: str) -> SampledPart:
+    return SampledPart(name, samples, QuantitySource.ASSUMED, evidence)
 
 
 class _RunningGang(NamedTuple):
@@ -301,9 +286,8 @@ class _Answer:
         barred = in_suspect_domain(table, domains)
         barred[incident.suspects] = True
         barred[failed] = True
-        self.fit = (
-            node_search.usable(table, Candidates(np.ones(len(table), dtype=bool)), needs) & ~barred
-        )
+        all_nodes = Candidates(np.ones(len(table), dtype=bool))
+        self.fit = node_search.usable(table, all_nodes, needs) & ~barred
         self.healthy = np.delete(incident.current, self.places)
         self.repair = repair_hours(self.lost.repair_hours.value, self.places.size)
         self.free = node_search.usable(table, candidates, needs) & ~barred
@@ -328,9 +312,7 @@ class _Answer:
         options = [option for option in candidates if option is not None]
         borrowed = [option for option in options if option.kind == RecoveryKind.BORROW]
         cheapest = min(borrowed, key=lambda option: option.total.value, default=None)
-        return [
-            option for option in options if option.kind != RecoveryKind.BORROW or option is cheapest
-        ]
+        return [o for o in options if o.kind != RecoveryKind.BORROW or o is cheapest]
 
     def culprit(self) -> tuple[int, float]:
         """Return the member most likely at fault, by hazards, and its share of all hazards."""
@@ -366,30 +348,20 @@ class _Answer:
         recurs = np.where(points()[:, OTHER] < again, 1.0, 0.0)
         hours = recurs * self.gpus * drawn(self.lost.per_interruption_hours, INTERRUPTION)
         evidence = f"with probability {again:g} (assumed)"
-        part = SampledPart("the same failure again", hours, QuantitySource.ASSUMED, evidence)
-        return self._option(
-            RecoveryKind.IN_PROCESS,
-            self.incident.current,
-            np.zeros(0, dtype=np.intp),
-            None,
-            [part],
-            [f"restart the processes on {self._names(failed)} in place"],
-        )
+        part = _assumed_part("the same failure again", hours, evidence)
+        steps = [f"restart the processes on {self._names(failed)} in place"]
+        return self._option(RecoveryKind.IN_PROCESS, self.incident.current, steps, [part])
 
     def _replaced(self, kind: RecoveryKind, pool: Indexes) -> RecoveryOption | None:
         if not self.places.size:
             return None
-        chosen = choose_replacements(
-            self.table, self.needs, self.lost, self.incident.current, self.places, pool
-        )
+        chosen = self._choose(pool)
         if chosen is None:
             return None
         is_standby = bool(self.standbys[chosen.nodes].all())
         if kind == RecoveryKind.FREE_NODE and is_standby:
             return None  # the option with hot spares is the same
-        return self._option(
-            kind, self._members(chosen), self.places, chosen, [], [self._replacement_text(chosen)]
-        )
+        return self._with_replacements(kind, chosen)
 
     def _borrowed(self, lender: Lender) -> RecoveryOption | None:
         """Return the way with a lower job's nodes, if free nodes do not suffice or are worse."""
@@ -398,48 +370,30 @@ class _Answer:
             return None
         fit = self.standbys | self.free
         fit[nodes] = True
-        pool = np.flatnonzero(fit)
-        chosen = choose_replacements(
-            self.table, self.needs, self.lost, self.incident.current, self.places, pool
-        )
+        chosen = self._choose(np.flatnonzero(fit))
         if chosen is None:
             return None
         taken = chosen.nodes[np.isin(chosen.nodes, nodes)]
         if not taken.size:
             return None
-        hours = (
-            self.needs.hours
-            if isnan(lender.hours_left)
-            else min(lender.hours_left, self.needs.hours)
-        )
+        if isnan(lender.hours_left):
+            hours = self.needs.hours
+        else:
+            hours = min(lender.hours_left, self.needs.hours)
         lost = taken.size * self.gpus_per_node * hours * points()[:, OTHER]
-        restart = (
-            lender.nodes.size
-            * self.gpus_per_node
-            * drawn(self.lost.per_interruption_hours, INTERRUPTION)
-        )
-        evidence = (
-            f"{taken.size} nodes for {hours:g} h; unknown how much of it that job would have used"
-        )
+        lenders_gpus = lender.nodes.size * self.gpus_per_node
+        restart = lenders_gpus * drawn(self.lost.per_interruption_hours, INTERRUPTION)
+        use = f"{taken.size} nodes for {hours:g} h; unknown how much of it that job would have used"
         parts = [
-            SampledPart(f"taken from {lender.name}", lost, QuantitySource.ASSUMED, evidence),
-            SampledPart(
-                f"restart of {lender.name}",
-                restart,
-                QuantitySource.ASSUMED,
-                "it starts again with fewer nodes",
-            ),
+            _assumed_part(f"taken from {lender.name}", lost, use),
+            _assumed_part(f"restart of {lender.name}", restart, "it starts again with fewer nodes"),
         ]
         known = lender.priority is not None and self.needs.priority is not None
-        right = f"priority {lender.priority}, below {self.needs.priority}"
-        right = right if known else "it is unknown whether its priority is lower"
-        steps = [
-            f"have {lender.name} give up {self._names(taken)} ({right})",
-            self._replacement_text(chosen),
-        ]
-        option = self._option(
-            RecoveryKind.BORROW, self._members(chosen), self.places, chosen, parts, steps
-        )
+        right = "it is unknown whether its priority is lower"
+        if known:
+            right = f"priority {lender.priority}, below {self.needs.priority}"
+        steps = [f"have {lender.name} give up {self._names(taken)} ({right})"]
+        option = self._with_replacements(RecoveryKind.BORROW, chosen, steps, parts)
         return replace(option, lender=lender.name)
 
     def _shrunk(self) -> RecoveryOption | None:
@@ -447,9 +401,8 @@ class _Answer:
         needs, current = self.needs, self.incident.current
         if not self.incident.nodes_min or not self.places.size:
             return None
-        replica_nodes = -(
-            -max(needs.tensor_parallel, 1) * max(needs.pipeline_parallel, 1) // self.gpus_per_node
-        )
+        replica_gpus = max(needs.tensor_parallel, 1) * max(needs.pipeline_parallel, 1)
+        replica_nodes = -(-replica_gpus // self.gpus_per_node)
         unit = max(needs.segment_nodes, replica_nodes, 1)
         gone = fallen_groups(current.size, unit, self.places)
         left = np.delete(current, gone)
@@ -457,38 +410,21 @@ class _Answer:
             return None
         dropped = current[gone[~np.isin(gone, self.places)]]
         missing = np.minimum(self.repair, needs.hours) * self.gpus_per_node
-        assumed_source = QuantitySource.ASSUMED
-        parts = [
-            SampledPart(
-                "GPUs of failed nodes missing",
-                missing * self.places.size,
-                assumed_source,
-                "until they are repaired",
-            )
-        ]
+        lost = missing * self.places.size
+        parts = [_assumed_part("GPUs of failed nodes missing", lost, "until they are repaired")]
         if dropped.size:
+            name = "healthy nodes dropped with their group"
             evidence = f"{dropped.size} nodes, in groups of {unit}"
-            parts.append(
-                SampledPart(
-                    "healthy nodes dropped with their group",
-                    missing * dropped.size,
-                    assumed_source,
-                    evidence,
-                )
-            )
+            parts.append(_assumed_part(name, missing * dropped.size, evidence))
         regrow = np.where(self.repair < needs.hours, 1.0, 0.0) * self.gpus
         restart = self._hours("restart", nan, RESTART_MINUTES, RESTART_ACT_FACTOR)
         regrow = regrow * drawn(restart, OTHER)
-        parts.append(
-            SampledPart("growing again", regrow, assumed_source, "a restart once they are repaired")
-        )
+        parts.append(_assumed_part("growing again", regrow, "a restart once they are repaired"))
         steps = [
             f"continue with {left.size} of {current.size} nodes",
             f"grow again when {self._names(self.failed)} are repaired",
         ]
-        option = self._option(
-            RecoveryKind.SHRINK, left, np.zeros(0, dtype=np.intp), None, parts, steps
-        )
+        option = self._option(RecoveryKind.SHRINK, left, steps, parts)
         return replace(option, stopped=np.union1d(option.stopped, dropped))
 
     def _repaired(self) -> RecoveryOption | None:
@@ -500,27 +436,17 @@ class _Answer:
         evidence = f"median {median:.1f} h for {self.places.size} nodes"
         source = self.lost.repair_hours.source
         part = SampledPart("waiting for repairs", waits, source, evidence, self.repair)
-        return self._option(
-            RecoveryKind.WAIT_FOR_REPAIR,
-            self.incident.current,
-            np.zeros(0, dtype=np.intp),
-            None,
-            [part],
-            [f"wait for repairs of {self._names(self.failed)}", "restart from the checkpoint"],
-        )
+        steps = [f"wait for repairs of {self._names(self.failed)}", "restart from the checkpoint"]
+        return self._option(RecoveryKind.WAIT_FOR_REPAIR, self.incident.current, steps, [part])
 
     def _elsewhere(self) -> RecoveryOption | None:
         """Return the way that restarts the whole gang on the best nodes."""
         nodes = self.candidates.nodes | self.standbys
         nodes[self.healthy] = True
         nodes &= self.fit
-        choices = planner.plan(
-            self.table,
-            Candidates(nodes, self.candidates.gpus, self.candidates.source),
-            self.needs,
-            self.communication,
-            SearchEffort(steps_max=0),
-        )
+        candidates = Candidates(nodes, self.candidates.gpus, self.candidates.source)
+        effort = SearchEffort(steps_max=0)
+        choices = planner.plan(self.table, candidates, self.needs, self.communication, effort)
         if not choices:
             return None
         members = choices[0].nodes
@@ -529,13 +455,24 @@ class _Answer:
             f"end the gang, start it on {members.size} nodes ({new.size} of them new)",
             "restart from the checkpoint",
         ]
-        option = self._option(RecoveryKind.RESTART_ELSEWHERE, members, new, None, [], steps)
+        option = self._option(RecoveryKind.RESTART_ELSEWHERE, members, steps, places=new)
         return replace(option, stopped=np.sort(self.healthy))
 
-    def _members(self, chosen: Replacements) -> Indexes:
+    def _choose(self, pool: Indexes) -> Replacements | None:
+        current = self.incident.current
+        return choose_replacements(self.table, self.needs, self.lost, current, self.places, pool)
+
+    def _with_replacements(
+        self,
+        kind: RecoveryKind,
+        chosen: Replacements,
+        steps: Sequence[str] = (),
+        extra: Sequence[SampledPart] = (),
+    ) -> RecoveryOption:
         members = self.incident.current.copy()
         members[self.places] = chosen.nodes
-        return members
+        steps = [*steps, self._replacement_text(chosen)]
+        return self._option(kind, members, steps, extra, self.places, chosen)
 
     def _hours(
         self, name: str, given: float, minutes: tuple[float, float, float], factor: str = ""
@@ -551,20 +488,12 @@ class _Answer:
             act = self._restart_act(act)
         survives = self._has_replicas() and kind != RecoveryKind.RESTART_ELSEWHERE
         if survives:
-            resume = self._hours(
-                "restore from a peer's memory",
-                checkpoint.local_restore_hours,
-                LOCAL_RESTORE_MINUTES,
-                PEER_RESUME_FACTOR,
-            )
+            name, given = "restore from a peer's memory", checkpoint.local_restore_hours
+            resume = self._hours(name, given, LOCAL_RESTORE_MINUTES, PEER_RESUME_FACTOR)
             lost = self._hours("work since the last copy in memory", nan, REPLICA_AGE_MINUTES)
         else:
-            resume = self._hours(
-                "restore from the checkpoint",
-                checkpoint.remote_restore_hours,
-                REMOTE_RESTORE_MINUTES,
-                STORAGE_RESUME_FACTOR,
-            )
+            name, given = "restore from the checkpoint", checkpoint.remote_restore_hours
+            resume = self._hours(name, given, REMOTE_RESTORE_MINUTES, STORAGE_RESUME_FACTOR)
             lost = self._lost_work()
         if restarts and not isnan(needs.restart_hours):
             # The request's restart lasts until the gang works again.
@@ -609,17 +538,14 @@ class _Answer:
         self,
         kind: RecoveryKind,
         nodes: Indexes,
-        places: Indexes,
-        chosen: Replacements | None,
-        extra: Sequence[SampledPart],
         steps: Sequence[str],
+        extra: Sequence[SampledPart] = (),
+        places: Indexes = NO_NODES,
+        chosen: Replacements | None = None,
     ) -> RecoveryOption:
-        restarts = not self.incident.goes_on_in_process or kind in (
-            RecoveryKind.WAIT_FOR_REPAIR,
-            RecoveryKind.RESTART_ELSEWHERE,
-        )
+        ends_all = kind in (RecoveryKind.WAIT_FOR_REPAIR, RecoveryKind.RESTART_ELSEWHERE)
+        restarts = not self.incident.goes_on_in_process or ends_all
         hours = self._durations(kind, restarts=restarts)
-        stopped = np.sort(self.healthy) if restarts else np.zeros(0, dtype=np.intp)
         total = SampledSum()
         for step, name in enumerate(("detect", "decide", "act", "resume", "lost work")):
             duration = hours[step]
@@ -632,26 +558,23 @@ class _Answer:
         is_repaired = kind == RecoveryKind.WAIT_FOR_REPAIR
         gang = self._repaired_gang if is_repaired else self._running(self.table, nodes)
         _add_running(total, gang)
-        running = gang.price
         parts, lost, p50, p90 = total.parts_and_total()
-        second = self._interruption(running)
-        is_replaced = chosen is not None
         return RecoveryOption(
             kind=kind,
             nodes=nodes,
             places=places,
-            replaced=self.incident.current[places] if is_replaced else np.zeros(0, dtype=np.intp),
+            replaced=self.incident.current[places] if chosen else NO_NODES,
             keeps_segment=tuple(chosen.keeps_segment.tolist()) if chosen else (),
             keeps_rails=tuple(chosen.keeps_rails.tolist()) if chosen else (),
-            stopped=stopped,
+            stopped=np.sort(self.healthy) if restarts else NO_NODES,
             lender="",
             hours=hours,
             parts=parts,
             total=lost,
             p50_gpu_hours=p50,
             p90_gpu_hours=p90,
-            second_failure=second,
-            running=running,
+            second_failure=self._interruption(gang.price),
+            running=gang.price,
             steps=tuple(steps),
         )
 
@@ -676,15 +599,10 @@ class _Answer:
 
     def _interruption(self, running: GangPrice) -> Quantity:
         """Return the probability of an interruption before the job's end."""
-        survival = running.survival
+        survives = running.survival
+        value, lower, upper = 1.0 - survives.value, 1.0 - survives.upper, 1.0 - survives.lower
         evidence = f"over the remaining {self.needs.hours:g} h"
-        return Quantity(
-            1.0 - survival.value,
-            1.0 - survival.upper,
-            1.0 - survival.lower,
-            survival.source,
-            evidence,
-        )
+        return Quantity(value, lower, upper, survives.source, evidence)
 
     @cached_property
     def _repaired_gang(self) -> _RunningGang:
@@ -700,16 +618,14 @@ class _Answer:
         members = planner.members_of(table, nodes, None, groups)
         gang = _RunningGang(price(members, lost, hours, self.needs.preferences), [], [])
         for part in gang.price.parts:
-            # The same points for all ways: an error of a fleet's assumptions affects all ways
-            # alike.
+            # The same points for all ways: an assumption's error affects all alike.
             cost = part.gpu_hours
             if part.name == "slowest member":
                 samples = drawn_between(narrowed(cost, slowest_width(members)), SPEED)
                 gang.sampled.append(SampledPart(part.name, samples, cost.source, cost.evidence))
             elif part.name == "topology":
-                samples = (
-                    lost.gross_gpu_hours * gang.price.speed.value * topology_lost(members, lost)
-                )
+                running_hours = lost.gross_gpu_hours * gang.price.speed.value
+                samples = running_hours * topology_lost(members, lost)
                 gang.sampled.append(SampledPart(part.name, samples, cost.source, cost.evidence))
             elif "interruptions" not in part.name and part.name != "spot preemption":
                 gang.fixed.append(part)
@@ -717,9 +633,7 @@ class _Answer:
         mean = (hazard + lost.shared_hazard.value) * hours
         failures = second_failures(mean) * drawn(lost.per_interruption_hours, INTERRUPTION) * gpus
         evidence = f"{mean:.3g} expected over {hours:g} h"
-        gang.sampled.append(
-            SampledPart("second failures", failures, QuantitySource.ASSUMED, evidence)
-        )
+        gang.sampled.append(_assumed_part("second failures", failures, evidence))
         return gang
 
     def _repaired_table(self) -> NodeTable:
@@ -735,13 +649,10 @@ class _Answer:
 
     def _replacement_text(self, chosen: Replacements) -> str:
         names = self.table.snapshot.names
+        before = self.incident.current[self.places][:8].tolist()
         pairs = [
             f"{names[old]} -> {names[new]}"
-            for old, new in zip(
-                self.incident.current[self.places][:8].tolist(),
-                chosen.nodes[:8].tolist(),
-                strict=True,
-            )
+            for old, new in zip(before, chosen.nodes[:8].tolist(), strict=True)
         ]
         more = self.places.size - len(pairs)
         return "replace " + ", ".join(pairs) + (f" and {more} more" if more else "")

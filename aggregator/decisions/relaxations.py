@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from math import comb, exp, floor, isnan, log, log10
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from .groups import regrouped
 from .node_search import Candidates, Search, SearchEffort, eligible, usable
 from .node_table import NodeTable
 from .price import REPAIR_HOURS, GangPrice, PricePart, lost_time
-from .quantity import Quantity, QuantitySource, assumed
+from .quantity import Quantity, QuantitySource, assumed, declared
 from .requirements import PRICED_TIERS, GangRequirements
 
 CANDIDATES, STATES = "candidates", "node states"
@@ -38,19 +39,23 @@ WAIT_POINTS = 4096
 #: Sigma of the logarithm of a repair's length: p90 is 311 h if the median is 20 h.
 REPAIR_SIGMA = log(REPAIR_HOURS[2] / REPAIR_HOURS[0]) / 1.2816
 
+#: Milder requirements, and the description of the change.
+MilderNeeds = tuple[GangRequirements, str]
+
 
 @dataclass(frozen=True, slots=True)
 class ChangedRequest:
-    """A request with some constraints changed.
-
-    `added`: further candidates; `repaired`: nodes that are out now.
-    """
+    """A request with changes. `added`: further candidates; `repaired`: nodes out now."""
 
     needs: GangRequirements
     added: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
     repaired: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
     changes: tuple[str, ...] = ()
     priority_text: str = ""  #: about the jobs that give up nodes
+
+    def changed(self, change: str, **fields: Any) -> ChangedRequest:
+        """Return the request with these *fields*, as one more change."""
+        return replace(self, changes=(*self.changes, change), **fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +103,8 @@ class BlockedRequest:
             return self.candidates
         nodes = self.candidates.nodes.copy()
         nodes[changed.added] = True
-        gpus = {
-            node: mask
-            for node, mask in self.candidates.gpus.items()
-            if node not in set(changed.added.tolist())
-        }
+        added = set(changed.added.tolist())
+        gpus = {node: mask for node, mask in self.candidates.gpus.items() if node not in added}
         return Candidates(nodes, gpus, self.candidates.source)
 
     def fits(self, changed: ChangedRequest) -> bool:
@@ -237,17 +239,13 @@ def relaxations_of(
         relaxation = _priced(request, changed)
         if relaxation is not None:
             relaxations.append(relaxation)
-    return tuple(
-        sorted(
-            relaxations,
-            key=lambda relaxation: (
-                # Without an exchange rate the cost of a delay is unknown: changes that start now
-                # come first.
-                relaxation.start_hours is not None and not request.needs.delay_rate,
-                relaxation.price.total.value,
-            ),
-        )
-    )
+
+    def order(relaxation: PlanRelaxation) -> tuple[bool, float]:
+        # Without an exchange rate of delay, changes that start now come first.
+        is_later = relaxation.start_hours is not None and not request.needs.delay_rate
+        return is_later, relaxation.price.total.value
+
+    return tuple(sorted(relaxations, key=order))
 
 
 def _restored(
@@ -266,53 +264,35 @@ def _restored(
         elif constraint == STATES:
             changed = replace(changed, repaired=np.zeros(0, dtype=np.intp))
         else:
-            needs = replace(
-                needs, **{name: getattr(requested, name) for name in fields[constraint]}
-            )
+            as_requested = {name: getattr(requested, name) for name in fields[constraint]}
+            needs = replace(needs, **as_requested)
     return request.without(out, replace(changed, needs=needs))
 
 
 def _mildest(
     request: BlockedRequest, constraint: str, base: ChangedRequest, removed: Sequence[str]
 ) -> list[ChangedRequest]:
-    """Return the mildest changes of *constraint* after which *base* fits.
-
-    *removed*: constraints removed in *base*.
-    """
+    """Return the mildest changes of *constraint* with which *base* fits."""
     needs = base.needs
     if constraint == CANDIDATES:
         return _given_up(request, base)
     if constraint == STATES:
-        changes = *base.changes, "wait for repairs"
-        return _fewest(
-            request,
-            request.repairable(),
-            lambda nodes: replace(base, repaired=nodes, changes=changes),
-        )
+        waiting = base.changed("wait for repairs")
+        nodes = request.repairable()
+        return _fewest(request, nodes, lambda nodes: replace(waiting, repaired=nodes))
     if constraint == FLOOR:
         return _lower_floor(request, base)
     if constraint == SURVIVAL:
         return _lower_survival(request, base)
     if constraint == NODES:
         step = needs.segment_nodes
-        count = _largest(
-            1,
-            (needs.nodes - 1) // step,
-            lambda size: request.fits(
-                replace(base, needs=replace(needs, nodes=size * step, elastic=None))
-            ),
-        )
-        values = (
-            [
-                (
-                    replace(needs, nodes=count * step, elastic=None),
-                    f"{needs.nodes} -> {count * step} nodes",
-                )
-            ]
-            if count
-            else []
-        )
-        return _first_that_fit(request, base, values)
+
+        def smaller(size: int) -> ChangedRequest:
+            fewer = replace(needs, nodes=size * step, elastic=None)
+            return base.changed(f"{needs.nodes} -> {size * step} nodes", needs=fewer)
+
+        count = _largest(1, (needs.nodes - 1) // step, lambda size: request.fits(smaller(size)))
+        return [smaller(count)] if count else []
     if constraint == SPREAD:
         over = needs.spread_over
         count = needs.nodes + 1 - _largest(
@@ -336,14 +316,11 @@ def _mildest(
         none = replace(needs, segment_nodes=1, segment_tier=None)
         values = [(none, f"no segments of {needs.segment_nodes} nodes")]
         return fitting or _first_that_fit(request, base, values, sized=NODES in removed)
-    return _first_that_fit(
-        request, base, _steps(constraint, needs, node_search.gpus_of(request.table, needs))
-    )
+    gpus = node_search.gpus_of(request.table, needs)
+    return _first_that_fit(request, base, _steps(constraint, needs, gpus))
 
 
-def _steps(
-    constraint: str, needs: GangRequirements, gpus: int
-) -> list[tuple[GangRequirements, str]]:
+def _steps(constraint: str, needs: GangRequirements, gpus: int) -> list[MilderNeeds]:
     """Return ever milder values of a constraint, with descriptions."""
     if constraint == RAILS:
         return [(replace(needs, same_rails=False), "any rails")]
@@ -354,31 +331,18 @@ def _steps(
         ]
     tier = needs.within
     title = tier.title if tier else ""
-    wider = [
-        wider_tier
-        for wider_tier in reversed(PRICED_TIERS)
-        if tier in PRICED_TIERS and wider_tier > (tier or 0)
-    ]
-    return [
-        *(
-            (replace(needs, within=wider_tier), f"within one {title} -> one {wider_tier.title}")
-            for wider_tier in wider
-        ),
-        (replace(needs, within=None), f"within one {title} -> anywhere"),
-    ]
+    wider = [w for w in reversed(PRICED_TIERS) if tier in PRICED_TIERS and w > (tier or 0)]
+    steps = [(replace(needs, within=w), f"within one {title} -> one {w.title}") for w in wider]
+    return [*steps, (replace(needs, within=None), f"within one {title} -> anywhere")]
 
 
-def _smaller_segments(
-    needs: GangRequirements,
-) -> tuple[list[tuple[GangRequirements, str]], list[tuple[GangRequirements, str]]]:
+def _smaller_segments(needs: GangRequirements) -> tuple[list[MilderNeeds], list[MilderNeeds]]:
     """Return milder segments: in a wider tier, and of fewer nodes."""
     segment, tier = needs.segment_nodes, needs.segment_tier
     title = tier.title if tier else ""
+    before = f"segments of {segment} within a {title}"
     return [
-        (
-            replace(needs, segment_tier=wider),
-            f"segments of {segment} within a {title} -> a {wider.title}",
-        )
+        (replace(needs, segment_tier=wider), f"{before} -> a {wider.title}")
         for wider in reversed(PRICED_TIERS)
         if wider > (tier or 0)
     ], [
@@ -391,24 +355,21 @@ def _smaller_segments(
 def _first_that_fit(
     request: BlockedRequest,
     base: ChangedRequest,
-    values: Sequence[tuple[GangRequirements, str]],
+    values: Sequence[MilderNeeds],
     *,
     sized: bool = False,
 ) -> list[ChangedRequest]:
     """Return the first of *values* that fits. *sized*: at least a whole segment."""
     for value, change in values:
         needs = replace(value, nodes=value.segment_nodes, elastic=None) if sized else value
-        changed = replace(base, needs=needs, changes=(*base.changes, change))
+        changed = base.changed(change, needs=needs)
         if request.fits(changed):
             return [changed]
     return []
 
 
 def _largest(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """Return the largest number from *low* to *high* that holds, 0 for none.
-
-    If a number holds, all lower ones must.
-    """
+    """Return the largest number from *low* to *high* that holds, as all lower ones do; 0: none."""
     if high < low or not holds(low):
         return 0
     while low < high:
@@ -427,9 +388,7 @@ def _lower_floor(request: BlockedRequest, base: ChangedRequest) -> list[ChangedR
     def changed(at: int) -> ChangedRequest:
         floor = floors[at - 1]
         text = f"node floor {base.needs.score_min:.4g} -> {floor:.4g}"
-        return replace(
-            base, needs=replace(base.needs, score_min=floor), changes=(*base.changes, text)
-        )
+        return base.changed(text, needs=replace(base.needs, score_min=floor))
 
     at = _largest(1, len(floors), lambda index: request.fits(changed(index)))
     return [changed(at)] if at else []
@@ -438,9 +397,7 @@ def _lower_floor(request: BlockedRequest, base: ChangedRequest) -> list[ChangedR
 def _lower_survival(request: BlockedRequest, base: ChangedRequest) -> list[ChangedRequest]:
     def changed(survival: float) -> ChangedRequest:
         text = f"survival of the gang {base.needs.survival_min:.4g} -> {survival:.4g}"
-        return replace(
-            base, needs=replace(base.needs, survival_min=survival), changes=(*base.changes, text)
-        )
+        return base.changed(text, needs=replace(base.needs, survival_min=survival))
 
     low, high = 0.0, base.needs.survival_min
     if not request.fits(changed(0.0)):
@@ -464,42 +421,36 @@ def _given_up(request: BlockedRequest, base: ChangedRequest) -> list[ChangedRequ
     for node, job in request.table.snapshot.jobs.items():
         if node in occupied:
             jobs.setdefault(job, []).append(node)
-    # jobs with a known lower priority come first
-    smallest = sorted(
-        jobs.items(),
-        key=lambda item: (item[0] not in request.candidates.priorities, len(item[1]), item[0]),
-    )[:JOBS_MAX]
-    hazard = request.table.hazard
-    for job, nodes in smallest:
-        text, why = f"job {job} gives up", request.priority_text(job)
-        changes = _fewest(
-            request,
-            np.array(sorted(nodes, key=lambda node: float(hazard[node])), dtype=np.intp),
-            lambda few, text=text, why=why: replace(  # type: ignore[misc]
-                base, added=few, changes=(*base.changes, text), priority_text=why
-            ),
-        )
-        if changes:
+
+    def order(job: str) -> tuple[bool, int, str]:
+        # jobs with a known lower priority come first
+        return job not in request.candidates.priorities, len(jobs[job]), job
+
+    def fewest_of(nodes: Indexes, text: str, why: str) -> list[ChangedRequest]:
+        by_hazard = nodes[np.argsort(request.table.hazard[nodes], kind="stable")]
+        giving = base.changed(text, priority_text=why)
+        return _fewest(request, by_hazard, lambda few: replace(giving, added=few))
+
+    for job in sorted(jobs, key=order)[:JOBS_MAX]:
+        nodes = np.array(jobs[job], dtype=np.intp)
+        if changes := fewest_of(nodes, f"job {job} gives up", request.priority_text(job)):
             return changes
     why = " (whose priority is not known, or below the gang's)"
-    why = why if request.needs.priority is not None else request.priority_text("")
-    return _fewest(
-        request,
-        obtainable[np.argsort(hazard[obtainable], kind="stable")],
-        lambda few: replace(
-            base, added=few, changes=(*base.changes, "others give up"), priority_text=why
-        ),
-    )
+    if request.needs.priority is None:
+        why = request.priority_text("")
+    return fewest_of(obtainable, "others give up", why)
 
 
 def _fewest(
     request: BlockedRequest, nodes: Indexes, change: Callable[[Indexes], ChangedRequest]
 ) -> list[ChangedRequest]:
     """Return the change with the fewest of *nodes* (the first of them) that fits."""
-    less = _largest(
-        1, nodes.size, lambda less: request.fits(change(nodes[: nodes.size + 1 - less]))
-    )
-    return [change(nodes[: nodes.size + 1 - less])] if less else []
+
+    def without(less: int) -> ChangedRequest:
+        return change(nodes[: nodes.size + 1 - less])
+
+    less = _largest(1, nodes.size, lambda less: request.fits(without(less)))
+    return [without(less)] if less else []
 
 
 def _priced(request: BlockedRequest, changed: ChangedRequest) -> PlanRelaxation | None:
@@ -507,13 +458,8 @@ def _priced(request: BlockedRequest, changed: ChangedRequest) -> PlanRelaxation 
     gpus = node_search.gpus_of(request.table, changed.needs)
     if changed.needs.elastic is None:
         changed = replace(changed, needs=regrouped(changed.needs, changed.needs.nodes * gpus))
-    options = elastic.plan(
-        table,
-        request.candidates_for(changed),
-        changed.needs,
-        request.communication,
-        SearchEffort(steps_max=0),
-    )
+    candidates, effort = request.candidates_for(changed), SearchEffort(steps_max=0)
+    options = elastic.plan(table, candidates, changed.needs, request.communication, effort)
     if not options:
         return None
     option, changes = options[0], list(changed.changes)
@@ -522,28 +468,12 @@ def _priced(request: BlockedRequest, changed: ChangedRequest) -> PlanRelaxation 
     placed = changed.needs.nodes_max * node_search.gpus_of(request.table, changed.needs)
     if placed < requested:
         hours = (requested - placed) * request.needs.hours
-        extra.append(
-            PricePart(
-                "GPUs not placed",
-                Quantity(
-                    hours, hours, hours, QuantitySource.DECLARED, f"{requested - placed} GPUs"
-                ),
-            )
-        )
+        extra.append(PricePart("GPUs not placed", declared(hours, f"{requested - placed} GPUs")))
     if changed.added.size:
         taken = int(np.isin(option.nodes, changed.added).sum())
         hours = taken * node_search.gpus_of(table, changed.needs) * request.needs.hours
-        extra.append(
-            PricePart(
-                "taken from others",
-                assumed(
-                    0.5 * hours,
-                    0.0,
-                    hours,
-                    f"{taken} nodes; unknown how long they would be in use",
-                ),
-            )
-        )
+        evidence = f"{taken} nodes; unknown how long they would be in use"
+        extra.append(PricePart("taken from others", assumed(0.5 * hours, 0.0, hours, evidence)))
         changes = [
             f"{change} {taken} nodes{changed.priority_text}"
             if change.endswith(("gives up", "give up"))
@@ -553,28 +483,22 @@ def _priced(request: BlockedRequest, changed: ChangedRequest) -> PlanRelaxation 
     start = None
     if changed.repaired.size:
         out, needed = request.repairable().size, changed.repaired.size
-        median = (
-            REPAIR_HOURS[0] if isnan(request.needs.repair_hours) else request.needs.repair_hours
-        )
-        start = repair_wait_hours(out, needed, median)
+        given = request.needs.repair_hours
+        median = REPAIR_HOURS[0] if isnan(given) else given
+        start = p50, p90 = repair_wait_hours(out, needed, median)
         if request.needs.delay_rate:
-            source = request.needs.repair_hours
             wait = expected_repair_wait(out, needed, median)
             rate = request.needs.delay_rate
             delay = Quantity(
                 wait.value * rate,
                 wait.lower * rate,
                 wait.upper * rate,
-                QuantitySource.ASSUMED if isnan(source) else QuantitySource.DECLARED,
+                QuantitySource.ASSUMED if isnan(given) else QuantitySource.DECLARED,
                 f"{wait.evidence}; {request.needs.rate_text('delay_rate')}",
             )
             extra.append(PricePart("delay", delay))
-        changes = [
-            f"wait {start[0]:.1f} h (p90 {start[1]:.1f} h) for repairs of {needed} of {out} nodes"
-            if change == "wait for repairs"
-            else change
-            for change in changes
-        ]
+        repairs = f"wait {p50:.1f} h (p90 {p90:.1f} h) for repairs of {needed} of {out} nodes"
+        changes = [repairs if change == "wait for repairs" else change for change in changes]
     price = with_parts(option.price, extra)
     added = np.unique(np.concatenate((changed.added, changed.repaired)))
     return PlanRelaxation("; ".join(changes), changed.needs, added, price, start)
@@ -592,10 +516,7 @@ def with_parts(price: GangPrice, parts: Sequence[PricePart]) -> GangPrice:
 
 
 def repair_wait_hours(out: int, needed: int, median_hours: float) -> tuple[float, float]:
-    """Return median and p90 of the hours until *needed* of *out* nodes are repaired.
-
-    Repairs are lognormal and independent.
-    """
+    """Return median and p90 of the hours to repair *needed* of *out* nodes (lognormal)."""
 
     def quantile(share: float) -> float:
         low, high = 0.0, 1.0
@@ -607,22 +528,19 @@ def repair_wait_hours(out: int, needed: int, median_hours: float) -> tuple[float
                 for count in range(needed, out + 1)
             )
             low, high = (middle, high) if at_least < share else (low, middle)
-        return exp(
-            log(max(median_hours, 1e-3)) + REPAIR_SIGMA * _normal_quantile((low + high) / 2.0)
-        )
+        return hours_at((low + high) / 2.0)
+
+    def hours_at(probability: float) -> float:
+        return exp(log(max(median_hours, 1e-3)) + REPAIR_SIGMA * _normal_quantile(probability))
 
     if out > 500:  # the order statistic's own median is as accurate
-        middle = (needed - 0.3) / (out + 0.4)
-        hours = exp(log(max(median_hours, 1e-3)) + REPAIR_SIGMA * _normal_quantile(middle))
+        hours = hours_at((needed - 0.3) / (out + 0.4))
         return hours, hours
     return quantile(0.5), quantile(0.9)
 
 
 def expected_repair_wait(out: int, needed: int, median_hours: float) -> Quantity:
-    """Return the mean hours until *needed* of *out* nodes are repaired, with its 90 % interval.
-
-    Repairs are lognormal and independent.
-    """
+    """Return the mean hours to repair *needed* of *out* nodes, with its interval."""
     shares, normals = _wait_points()
     # The density of the order statistic: a beta distribution.
     density = (needed - 1) * np.log(shares) + (out - needed) * np.log1p(-shares)

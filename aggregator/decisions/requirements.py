@@ -82,16 +82,15 @@ class GangRequirements:
     #: Exposed share of a step; NaN: the workload's, or assumed.
     communication_share: float = nan
     #: GPU-hours for each domain of a tier after the first.
-    preferences: Mapping[Tier, float] = field(default_factory=dict[Tier, float])
+    preferences: Mapping[Tier, float] = field(default_factory=dict)
     #: Exchange rates in GPU-hours: of a stranded GPU per hour, an hour of delay, and a unit of the
     #: operators' currency; 0: not counted.
     stranded_gpu_rate: float = 0.0
     delay_rate: float = 0.0
     currency_rate: float = 0.0
     #: Origin of each of these rates, as text.
-    rate_origins: Mapping[str, str] = field(default_factory=dict[str, str])
-    #: Share of each GPU, and cores and bytes of the node, per member: used if `Candidates.room`
-    #: knows them.
+    rate_origins: Mapping[str, str] = field(default_factory=dict)
+    #: Share of each GPU, cores and bytes per member, if `Candidates.room` knows them.
     gpu_share: float = 1.0
     cores: float = 0.0
     memory_bytes: float = 0.0

@@ -135,10 +135,7 @@ def narrowed(one: Quantity, width: float) -> Quantity:
 
 
 def slowest_width(members: Members) -> float:
-    """Return the slowest member's interval with independent errors, relative to common ones.
-
-    More members than `SLOW_MEMBERS` would make it slightly narrower.
-    """
+    """Return the slowest member's interval with independent errors, relative to common ones."""
     slowest = np.argsort(members.speed_lower, kind="stable")[:SLOW_MEMBERS]
     speed = members.speed[slowest]
     below = np.maximum(speed - members.speed_lower[slowest], 0.0) / Z90
@@ -188,11 +185,9 @@ def second_failures(mean: float) -> Floats:
     counts = np.searchsorted(np.cumsum(terms), points()[:, SECOND]).astype(np.float64)
     sample_mean = float(counts.mean())
     # Rare interruptions have too few points, so the mean is corrected.
-    return (
-        np.asarray(counts * (mean / sample_mean), dtype=np.float64)
-        if sample_mean
-        else np.full(POINTS, mean, dtype=np.float64)
-    )
+    if sample_mean:
+        return np.asarray(counts * (mean / sample_mean), dtype=np.float64)
+    return np.full(POINTS, mean, dtype=np.float64)
 
 
 class SampledSum:

@@ -28,10 +28,7 @@ SHARE_EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class RequestShape:
-    """Resources of one member on a node.
-
-    `gpu_share`: share of each of its GPUs. `weight`: frequency of such requests.
-    """
+    """Resources of one member. `gpu_share`: of each of its GPUs. `weight`: its frequency."""
 
     gpus: int
     gpu_share: float = 1.0
@@ -46,10 +43,7 @@ DEMAND_ASSUMED = tuple(RequestShape(gpus) for gpus in (1, 2, 4, 8))
 
 @dataclass(frozen=True, slots=True)
 class FreeRoom:
-    """Free resources of nodes.
-
-    `gpus` (nodes, 8): the free share of each, 0 if absent; cores and bytes (nodes,).
-    """
+    """Free resources of nodes. `gpus` (nodes, 8): the free share of each, 0 if absent."""
 
     gpus: Floats
     cores: Floats
@@ -100,22 +94,14 @@ class _Demand(NamedTuple):
 def _demand_of(shapes: Sequence[RequestShape]) -> _Demand:
     if not 1 <= len(shapes) <= SHAPES_MAX:
         raise ValueError(f"a demand of {len(shapes)} shapes: expected 1 to {SHAPES_MAX}")
-    rows = np.array(
-        [
-            (shape.gpus, shape.gpu_share, shape.cores, shape.memory_bytes, shape.weight)
-            for shape in shapes
-        ]
-    ).T
+    rows = np.array([(s.gpus, s.gpu_share, s.cores, s.memory_bytes, s.weight) for s in shapes]).T
     if not (rows[4] >= 0.0).all() or rows[4].sum() <= 0.0:
         raise ValueError("weights of a demand: expected none negative, and one above 0")
     return _Demand(rows[0], rows[1], rows[2], rows[3], rows[4] / rows[4].sum())
 
 
 def stranded_gpus(room: FreeRoom, demand: Sequence[RequestShape]) -> Floats:
-    """Return each node's free GPUs that *demand* cannot use, (nodes,).
-
-    Raises ValueError for an empty or too large demand.
-    """
+    """Return each node's free GPUs that *demand* cannot use. Raises ValueError."""
     wanted = _demand_of(demand)
     free = room.gpus[:, :, None]
     total = room.gpus.sum(axis=1)[:, None]

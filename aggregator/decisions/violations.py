@@ -6,10 +6,7 @@ import numpy as np
 
 from ..arrays import Indexes
 from .node_table import NodeTable
-from .price import (
-    hazard_sum_max,
-    shared_hazard,
-)
+from .price import hazard_sum_max, shared_hazard
 from .requirements import GangRequirements
 
 

@@ -115,10 +115,7 @@ def declared_rows(declared: Declared) -> Rows:
 
 
 def stored_rows(connection: duckdb.DuckDBPyConnection) -> tuple[int, Rows]:
-    """Return number and rows of a store's version in force; old ones lack LATER_KINDS.
-
-    Raises duckdb.Error.
-    """
+    """Return number and rows of the version in force; old ones lack LATER_KINDS."""
     newest = connection.execute("SELECT max(number) FROM declared_versions").fetchone()
     rows = dict[str, set[Row]]()
     for kind in KINDS:

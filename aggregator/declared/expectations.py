@@ -22,9 +22,7 @@ TEXTS: dict[str, str] = {
 class ExpectationIndex:
     """The expectation for hosts of a model, per set of entries that name hosts."""
 
-    _known: dict[tuple[int, str], Expectation | None] = field(
-        default_factory=dict[tuple[int, str], "Expectation | None"]
-    )
+    _known: dict[tuple[int, str], Expectation | None] = field(default_factory=dict)
 
     def find(
         self, named: tuple[Expectation, ...], model: str, expectations: Sequence[Expectation]
@@ -34,13 +32,8 @@ class ExpectationIndex:
         if key not in self._known:
             if len(self._known) >= CACHED_MAX:
                 self._known.clear()
-            by_model = (
-                expectation for expectation in expectations if expectation.selection is None
-            )
-            self._known[key] = next(
-                (expectation for expectation in (*named, *by_model) if expectation.fits(model)),
-                None,
-            )
+            by_model = (e for e in expectations if e.selection is None)
+            self._known[key] = next((e for e in (*named, *by_model) if e.fits(model)), None)
         return self._known[key]
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-#: Limits of declarations: files of a folder, and bytes of each; all files together may have four
-#: times as many bytes.
+#: Files of a folder, and bytes of each; all together may have four times as many.
 FILES_MAX = 64
 TOML_BYTES_MAX = 2 << 20  # read in pure Python: about a second
 FILE_BYTES_MAX = 16 << 20
@@ -27,8 +26,7 @@ MATCH_COST_MAX = 256
 #: Characters of `who` and `why`; those of a name or pattern: `contract/topology.py`.
 WHO_CHARACTERS_MAX = 128
 WHY_CHARACTERS_MAX = 512
-#: Maximum length of a window and an override: a longer one is declared again, by a person who
-#: checked it.
+#: Maximum length of a window and an override; a person must check and repeat longer ones.
 MAINTENANCE_DAYS_MAX = 366
 OVERRIDE_DAYS_MAX = 366
 #: Codes of an override.

@@ -88,10 +88,7 @@ def read_files(paths: Iterable[Path]) -> list[DeclaredFile]:
 
 
 def _read_file(path: Path) -> bytes:
-    """Return a file's content, at most FILE_BYTES_MAX + 1 bytes.
-
-    Raises DeclaredError for a folder, pipe or device; OSError.
-    """
+    """Return a file's first FILE_BYTES_MAX + 1 bytes. Raises DeclaredError, OSError."""
     descriptor = os.open(path, _OPEN)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -229,10 +226,7 @@ def _file_places(
         problems.add(
             SourceLocation("all files"), f"{len(by_host)} hosts have a place, at most {HOSTS_MAX}"
         )
-    return {
-        host: (*by_source.get("file", ()), *by_source.get("topograph", ()))
-        for host, by_source in by_host.items()
-    }
+    return {host: (*b.get("file", ()), *b.get("topograph", ())) for host, b in by_host.items()}
 
 
 def _conflict_message(host: str, name: str, place: HostPlacement, other: PlaceSource) -> str:

@@ -14,9 +14,7 @@ class ActiveWindows:
     """The active window of each set of entries, at one moment."""
 
     _now_ns: int
-    _known: dict[int, MaintenanceWindow | None] = field(
-        default_factory=dict[int, "MaintenanceWindow | None"]
-    )
+    _known: dict[int, MaintenanceWindow | None] = field(default_factory=dict)
 
     def active_window(self, matching: tuple[MaintenanceWindow, ...]) -> MaintenanceWindow | None:
         """Return the *matching* window that is active and ends last."""

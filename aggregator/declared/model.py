@@ -65,7 +65,7 @@ class Declared:
     rollouts: Mapping[str, Rollout] = field(default_factory=lambda: MappingProxyType({}))
     node_costs: tuple[NodeCost, ...] = ()
     #: A plain dictionary, because snapshots are sent to another process.
-    tenants: Mapping[str, ExchangeRates] = field(default_factory=dict[str, ExchangeRates])
+    tenants: Mapping[str, ExchangeRates] = field(default_factory=dict)
     #: Host -> its locations by files, the highest priority first.
     file_places: Mapping[str, tuple[PlaceSource, ...]] = field(
         default_factory=lambda: MappingProxyType({})
@@ -79,7 +79,7 @@ class Declared:
     notes: tuple[str, ...] = ()
     #: Index of each tuple of entries, by its id.
     _indexes: dict[int, tuple[object, SelectionIndex]] = field(
-        default_factory=dict[int, tuple[object, SelectionIndex]], repr=False, compare=False
+        default_factory=dict, repr=False, compare=False
     )
     _matcher: EntryMatcher = field(
         default_factory=EntryMatcher, init=False, repr=False, compare=False
@@ -93,10 +93,7 @@ class Declared:
     )
     #: The last argument and result of `maintenance_windows`.
     _maintenance_cache: list[tuple[object, Mapping[int, MaintenanceWindow]]] = field(
-        default_factory=list[tuple[object, Mapping[int, MaintenanceWindow]]],
-        init=False,
-        repr=False,
-        compare=False,
+        default_factory=list, init=False, repr=False, compare=False
     )
 
     def _matching(self, host: str, entries: tuple[E, ...]) -> tuple[E, ...]:
@@ -131,11 +128,7 @@ class Declared:
 
     def active_overrides(self, now_ns: int) -> list[Override]:
         """Return the overrides that are active at *now_ns*."""
-        return [
-            override
-            for override in self.overrides
-            if override.since_ns <= now_ns < override.until_ns
-        ]
+        return [o for o in self.overrides if o.since_ns <= now_ns < o.until_ns]
 
     def place(self, host: str) -> HostPlacement:
         """Return the location of *host*, as far as it is known."""
@@ -165,9 +158,7 @@ class Declared:
             windows = (
                 active_windows.active_window(self._matching(host, self.windows)) for host in hosts
             )
-            windows_by_host = {
-                index: window for index, window in enumerate(windows) if window is not None
-            }
+            windows_by_host = {i: w for i, w in enumerate(windows) if w is not None}
             self._maintenance_cache[:] = [(key, windows_by_host)]
         return self._maintenance_cache[0][1]
 
@@ -188,20 +179,10 @@ class Declared:
         """
         active = self._active_overrides[0] = self._active_overrides[0].at(self.overrides, now_ns)
         matching = active.matching(self._matching(host, self.overrides), rule, signal, code, device)
-        return next(
-            (
-                override
-                for override in matching
-                if is_rolled_out(override.rollout, host) is not upcoming
-            ),
-            None,
-        )
+        return next((o for o in matching if is_rolled_out(o.rollout, host) is not upcoming), None)
 
     def threshold(self, name: str, *, before: bool = False) -> float:
-        """Return a number of `THRESHOLDS`: as declared, else its default. Raises KeyError.
-
-        *before*: as it is on hosts that its roll-out has not reached.
-        """
+        """Return a number of `THRESHOLDS`; *before*: as before its roll-out. Raises KeyError."""
         if before and name in self.rollouts:
             return self.rollouts[name].before
         return self.thresholds.get(name, THRESHOLDS[name].default)

@@ -24,25 +24,17 @@ class ActiveOverrides:
     _begin_ns: int = 0
     _end_ns: int = 0
     _active: tuple[Override, ...] = ()
-    _by_symptom: dict[SymptomKey, frozenset[int]] = field(
-        default_factory=dict[SymptomKey, frozenset[int]]
-    )
-    _known: dict[tuple[int, SymptomKey, str], tuple[Override, ...]] = field(
-        default_factory=dict[tuple[int, SymptomKey, str], "tuple[Override, ...]"]
-    )
+    _by_symptom: dict[SymptomKey, frozenset[int]] = field(default_factory=dict)
+    _known: dict[tuple[int, SymptomKey, str], tuple[Override, ...]] = field(default_factory=dict)
 
     def at(self, overrides: Sequence[Override], now_ns: int) -> ActiveOverrides:
         """Return the object for *now_ns*. *overrides*: all declared."""
         if self._begin_ns <= now_ns < self._end_ns:
             return self
-        moments = {
-            moment for override in overrides for moment in (override.since_ns, override.until_ns)
-        }
+        moments = {m for o in overrides for m in (o.since_ns, o.until_ns)}
         begin_ns = max((moment for moment in moments if moment <= now_ns), default=-_EVER_NS)
         end_ns = min((moment for moment in moments if moment > now_ns), default=_EVER_NS)
-        active = tuple(
-            override for override in overrides if override.since_ns <= now_ns < override.until_ns
-        )
+        active = tuple(o for o in overrides if o.since_ns <= now_ns < o.until_ns)
         return ActiveOverrides(begin_ns, end_ns, active)
 
     def matching(
@@ -60,11 +52,7 @@ class ActiveOverrides:
             if len(self._known) >= CACHED_MAX:
                 self._known.clear()
             of_rule = self._overrides_of(symptom)
-            result = tuple(
-                override
-                for override in matching
-                if id(override) in of_rule and override.covers_device(device)
-            )
+            result = tuple(o for o in matching if id(o) in of_rule and o.covers_device(device))
             self._known[key] = result
         return result
 
@@ -74,9 +62,7 @@ class ActiveOverrides:
         if ids is None:
             if len(self._by_symptom) >= CACHED_MAX:
                 self._by_symptom.clear()
-            ids = frozenset(
-                id(override) for override in self._active if override.covers_symptom(*symptom)
-            )
+            ids = frozenset(id(o) for o in self._active if o.covers_symptom(*symptom))
             self._by_symptom[symptom] = ids
         return ids
 
@@ -87,10 +73,7 @@ def rule_matches(rule: str, name: str) -> bool:
 
 
 def is_allowed_rule(name: str, rules: Collection[str]) -> bool:
-    """Return whether an override may name *name*.
-
-    *rules*: allowed rules; empty: any, for a version that was valid before.
-    """
+    """Return whether *rules* allow an override to name *name*; an empty set allows any."""
     return not rules or (
         name not in NEVER_NOISE and any(matches_pattern(rule, name) for rule in rules)
     )

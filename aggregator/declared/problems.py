@@ -37,9 +37,9 @@ class DeclaredError(ValueError):
 class Problems:
     """Collects errors and oddities, so that an operator can fix all at once."""
 
-    found: list[str] = field(default_factory=list[str])
+    found: list[str] = field(default_factory=list)
     #: Allowed, but hardly intended: `gangline declared check` reports it.
-    notes: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list)
     omitted: int = 0
     is_truncated: bool = False
     #: Number of hosts in the sets of all entries so far.

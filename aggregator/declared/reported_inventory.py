@@ -154,9 +154,7 @@ class ReportedInventory:
             self._hardware[host] = hardware
             self.version += 1
         sources = (("label", place_of(labels)), ("hardware", fabric_of(devices)))
-        place_sources = tuple(
-            PlaceSource(source, "", place) for source, place in sources if place != NOWHERE
-        )
+        place_sources = tuple(PlaceSource(s, "", p) for s, p in sources if p != NOWHERE)
         if place_sources != self._changed.get(host, self.places.get(host, ())):
             self._changed[host] = place_sources
 

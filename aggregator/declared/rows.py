@@ -7,7 +7,7 @@ from dataclasses import fields
 from math import isnan
 from typing import Any, NamedTuple
 
-import duckdb
+from duckdb import DuckDBPyConnection as Connection
 
 from ..store.rows import table, time_us
 from .expectations import ITEMS, TEXTS
@@ -16,8 +16,7 @@ from .loader import DeclaredFile
 from .model import Declared, ExchangeRates
 from .thresholds import THRESHOLDS
 
-#: Versions with stored files, and bytes of them; the oldest are deleted first, never the version in
-#: force.
+#: Versions with stored files, and their bytes; the version in force is never deleted.
 FILES_RETAINED_VERSIONS, FILES_RETAINED_BYTES_MAX = 20, 64 << 20
 #: Versions that are reported.
 VERSIONS_RETAINED = 1000
@@ -32,9 +31,7 @@ _THRESHOLDS = (
     "before_value:float"
 )
 _COSTS = "hosts:str price_per_gpu_hour:float preemptions_per_hour:float declared_in:str"
-_TENANTS = " ".join(
-    ["tenant:str", *(f"{rate_field.name}:float" for rate_field in fields(ExchangeRates))]
-)
+_TENANTS = " ".join(["tenant:str", *(f"{r.name}:float" for r in fields(ExchangeRates))])
 _PLACES = "host:str field:str value:str source:str declared_in:str counts:bool"
 
 
@@ -48,10 +45,7 @@ class StoredVersion(NamedTuple):
 
 
 def put_version(
-    connection: duckdb.DuckDBPyConnection,
-    declared: Declared,
-    files: Sequence[DeclaredFile],
-    taken_ns: int,
+    connection: Connection, declared: Declared, files: Sequence[DeclaredFile], taken_ns: int
 ) -> None:
     """Write a version in force, replacing the stored declarations. Raises duckdb.Error."""
     number = declared.number
@@ -85,12 +79,12 @@ def put_version(
     _replace(connection, "declared_tenants", _TENANTS, tenants(declared))
 
 
-def put_places(connection: duckdb.DuckDBPyConnection, declared: Declared) -> None:
+def put_places(connection: Connection, declared: Declared) -> None:
     """Replace the stored locations of hosts. Raises duckdb.Error."""
     _replace(connection, "declared_places", _PLACES, places(declared))
 
 
-def last_version(connection: duckdb.DuckDBPyConnection) -> StoredVersion | None:
+def last_version(connection: Connection) -> StoredVersion | None:
     """Return the version last in force; None if there was none. Raises duckdb.Error."""
     newest = connection.execute(
         "SELECT number, hash, epoch_ns(taken) FROM declared_versions ORDER BY number DESC LIMIT 1"
@@ -104,7 +98,7 @@ def last_version(connection: duckdb.DuckDBPyConnection) -> StoredVersion | None:
     return StoredVersion(int(newest[0]), str(newest[1]), int(newest[2]), files)
 
 
-def reported_places(connection: duckdb.DuckDBPyConnection) -> dict[str, tuple[PlaceSource, ...]]:
+def reported_places(connection: Connection) -> dict[str, tuple[PlaceSource, ...]]:
     """Return the reported locations of hosts from a store or file. Raises duckdb.Error."""
     fields_by_source: dict[tuple[str, str], dict[str, Any]] = {}
     for host, source, field, value in connection.execute(
@@ -231,16 +225,12 @@ def _place_rows(host: str, sources: Iterable[PlaceSource]) -> Iterable[tuple[Any
                 counted.add(name)
 
 
-def _replace(
-    connection: duckdb.DuckDBPyConnection, name: str, columns: str, rows: list[tuple[Any, ...]]
-) -> None:
+def _replace(connection: Connection, name: str, columns: str, rows: list[tuple[Any, ...]]) -> None:
     connection.execute(f"DELETE FROM {name}")
     _add(connection, name, columns, rows)
 
 
-def _add(
-    connection: duckdb.DuckDBPyConnection, name: str, columns: str, rows: list[tuple[Any, ...]]
-) -> None:
+def _add(connection: Connection, name: str, columns: str, rows: list[tuple[Any, ...]]) -> None:
     connection.register("new_declared", table(columns, rows))
     try:
         connection.execute(f"INSERT INTO {name} BY NAME FROM new_declared")

@@ -33,7 +33,7 @@ class Selection:
     """Hosts by name or by place: a host that matches any of them is selected."""
 
     patterns: tuple[HostPattern, ...] = ()
-    places: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    places: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def matches(self, host: str, place: object) -> bool:
         """Return whether *host*, located at *place* (a `HostPlacement`), is selected."""
@@ -74,12 +74,8 @@ EntryT = TypeVar("EntryT")
 class EntryMatcher:
     """The entries that select each host. Equal sets of entries are the same tuple object."""
 
-    _hosts: dict[int, dict[str, tuple[Any, ...]]] = field(
-        default_factory=dict[int, dict[str, tuple[Any, ...]]]
-    )
-    _shared: dict[tuple[int, tuple[int, ...]], tuple[Any, ...]] = field(
-        default_factory=dict[tuple[int, tuple[int, ...]], tuple[Any, ...]]
-    )
+    _hosts: dict[int, dict[str, tuple[Any, ...]]] = field(default_factory=dict)
+    _shared: dict[tuple[int, tuple[int, ...]], tuple[Any, ...]] = field(default_factory=dict)
 
     def match(
         self, host: str, place: HostPlacement, entries: tuple[EntryT, ...], index: SelectionIndex
@@ -128,9 +124,7 @@ class SelectionIndex:
         """Return the entries that select *host* by its name."""
         entries = self._by_name.get(host)
         if entries is None:
-            matched = (
-                number for number, pattern in self._matched_patterns if pattern.matches(host)
-            )
+            matched = (n for n, p in self._matched_patterns if p.matches(host))
             numbers = tuple(sorted({*self._names.get(host, ()), *matched}))
             entries = self._by_name[host] = self._shared.setdefault(numbers, numbers)
         return entries

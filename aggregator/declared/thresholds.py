@@ -16,10 +16,7 @@ class Rollout(NamedTuple):
 
 @lru_cache(maxsize=65_536)
 def rollout_rank(host: str) -> float:
-    """Return the position of *host* in every roll-out, from 0 (first) to 1 (last).
-
-    A host reached at 1 % is also reached at 10 %.
-    """
+    """Return the position of *host* in every roll-out, from 0 (first) to 1 (last)."""
     return int.from_bytes(blake2b(host.encode(), digest_size=6).digest()) / 2**48
 
 
@@ -34,10 +31,7 @@ def rollout_message(share: float) -> str:
 
 
 class Threshold(NamedTuple):
-    """A number that rules use and an operator may set: its default and range.
-
-    To add one, add a row here, and use it in a rule.
-    """
+    """A number that rules use and an operator may set: its default and range."""
 
     name: str
     default: float

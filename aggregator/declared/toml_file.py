@@ -33,8 +33,7 @@ from .toml_lines import LineIndex
 DAY_NS = 86_400 * 1_000_000_000
 _NONE: list[TomlEntry] = []
 KINDS = ("place", "expected", "maintenance", "override", "cost", "tenant")
-#: Higher prices and exchange rates are errors, as is a node that is preempted more often than once
-#: a minute.
+#: Higher prices, exchange rates and preemptions (once a minute) are errors.
 PRICE_MAX, RATE_MAX, PREEMPTIONS_MAX = 1e6, 1e9, 60.0
 _CODE_MAX = 2**32 - 1
 _PLACE_TEXTS = (
@@ -49,20 +48,14 @@ class Content:
     """The content of one or more files."""
 
     #: (host, its location, its source)
-    places: list[tuple[str, HostPlacement, SourceLocation]] = field(
-        default_factory=list[tuple[str, HostPlacement, SourceLocation]]
-    )
-    expectations: list[Expectation] = field(default_factory=list[Expectation])
-    windows: list[MaintenanceWindow] = field(default_factory=list[MaintenanceWindow])
-    overrides: list[Override] = field(default_factory=list[Override])
-    thresholds: dict[str, tuple[float, SourceLocation]] = field(
-        default_factory=dict[str, tuple[float, SourceLocation]]
-    )
-    rollouts: dict[str, Rollout] = field(default_factory=dict[str, Rollout])
-    node_costs: list[NodeCost] = field(default_factory=list[NodeCost])
-    tenants: dict[str, tuple[ExchangeRates, SourceLocation]] = field(
-        default_factory=dict[str, tuple[ExchangeRates, SourceLocation]]
-    )
+    places: list[tuple[str, HostPlacement, SourceLocation]] = field(default_factory=list)
+    expectations: list[Expectation] = field(default_factory=list)
+    windows: list[MaintenanceWindow] = field(default_factory=list)
+    overrides: list[Override] = field(default_factory=list)
+    thresholds: dict[str, tuple[float, SourceLocation]] = field(default_factory=dict)
+    rollouts: dict[str, Rollout] = field(default_factory=dict)
+    node_costs: list[NodeCost] = field(default_factory=list)
+    tenants: dict[str, tuple[ExchangeRates, SourceLocation]] = field(default_factory=dict)
 
 
 def parse_toml(
@@ -73,10 +66,7 @@ def parse_toml(
     now_ns: int,
     rules: frozenset[str] = frozenset(),
 ) -> None:
-    """Add the declarations of *text* to *content*, and its errors to *problems*. Never raises.
-
-    *rules*: the names that an override may have; none: any.
-    """
+    """Add the declarations of *text* to *content*, its errors to *problems*. Never raises."""
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -191,10 +181,7 @@ class _TomlReader:
             "begin", zone_name, is_end=False, required="expected when it begins"
         )
         end_ns = entry.moment(
-            "end",
-            zone_name,
-            is_end=True,
-            required="expected the end: no maintenance is permanent",
+            "end", zone_name, is_end=True, required="expected the end: no maintenance is permanent"
         )
         who, why = _who_and_why(entry)
         if (

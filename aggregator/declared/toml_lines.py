@@ -11,10 +11,7 @@ _QUOTES = ('"""', "'''")
 
 
 class LineIndex:
-    """The lines of each table and of its keys, for messages: tomllib does not report them.
-
-    Best effort: a wrong guess costs only a line number.
-    """
+    """The lines of tables and keys, by a best guess: tomllib does not report them."""
 
     def __init__(self, text: str) -> None:
         self._tables: dict[tuple[str, int], int] = {}

@@ -50,10 +50,7 @@ class Recommendation:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job according to its launcher and the scheduler.
-
-    `active`: hosts of the job's newest cycle; None if its launcher does not report them.
-    """
+    """A job by its launcher and scheduler. `active`: its newest cycle's hosts, if reported."""
 
     name: str
     allocated: frozenset[str]

@@ -29,10 +29,7 @@ def resolve(name: str) -> list[str]:
 
 
 class AttributionClients:
-    """Addresses of hosts, cached; safe for several threads.
-
-    A loopback address belongs to *own_name*, "" for this machine.
-    """
+    """Addresses of hosts, cached; thread-safe. Loopback belongs to *own_name* ("": this host)."""
 
     def __init__(
         self,

@@ -93,10 +93,7 @@ class PendingPlan:
 
 
 class AggregatorClient:
-    """Connection to the aggregator: call `start`, then read `advice` after each call of *wake*.
-
-    Besides the watch's thread only a single thread may use it.
-    """
+    """Connection to the aggregator: `start`, then read `advice` after each call of *wake*."""
 
     def __init__(
         self,
@@ -223,10 +220,7 @@ class AggregatorClient:
         self._wake()
 
     def _take(self, event: wire.AdvisoryEvent) -> None:
-        """Process an event.
-
-        Events without a token list the open advisories; the bookmark after them completes the list.
-        """
+        """Process an event. Events without a token list the open advisories, up to a bookmark."""
         now = time.monotonic()
         with self._lock:
             self._received = now
@@ -293,10 +287,7 @@ class AggregatorClient:
     def report_unavailable(
         self, out: Mapping[str, str], ttl_seconds: float, returned: Sequence[str]
     ) -> None:
-        """Report hosts that a person or another program keeps out of service, and returned hosts.
-
-        Raises ClientError.
-        """
+        """Report hosts that others keep out of service, and returned hosts. Raises ClientError."""
         ttl = Duration(seconds=int(ttl_seconds))
         nodes = [
             wire.UnavailableNode(
@@ -323,10 +314,7 @@ class AggregatorClient:
         return NodeDictionary(reply.version, tuple(reply.names))
 
     def buckets(self) -> dict[str, int] | None:
-        """Return the bucket of each host's score, from 0 (best); None while the aggregator's data is degraded.
-
-        Raises ClientError.
-        """
+        """Return each host's bucket, 0 is best; None while degraded. Raises ClientError."""
         reply = self._ask(self._scores.ScoreNodes, score_pb2.ScoreNodesRequest(), SCORES_SECONDS)
         if self._dictionary is None or self._dictionary.version != reply.dictionary_version:
             self._dictionary = self.node_dictionary()

@@ -409,11 +409,9 @@ def _move_jobs(situation: Situation, advice: Advice, entry: Entry) -> list[Step]
         return steps
     if advice.action == "EVICT_NOW":
         remaining = evictions.remaining_jobs(scheduler, advice, entry)
-        return (
-            _report_remaining(advice, entry, remaining)
-            if remaining
-            else _finish(advice, entry, scheduler)
-        )
+        if remaining:
+            return _report_remaining(advice, entry, remaining)
+        return _finish(advice, entry, scheduler)
     return [] if scheduler.running_on(entry.node) else _finish(advice, entry, scheduler)
 
 
@@ -644,10 +642,7 @@ def record_replicas(step: KillReplicas, note: str, ledger: ExecutorLedger) -> No
 
 def is_mark_missing(ledger: ExecutorLedger, scheduler: SchedulerState) -> bool:
     """Return whether the scheduler no longer shows a mark that was set."""
-    return any(
-        entry.is_marked and entry.phase == SET and not _is_in_place(scheduler, entry)
-        for entry in ledger
-    )
+    return any(e.is_marked and e.phase == SET and not _is_in_place(scheduler, e) for e in ledger)
 
 
 def next_poll_seconds(

@@ -99,11 +99,7 @@ def _hosts(listed: str, key: str) -> frozenset[str]:
 
 
 def read_cycle_info(folder: Path, job: str) -> CycleInfo | None:
-    """Return the newest cycle of *job* in *folder*; None if the folder has no such file. Raises CycleInfoError, OSError.
-
-    The link may lead only to a regular file of the job in the same folder. A second link is not followed, and opening a FIFO
-    does not block.
-    """
+    """Return the newest cycle of *job*, if any. Raises CycleInfoError, OSError."""
     try:
         target = os.readlink(folder / f"cycle_info.{job}.current")
     except FileNotFoundError:

@@ -127,11 +127,7 @@ def remaining_jobs(
         for job in jobs_to_move(scheduler, advice, entry)
         if job.may_requeue or job.restarts_itself
     }
-    return {
-        name: progress
-        for name, progress in found.items()
-        if progress is None or progress.state != MOVED
-    }
+    return {name: p for name, p in found.items() if p is None or p.state != MOVED}
 
 
 def checkpoint_due(situation: Situation, advice: Advice, entry: Entry) -> float:

@@ -90,10 +90,7 @@ class Executor:
         figures: ExecutorFigures | None = None,
         exporter: OtlpLogExporter | None = None,
     ) -> None:
-        """*wake*: set by the client when advice changed; *stopped*: set to end `run`, as `stop` does.
-
-        *figures*: the figures of /metrics; *exporter*: receives a record of each step.
-        """
+        """*wake*: set when advice changed; *stopped*: ends `run`; *exporter*: gets each step."""
         self._config, self._policy = config, config.policy()
         self._scheduler, self._client, self._ledger, self._names = scheduler, client, ledger, names
         self._launchers = launchers
@@ -133,10 +130,7 @@ class Executor:
             self._wake.clear()
 
     def turn(self) -> float:
-        """Read, decide, act and report; return the seconds until the next turn.
-
-        Failures of the scheduler, the aggregator and the ledger are logged, not raised.
-        """
+        """Read, decide, act, report; return the seconds until the next turn. Logs failures."""
         try:
             if self._capabilities is None:
                 self._capabilities = self._scheduler.capabilities()
@@ -295,10 +289,7 @@ class Executor:
         self._tell(situation, [step for step in steps if not isinstance(step, SCHEDULER_STEPS)])
 
     def _apply(self, commands: Sequence[Step]) -> dict[Step, str]:
-        """Carry out *commands*; return the error of each failed command.
-
-        Replicas are ended in parallel with the scheduler.
-        """
+        """Carry out *commands*, ending replicas in parallel; return the failed ones' errors."""
         kills = [one for one in commands if isinstance(one, KillReplicas)]
         if not kills:
             return self._scheduler.apply(commands)

@@ -76,10 +76,7 @@ class Extender:
         return table if table.valid_until > self._wall() else NO_TABLE
 
     def refresh(self) -> None:
-        """Read the mirror file if it has changed.
-
-        A missing or invalid file is logged; all nodes pass once the mirror expires.
-        """
+        """Read the mirror file if it has changed; once expired, all nodes pass."""
         try:
             status = self._path.stat()
             stamp = status.st_mtime_ns, status.st_ino
@@ -147,11 +144,10 @@ class Extender:
     def health(self) -> bytes:
         """Return a line with the number of filtered nodes, or with the reason why all nodes pass."""
         table = self.table()
-        words = (
-            f"all nodes pass: {table.reason}"
-            if table.reason
-            else f"{len(table.failed)} of {len(table.scores)} nodes are filtered"
-        )
+        if table.reason:
+            words = f"all nodes pass: {table.reason}"
+        else:
+            words = f"{len(table.failed)} of {len(table.scores)} nodes are filtered"
         return f"{words}\n".encode()
 
 
@@ -298,10 +294,7 @@ def _parse_head(head: bytes) -> tuple[str, str, str, bool, int]:
 async def serve(
     extender: Extender, host: str, port: int, ended: asyncio.Event, ready: Callable[[int], None]
 ) -> None:
-    """Answer on *host*:*port* until *ended* is set; call *ready* with the port.
-
-    Raises OSError if the port cannot be bound.
-    """
+    """Answer until *ended* is set; call *ready* with the port. Raises OSError."""
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.disable()
     loop = asyncio.get_running_loop()

@@ -99,9 +99,7 @@ class HTCondor(Scheduler):
         """Return the latest start of a startd that lost an executor's drain; 0: none did."""
         slots = self.slots(self._drained) if self._drained else {}
         lost = [several for name, several in slots.items() if not node_of(name, several).is_managed]
-        return max(
-            (_number(slot, "DaemonStartTime") for several in lost for slot in several), default=0.0
-        )
+        return max((_number(slot, "DaemonStartTime") for s in lost for slot in s), default=0.0)
 
     def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
         """Carry out *steps*, up to TOGETHER_MAX in parallel."""

@@ -225,10 +225,7 @@ class Kubernetes(Scheduler):
     def _edit(
         self, name: str, change: Callable[[Mapping[str, float]], Mapping[str, float]]
     ) -> None:
-        """Change the holds of a node; after a conflict repeat from the newest version, up to ATTEMPTS_MAX times.
-
-        Raises SchedulerError, also if the node does not exist.
-        """
+        """Change a node's holds; repeat after a conflict. Raises SchedulerError."""
         node = self.current_nodes().get(name)
         path = f"/api/v1/nodes/{urllib.parse.quote(name)}"
         for attempt in range(ATTEMPTS_MAX):

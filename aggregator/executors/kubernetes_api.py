@@ -34,12 +34,10 @@ KUBECONFIG_BYTES_MAX = 4 << 20
 TOKEN_BYTES_MAX = 64 << 10
 MESSAGE_CHARACTERS_MAX = 300
 
-JSON, JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH = (
-    "application/json",
-    "application/json-patch+json",
-    "application/merge-patch+json",
-    "application/strategic-merge-patch+json",
-)
+JSON = "application/json"
+JSON_PATCH = "application/json-patch+json"
+MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
@@ -88,10 +86,7 @@ class ApiAccess:
 
 
 def find_access(server: str = "", kubeconfig: str = "") -> ApiAccess:
-    """Return the access by *server* (`kubectl proxy`), else *kubeconfig*, else the pod's service account.
-
-    Raises SchedulerError.
-    """
+    """Return access by *server*, *kubeconfig* or service account. Raises SchedulerError."""
     if server:
         return _proxy_access(server)
     if kubeconfig:
@@ -201,10 +196,7 @@ def _load_certificate(tls: ssl.SSLContext, user: Any) -> None:
 
 
 class ApiServer:
-    """The API server: all calls share a connection, each watch has its own. Safe for several threads.
-
-    All methods raise ApiError.
-    """
+    """The API server, for several threads. All methods raise ApiError."""
 
     def __init__(self, access: ApiAccess, seconds_max: float = CALL_SECONDS) -> None:
         """*seconds_max*: timeout of a call."""
@@ -321,10 +313,7 @@ def _silence(access: ApiAccess, error: Exception) -> ApiError:
 
 
 class ApiWatch:
-    """A watch: iterate for (kind, object) of each change and bookmark, until the server ends the watch.
-
-    Raises ApiError.
-    """
+    """Iterates (kind, object) of changes until the server ends the watch. Raises ApiError."""
 
     def __init__(
         self, access: ApiAccess, connection: http.client.HTTPConnection, path: str

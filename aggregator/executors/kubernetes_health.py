@@ -50,10 +50,7 @@ class BucketHysteresis:
         self._better: dict[str, tuple[int, float]] = {}
 
     def bucket(self, name: str, published: int | None, found: int, now: float) -> int:
-        """Return the bucket to publish for *name*.
-
-        *published*: its published bucket, None for none; *found*: its new bucket.
-        """
+        """Return the bucket to publish for *name*; *published*: the last; *found*: the new one."""
         if published is None or found >= published:
             self._better.pop(name, None)
             return found
@@ -90,11 +87,10 @@ def label_patch(node: KubernetesNode, bucket: int | None, now: float) -> dict[st
         value = end = None
     else:
         until, remaining = health_ends(node, now), node.bucket_ends - now
-        is_current = (
-            abs(node.bucket_ends - until) < END_SECONDS
-            if node.holds
-            else VALID_SECONDS / 2 < remaining <= VALID_SECONDS + END_SECONDS
-        )
+        if node.holds:
+            is_current = abs(node.bucket_ends - until) < END_SECONDS
+        else:
+            is_current = VALID_SECONDS / 2 < remaining <= VALID_SECONDS + END_SECONDS
         if node.bucket == bucket and is_current:
             return None
         value, end = str(bucket), str(int(until))
@@ -168,10 +164,7 @@ class NodeHealthPublisher:
         self._api.close()
 
     def turn(self) -> int:
-        """Publish changed health, the worst buckets first; return the number of written nodes.
-
-        Failures of the aggregator and of the API server are not raised.
-        """
+        """Publish changed health, the worst buckets first; return the number of nodes."""
         try:
             health = self._read_health()
             self._problem = ""

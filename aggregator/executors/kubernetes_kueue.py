@@ -41,10 +41,7 @@ POD_SETS_MAX, PODS_MAX = 8, 100_000
 
 @dataclass(frozen=True, slots=True)
 class PodSet:
-    """Identical pods of a workload.
-
-    `selector`: labels that the pods' nodes must have, including labels of the flavors.
-    """
+    """Identical pods of a workload. `selector`: required node labels, with the flavors'."""
 
     name: str
     count: int
@@ -77,18 +74,13 @@ class CheckAnswer:
 
 
 def parse_workload(document: Any, gpu_resources: Collection[str]) -> KueueWorkload:
-    """Return the Workload of *document*, the API server's JSON.
-
-    Raises KeyError, TypeError, ValueError, AttributeError.
-    """
+    """Return the Workload of the API server's JSON. Raises KeyError, TypeError, ValueError."""
     metadata, status = document["metadata"], document.get("status") or {}
     pod_sets = []
     for one in (document["spec"].get("podSets") or [])[:POD_SETS_MAX]:
         template = one["template"]["spec"]
         gpus = gpus_of_pod(template, gpu_resources)
-        selector = {
-            str(key): str(value) for key, value in (template.get("nodeSelector") or {}).items()
-        }
+        selector = {str(key): str(v) for key, v in (template.get("nodeSelector") or {}).items()}
         pod_sets.append(
             PodSet(str(one.get("name", "main")), min(int(one["count"]), PODS_MAX), gpus, selector)
         )
@@ -266,10 +258,7 @@ def parse_check(document: Any) -> OwnCheck | None:
 
 
 class KueueController:
-    """Answers the admission checks that name this controller.
-
-    Call `run` in a separate thread, with a separate *api*.
-    """
+    """Answers the admission checks of this controller; `run` in a thread with its own *api*."""
 
     def __init__(
         self,
@@ -481,10 +470,7 @@ class KueueController:
                 raise
 
     def undo(self) -> list[str]:
-        """Answer all pending checks READY, and mark the checks as not served; return the completed actions.
-
-        Raises SchedulerError.
-        """
+        """Answer all checks READY; return the completed actions. Raises SchedulerError."""
         if not self._begin():
             return []
         own = self._current(self._checks).keys()

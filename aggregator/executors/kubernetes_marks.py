@@ -49,10 +49,7 @@ class NodeCondition:
 
 @dataclass(frozen=True, slots=True)
 class KubernetesNode:
-    """The fields of a node that executors use.
-
-    `taints` are the API server's JSON, because a patch writes all of them back.
-    """
+    """The fields of a node that executors use; `taints` as JSON, which a patch writes back."""
 
     name: str
     version: str
@@ -102,11 +99,7 @@ class KubernetesNode:
 
     def foreign_taints(self) -> list[Mapping[str, Any]]:
         """Return the taints that keep work off the node and that no executor set."""
-        return [
-            taint
-            for taint in self.taints
-            if not _is_managed(taint) and taint.get("effect") in HOLDING_EFFECTS
-        ]
+        return [t for t in self.taints if not _is_managed(t) and t.get("effect") in HOLDING_EFFECTS]
 
 
 def _is_managed(taint: Mapping[str, Any]) -> bool:
@@ -224,10 +217,7 @@ def standing_holds(node: KubernetesNode, now: float) -> dict[str, float]:
 
 
 def has_expired(node: KubernetesNode, now: float) -> bool:
-    """Return whether a taint or an annotation of executors on *node* is past its end or has no end.
-
-    If a person removed the taint, only the annotation is left.
-    """
+    """Return whether a mark of executors on *node* is past its end or has no end."""
     if standing_holds(node, now) != node.holds:
         return True
     if node.is_tainted and not node.holds:

@@ -72,10 +72,7 @@ class ConfigMapLedger(ExecutorLedger):
         return None if text is None else str(text)
 
     def write_text(self, text: str) -> None:
-        """Replace the version that this process read or wrote last.
-
-        Raises LedgerError, also if another executor has written since.
-        """
+        """Replace the version last read or written here. Raises LedgerError if there is another."""
         if len(text) > LEDGER_BYTES_MAX:
             raise LedgerError(f"{self.place}: more than {LEDGER_BYTES_MAX} bytes; lower marks_max")
         try:
@@ -139,10 +136,7 @@ class ExecutorLease:
         self._thread: threading.Thread | None = None
 
     def acquire(self, stopped: threading.Event) -> bool:
-        """Wait until this process holds the Lease; return False once *stopped* is set.
-
-        While the API server does not respond, the wait continues.
-        """
+        """Wait until this process holds the Lease; False once *stopped* is set."""
         waited_for = ""
         while not stopped.is_set():
             try:
@@ -172,10 +166,8 @@ class ExecutorLease:
             }
         try:
             spec = document.get("spec") or {}
-            holder, version = (
-                str(spec.get("holderIdentity") or ""),
-                str(document["metadata"].get("resourceVersion", "")),
-            )
+            holder = str(spec.get("holderIdentity") or "")
+            version = str(document["metadata"].get("resourceVersion", ""))
         except (KeyError, TypeError, AttributeError) as error:
             raise SchedulerError(f"{self.place}: not a valid Lease: {error!r}") from error
         if holder not in ("", self._holder):

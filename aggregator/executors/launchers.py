@@ -34,10 +34,7 @@ LOGGED_MAX = 1000
 
 
 class Launchers:
-    """Support for launchers: call `start`, `update` after each turn of the executor, and `close`.
-
-    Without a setting that needs it, neither the thread nor the server runs.
-    """
+    """Support for launchers: `start`, `update` after each turn, `close`."""
 
     def __init__(
         self,
@@ -47,20 +44,15 @@ class Launchers:
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Bind the address of the attribution server. With *shadow*, no file is written.
-
-        Raises OSError if the address cannot be bound.
-        """
+        """Bind the attribution server. *shadow*: write no file. Raises OSError."""
         self._wall, self._monotonic = wall, monotonic
         self._folders = [Path(folder) for folder in config.cycle_info_dirs]
         writes = bool(config.segment_health_dir) and not shadow
         self._segments = Path(config.segment_health_dir) if writes else None
         self.board = attribution.AttributionBoard(config.attribution_wait_seconds)
-        self.server = (
-            AttributionServer(self.board, config.attribution_listen, wall)
-            if config.attribution_listen
-            else None
-        )
+        self.server: AttributionServer | None = None
+        if config.attribution_listen:
+            self.server = AttributionServer(self.board, config.attribution_listen, wall)
         self._lock = threading.Lock()
         self._jobs: tuple[str, ...] = ()
         self._wanted: dict[str, str] | None = None

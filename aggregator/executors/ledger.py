@@ -102,10 +102,7 @@ class Entry:
 
 @dataclass(slots=True)
 class WeightChange:
-    """A changed weight of a node.
-
-    `before`: the original weight; `given`: the weight last sent to the scheduler; `earlier`: the weight until then.
-    """
+    """A node's changed weight: `before` it, as `given` last, and `earlier` than that."""
 
     before: int
     given: int

@@ -76,10 +76,7 @@ class ExecutorFigures:
     def note_advice(
         self, advice: Mapping[str, Advice], ledger: ExecutorLedger, actions: frozenset[str]
     ) -> list[Advice]:
-        """Record the first sight of each open advisory, and return the open advisories.
-
-        *actions*: the actions that this executor carries out.
-        """
+        """Record the first sight of each open advisory; return those of *actions*."""
         now = self.wall()
         is_open = [
             one

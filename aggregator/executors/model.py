@@ -55,10 +55,7 @@ class SchedulerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node.
-
-    `out`: why a person keeps work off the node; `down`: why the scheduler keeps work off it; "" otherwise.
-    """
+    """A node. `out`: why a person keeps work off it; `down`: why the scheduler does; "" else."""
 
     name: str
     state: str
@@ -120,10 +117,7 @@ class ScheduledJob:
 
 @dataclass(frozen=True, slots=True)
 class NodeHold:
-    """A hold: keeps new work off nodes until `ends` (0: unlimited).
-
-    `name` begins with HOLD_PREFIX if an executor set the hold.
-    """
+    """A hold: keeps new work off nodes until `ends` (0: unlimited)."""
 
     name: str
     nodes: frozenset[str]
@@ -316,10 +310,7 @@ class RemoveHold(Step):
 
 @dataclass(frozen=True, slots=True)
 class Drain(Step):
-    """Drain `node` with `reason`, for at most `seconds` if the scheduler supports a limit.
-
-    `down`: the node does not respond.
-    """
+    """Drain `node` for at most `seconds`, if supported. `down`: the node does not respond."""
 
     node: str
     reason: str
@@ -336,10 +327,7 @@ class Resume(Step):
 
 @dataclass(frozen=True, slots=True)
 class Requeue(Step):
-    """Stop `job` and requeue it.
-
-    `restarts`: number of its earlier requeues; `node`: the node that the job must leave.
-    """
+    """Stop `job` and requeue it off `node`. `restarts`: number of its earlier requeues."""
 
     job: str
     restarts: int
@@ -359,10 +347,7 @@ class StartNow(Step):
 
 @dataclass(frozen=True, slots=True)
 class EndStep(Step):
-    """End the steps of `job` that run on `node`; the job restarts them on its other nodes.
-
-    Does nothing without such steps.
-    """
+    """End the steps of `job` on `node`, if any; the job restarts them on its other nodes."""
 
     job: str
     node: str
@@ -395,10 +380,7 @@ class SetWeight(Step):
 
 @dataclass(frozen=True, slots=True)
 class KillReplicas(Step):
-    """End the torchft replicas on `node`, so that the job's other replicas continue at once.
-
-    `torchft.py` carries this step out, not the scheduler.
-    """
+    """End the torchft replicas on `node` (`torchft.py`), so that the other replicas continue."""
 
     node: str
 
@@ -504,7 +486,4 @@ class Scheduler(ABC):
 
     @abstractmethod
     def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
-        """Carry out *steps* of SCHEDULER_STEPS; return the error of each failed step.
-
-        A step whose effect already exists succeeds.
-        """
+        """Carry out *steps* of SCHEDULER_STEPS; return the error of each failed step."""

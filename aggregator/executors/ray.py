@@ -43,11 +43,7 @@ class Ray(Scheduler):
     name = "ray"
 
     def __init__(
-        self,
-        helper: tuple[str, ...],
-        address: str,
-        drain_seconds: float,
-        run: Run | None = None,
+        self, helper: tuple[str, ...], address: str, drain_seconds: float, run: Run | None = None
     ) -> None:
         """*helper*: Ray's Python and the path of gangline_ray.py; *address*: HOST:PORT of the head node."""
         self._helper, self._address = helper, address
@@ -62,9 +58,7 @@ class Ray(Scheduler):
 
     def read_nodes(self, names: Collection[str] | None = None) -> dict[str, Node]:
         """Return nodes by name, including nodes that ended under an executor's drain."""
-        nodes = {
-            name: self._node(name, record) for name, record in _nodes_by_name(self._state()).items()
-        }
+        nodes = {name: self._node(name, r) for name, r in _nodes_by_name(self._state()).items()}
         return nodes if names is None else {name: nodes[name] for name in names if name in nodes}
 
     def _node(self, name: str, record: Mapping[str, Any]) -> Node:
@@ -162,11 +156,10 @@ def parse_groups(state: Mapping[str, Any]) -> dict[str, ScheduledJob]:
         status = GROUP_STATES.get(str(group.get("state")))
         if not isinstance(number, str) or not number.isalnum() or len(number) > 64 or not status:
             continue
-        nodes = (
-            frozenset(names.get(str(one), "") for one in placed)
-            if isinstance(placed, list)
-            else frozenset()
-        )
+        if isinstance(placed, list):
+            nodes = frozenset(names.get(str(one), "") for one in placed)
+        else:
+            nodes = frozenset()
         gpus = group.get("gpus")
         is_running = status == "RUNNING"
         jobs[number] = ScheduledJob(

@@ -57,10 +57,7 @@ class PlannedRecovery:
 
 @dataclass(slots=True)
 class FollowedRecovery:
-    """A job that was requeued off `node`, until it runs again.
-
-    Times are seconds since the epoch by this machine's clock.
-    """
+    """A job that was requeued off `node`, until it runs again. Times: this machine's clock."""
 
     advisory: str
     job: ScheduledJob
@@ -78,10 +75,7 @@ def plan_request(
     host_of: Callable[[str], str],
     free: Collection[str],
 ) -> recovery_pb2.PlanRecoveryRequest | None:
-    """Return the plan request for *job*, which loses *node*; None if the aggregator does not know the job's nodes.
-
-    *free*: nodes that the scheduler could give the job.
-    """
+    """Return the plan request for *job*, which loses *node*; None if its nodes are unknown."""
     members = sorted(job.nodes)
     hosts = [host_of(one) for one in members]
     if node not in job.nodes or any(host not in indexes for host in hosts):
@@ -123,9 +117,7 @@ def free_nodes(state: SchedulerState) -> list[str]:
 
 
 def read_plan(
-    reply: recovery_pb2.PlanRecoveryResponse,
-    names: Sequence[str],
-    node_of: Callable[[str], str],
+    reply: recovery_pb2.PlanRecoveryResponse, names: Sequence[str], node_of: Callable[[str], str]
 ) -> PlannedRecovery | None:
     """Return the plan of *reply*; None if it has no option. The plan has no nodes if one of them is unknown."""
 
@@ -150,10 +142,7 @@ def read_plan(
 def report_of(
     one: FollowedRecovery, state: SchedulerState, now: float, cluster: str, ahead: float
 ) -> recovery_pb2.ReportRecoveryRequest | None:
-    """Return the report of a finished recovery; None while the recovery continues.
-
-    *ahead*: seconds by which the aggregator's clock is ahead of this machine's.
-    """
+    """Return the report of a finished recovery, or None. *ahead*: the aggregator's clock."""
     job = state.jobs.get(one.job.name)
     runs = (
         job is not None

@@ -150,10 +150,7 @@ class RecoveryFollower:
                 self._reports.append(report)
 
     def send(self) -> None:
-        """Send the queued reports.
-
-        Raises ClientError; a refused report is dropped, an undelivered report stays queued.
-        """
+        """Send the queued reports; only a refused one is dropped. Raises ClientError."""
         while self._reports:
             try:
                 self._client.report_recovery(self._reports[0])

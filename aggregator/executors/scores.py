@@ -71,10 +71,7 @@ class ScoreReader:
 def health_of(
     reply: score_pb2.ScoreNodesResponse, names: list[str], node_of_host: Callable[[str], str]
 ) -> dict[str, NodeHealth]:
-    """Return the health of each node in *reply*.
-
-    Raises ClientError if the columns differ in length or have more than NODES_MAX entries.
-    """
+    """Return the health of each node in *reply*. Raises ClientError for wrong columns."""
     count = len(reply.node_index)
     columns = (reply.state, reply.bucket, reply.reason)
     if count > NODES_MAX:

@@ -132,11 +132,7 @@ def _check_object_name(name: str) -> None:
 
 
 def _cluster(name: str, noun: str = "cluster") -> Any:
-    return setting(
-        name,
-        check=_check_actor,
-        description=f"how answers, outcomes and reports name this {noun}",
-    )
+    return setting(name, f"how answers, outcomes and reports name this {noun}", check=_check_actor)
 
 
 @dataclass(frozen=True)
@@ -145,140 +141,113 @@ class ExecutorConfig:
 
     ledger: str = setting(
         "/var/lib/gangline-executor",
-        description="folder of the ledger: what was set, written before each command",
+        "folder of the ledger: what was set, written before each command",
     )
     cluster: str = _cluster("slurm")
     actions: tuple[str, ...] = setting(
         (*HOLDING_ACTIONS, RETURN),
+        "advisories to carry out; REBOOT and RESET_GPU are off unless listed here",
         check=_check_actions,
-        description="advisories to carry out; REBOOT and RESET_GPU are off unless listed here",
     )
     mark: str = setting(
         "auto",
+        "how new work is kept off a node: `hold` (a reservation, which expires), `drain`, or "
+        "`auto`: a hold, but for EVICT_NOW a drain if this version of the scheduler lets drains "
+        "expire",
         check=_check_mark,
-        description=(
-            "how new work is kept off a node: `hold` (a reservation, which expires), `drain`, "
-            "or `auto`: a hold, but for EVICT_NOW a drain if this version of the scheduler "
-            "lets drains expire"
-        ),
     )
     marks_max: int = setting(
         100,
+        "maximum number of nodes that this executor marks at one time, even if the aggregator "
+        "grants more",
         low=1,
         high=10_000,
-        description=(
-            "maximum number of nodes that this executor marks at one time, even if the "
-            "aggregator grants more"
-        ),
     )
     lease_seconds: float = setting(
         600.0,
+        "lease of an accepted advisory; it ends unless the executor renews it within this time",
         low=30.0,
         high=86_400.0,
-        description=(
-            "lease of an accepted advisory; it ends unless the executor renews it within this time"
-        ),
     )
     poll_seconds: float = setting(
-        1.5, low=0.2, high=60.0, description="time between two reads of jobs and reservations"
+        1.5, "time between two reads of jobs and reservations", low=0.2, high=60.0
     )
     nodes_poll_seconds: float = setting(
         10.0,
+        "time between two reads of all nodes; nodes with advice are read with the jobs",
         low=1.0,
         high=600.0,
-        description="time between two reads of all nodes; nodes with advice are read with the jobs",
     )
-    report_gangs: bool = setting(True, description="tell the aggregator which jobs run where")
-    report_unavailable: bool = setting(
-        True, description="tell the aggregator which nodes others took out"
-    )
-    report_outcomes: bool = setting(True, description="tell the aggregator how jobs ended")
+    report_gangs: bool = setting(True, "tell the aggregator which jobs run where")
+    report_unavailable: bool = setting(True, "tell the aggregator which nodes others took out")
+    report_outcomes: bool = setting(True, "tell the aggregator how jobs ended")
     weights: bool = setting(
         False,
-        description=(
-            "add the bucket of each node's score, 0 to 3, to its weight, so that the scheduler "
-            "prefers healthier nodes"
-        ),
+        "add the bucket of each node's score, 0 to 3, to its weight, so that the scheduler prefers "
+        "healthier nodes",
     )
     weights_poll_seconds: float = setting(
-        60.0, low=1.0, high=3600.0, description="time between two reads of the scores for `weights`"
+        60.0, "time between two reads of the scores for `weights`", low=1.0, high=3600.0
     )
     follow_plan: bool = setting(
         False,
-        description=(
-            "lower the weight of the nodes that the aggregator plans for a requeued job, until "
-            "the job runs again"
-        ),
+        "lower the weight of the nodes that the aggregator plans for a requeued job, until the job "
+        "runs again",
     )
     torchft_lighthouses: tuple[str, ...] = setting(
         (),
+        "addresses of torchft lighthouses, for example http://head:29510; EVICT_NOW ends the "
+        "replicas on the node immediately; empty: off",
         check=_check_lighthouses,
-        description=(
-            "addresses of torchft lighthouses, for example http://head:29510; EVICT_NOW ends "
-            "the replicas on the node immediately; empty: off"
-        ),
     )
     node_map: str = setting(
-        "",
-        description="file with a line `NODE HOST` for each node that has another name in the fleet",
+        "", "file with a line `NODE HOST` for each node that has another name in the fleet"
     )
     metrics_listen: str = setting(
         "",
+        "ADDRESS:PORT of /metrics for Prometheus: plain HTTP, no login; empty: off",
         check=_check_optional_listen,
-        description="ADDRESS:PORT of /metrics for Prometheus: plain HTTP, no login; empty: off",
     )
     otlp_logs: str = setting(
         "",
+        "address of an OpenTelemetry collector, for example http://127.0.0.1:4318, which receives "
+        "each step as a log record; empty: off",
         check=check_url,
-        description=(
-            "address of an OpenTelemetry collector, for example http://127.0.0.1:4318, which "
-            "receives each step as a log record; empty: off"
-        ),
     )
     release_command: str = setting(
         "",
-        description=(
-            "command to run before a reboot or a reset, for example `ssh {node} gangline "
-            "release`; run without a shell"
-        ),
+        "command to run before a reboot or a reset, for example `ssh {node} gangline release`; run "
+        "without a shell",
     )
     reset_command: str = setting(
         "",
-        description=(
-            "command that resets the GPUs of a node for RESET_GPU, for example `ssh {node} "
-            "nvidia-smi -r`; run without a shell"
-        ),
+        "command that resets the GPUs of a node for RESET_GPU, for example `ssh {node} nvidia-smi "
+        "-r`; run without a shell",
     )
 
     segment_health_dir: str = setting(
         "",
+        "absolute path of ft_launcher's --ft-segment-health-check-dir; receives a file for each "
+        "task of a Slurm array that has a node which an advisory takes out",
         check=_check_absolute,
-        description=(
-            "absolute path of ft_launcher's --ft-segment-health-check-dir; receives a file for "
-            "each task of a Slurm array that has a node which an advisory takes out"
-        ),
     )
     cycle_info_dirs: tuple[str, ...] = setting(
         (),
+        "folders of ft_launcher's --ft-cycle-info-dir, absolute, where only trusted users can "
+        "write",
         check=_check_folders,
-        description="folders of ft_launcher's --ft-cycle-info-dir, absolute, where only trusted users can write",
     )
     attribution_listen: str = setting(
         "",
+        "ADDRESS:PORT that serves ft_launcher's --ft-attribution-endpoint, over HTTP and without a "
+        "login",
         check=_check_optional_listen,
-        description=(
-            "ADDRESS:PORT that serves ft_launcher's --ft-attribution-endpoint, over HTTP and "
-            "without a login"
-        ),
     )
     attribution_wait_seconds: float = setting(
         120.0,
+        "how long the attribution waits for the launcher's next cycle before the answer is UNKNOWN",
         low=0.0,
         high=3600.0,
-        description=(
-            "how long the attribution waits for the launcher's next cycle before the answer is "
-            "UNKNOWN"
-        ),
     )
 
     @property
@@ -302,12 +271,8 @@ class ExecutorConfig:
 class UnweightedConfig(ExecutorConfig):
     """Settings of an executor of a scheduler whose nodes have no weights."""
 
-    weights: bool = setting(
-        False, check=_check_no_weights, description="not here: nodes have no weights"
-    )
-    follow_plan: bool = setting(
-        False, check=_check_no_weights, description="not here: nodes have no weights"
-    )
+    weights: bool = setting(False, "not here: nodes have no weights", check=_check_no_weights)
+    follow_plan: bool = setting(False, "not here: nodes have no weights", check=_check_no_weights)
 
 
 @dataclass(frozen=True)
@@ -316,97 +281,82 @@ class KubernetesConfig(UnweightedConfig):
 
     ledger: str = setting(
         "",
-        description=(
-            "folder of the ledger, for one executor outside the cluster; empty: the ledger is "
-            "a ConfigMap, and of several executors only the holder of the Lease acts"
-        ),
+        "folder of the ledger, for one executor outside the cluster; empty: the ledger is a "
+        "ConfigMap, and of several executors only the holder of the Lease acts",
     )
     cluster: str = _cluster("kubernetes")
     mark: str = setting(
         "hold",
+        "how new work is kept off a node: `hold`, a taint with its expiry in an annotation",
         check=_check_hold,
-        description="how new work is kept off a node: `hold`, a taint with its expiry in an annotation",
     )
     actions: tuple[str, ...] = setting(
         (*HOLDING_ACTIONS, RETURN),
+        "advisories to carry out; RESET_GPU is off unless listed here",
         check=_check_kubernetes_actions,
-        description="advisories to carry out; RESET_GPU is off unless listed here",
     )
     namespace: str = setting(
-        "gangline", check=_check_object_name, description="namespace of the ConfigMap and the Lease"
+        "gangline", "namespace of the ConfigMap and the Lease", check=_check_object_name
     )
     state_name: str = setting(
-        "gangline-executor",
-        check=_check_object_name,
-        description="name of the ConfigMap and the Lease",
+        "gangline-executor", "name of the ConfigMap and the Lease", check=_check_object_name
     )
     kubeconfig: str = setting(
         "",
-        description=(
-            "kubeconfig in JSON, as printed by `kubectl config view --raw --minify --flatten "
-            "-o json`; empty: the pod's service account"
-        ),
+        "kubeconfig in JSON, as printed by `kubectl config view --raw --minify --flatten -o json`; "
+        "empty: the pod's service account",
     )
     kubernetes_server: str = setting(
-        "", description="address of `kubectl proxy`, http://127.0.0.1:8001, instead of a kubeconfig"
+        "", "address of `kubectl proxy`, http://127.0.0.1:8001, instead of a kubeconfig"
     )
     gpu_resources: tuple[str, ...] = setting(
         GPU_RESOURCES,
-        description=(
-            "extended resources that are GPUs (* matches any characters); pods that request "
-            "neither these nor a resource claim are ignored"
-        ),
+        "extended resources that are GPUs (* matches any characters); pods that request neither "
+        "these nor a resource claim are ignored",
     )
     gang_labels: tuple[str, ...] = setting(
         (),
-        description=(
-            "pod labels that name the gang; they take precedence over those of Kueue, JobSet, "
-            "Ray, Kubeflow, Volcano and Job"
-        ),
+        "pod labels that name the gang; they take precedence over those of Kueue, JobSet, Ray, "
+        "Kubeflow, Volcano and Job",
     )
     usual_taints: tuple[str, ...] = setting(
         USUAL_TAINTS,
-        description=(
-            "keys of taints that only describe a node in service (* matches any characters). A "
-            "key on more than half of all nodes counts as one, too"
-        ),
+        "keys of taints that only describe a node in service (* matches any characters). A key on "
+        "more than half of all nodes counts as one, too",
     )
     publish_health: bool = setting(
         True,
-        description="write the condition GanglineHealthy and the label gangline.io/bucket (0 best to 3) of each node",
+        "write the condition GanglineHealthy and the label gangline.io/bucket (0 best to 3) of "
+        "each node",
     )
     device_taints: bool = setting(
         False,
-        description=(
-            "for an advisory of one GPU, create a DeviceTaintRule of that GPU instead of the "
-            "node's taint, if the API server supports it"
-        ),
+        "for an advisory of one GPU, create a DeviceTaintRule of that GPU instead of the node's "
+        "taint, if the API server supports it",
     )
     kueue: bool = setting(
         False,
-        description="serve admission checks of Kueue whose controllerName is gangline.io/health: a workload waits while only unhealthy nodes are free",
+        "serve admission checks of Kueue whose controllerName is gangline.io/health: a workload "
+        "waits while only unhealthy nodes are free",
     )
     kueue_select_bucket: bool = setting(
         False,
-        description=(
-            "with kueue: a workload that fits on the nodes of bucket 0 gets a nodeSelector for them"
-        ),
+        "with kueue: a workload that fits on the nodes of bucket 0 gets a nodeSelector for them",
     )
     extender_listen: str = setting(
         "127.0.0.1:7611",
+        "ADDRESS:PORT of `gangline executor kubernetes extender`: plain HTTP, for the scheduler on "
+        "this machine",
         check=_check_listen,
-        description="ADDRESS:PORT of `gangline executor kubernetes extender`: plain HTTP, for the scheduler on this machine",
     )
     extender_mirror: str = setting(
         "/run/gangline-mirror/nodes",
-        description="file from which the extender answers; `gangline mirror` writes it",
+        "file from which the extender answers; `gangline mirror` writes it",
     )
     no_execute: bool = setting(
         False,
-        description=(
-            "EVICT_NOW also sets gangline.io/evict:NoExecute, which evicts every pod of the "
-            "node that does not tolerate it, regardless of its disruption budget"
-        ),
+        "EVICT_NOW also sets gangline.io/evict:NoExecute, which evicts every pod of the node that "
+        "does not tolerate it, regardless of its disruption budget",
     )
 
     @property
@@ -416,11 +366,7 @@ class KubernetesConfig(UnweightedConfig):
 
 
 def _drain_mark(how: str) -> Any:
-    return setting(
-        "drain",
-        check=_check_drain,
-        description=f"how new work is kept off a node: `drain`, {how}",
-    )
+    return setting("drain", f"how new work is kept off a node: `drain`, {how}", check=_check_drain)
 
 
 @dataclass(frozen=True)
@@ -429,8 +375,8 @@ class DrainingConfig(UnweightedConfig):
 
     actions: tuple[str, ...] = setting(
         (*(one for one in HOLDING_ACTIONS if one not in MOVING_ACTIONS), "EVICT_NOW", RETURN),
+        "advisories to carry out; EVICT_NOW drains the node, and its jobs continue",
         check=_check_drain_actions,
-        description="advisories to carry out; EVICT_NOW drains the node, and its jobs continue",
     )
 
 
@@ -463,31 +409,24 @@ class RayConfig(UnweightedConfig):
     mark: str = _drain_mark("which cannot be taken back")
     actions: tuple[str, ...] = setting(
         (),
+        "advisories to carry out: none, unless EVICT_NOW is listed here; it drains the node "
+        "permanently",
         check=_check_ray_actions,
-        description=(
-            "advisories to carry out: none, unless EVICT_NOW is listed here; it drains the node "
-            "permanently"
-        ),
     )
     poll_seconds: float = setting(
-        10.0,
-        low=0.2,
-        high=300.0,
-        description="time between two reads of nodes and placement groups",
+        10.0, "time between two reads of nodes and placement groups", low=0.2, high=300.0
     )
-    ray_address: str = setting(
-        "127.0.0.1:6379", description="HOST:PORT of the head node's control service"
-    )
+    ray_address: str = setting("127.0.0.1:6379", "HOST:PORT of the head node's control service")
     ray_helper: tuple[str, ...] = setting(
         ("python3", "/usr/local/libexec/gangline_ray.py"),
+        "Ray's Python, of the cluster's version, and the path of gangline_ray.py",
         check=_check_helper,
-        description="Ray's Python, of the cluster's version, and the path of gangline_ray.py",
     )
     ray_drain_seconds: float = setting(
         60.0,
+        "deadline that a drain sets for the work that runs on the node",
         low=0.0,
         high=86_400.0,
-        description="deadline that a drain sets for the work that runs on the node",
     )
 
 

@@ -269,10 +269,8 @@ class Slurm(Scheduler):
             shown, nodes, reservations, shown_licenses = together(
                 [partial(self._run, ["scontrol", *command]) for command in commands]
             )
-            found, reserved = (
-                pending_job.parse_nodes(nodes),
-                pending_job.parse_reservations(reservations),
-            )
+            found = pending_job.parse_nodes(nodes)
+            reserved = pending_job.parse_reservations(reservations)
             licenses = pending_job.parse_licenses(shown_licenses)
             parts = [pending_job.parse_job(line) for line in shown.splitlines() if "JobId=" in line]
         except (SchedulerError, MirrorError):

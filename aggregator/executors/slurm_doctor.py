@@ -84,10 +84,7 @@ def config_findings(
 
 
 def rights_finding(run: Run, node: str) -> DoctorFinding:
-    """Return the finding of a trial: create a reservation that begins tomorrow, and delete it.
-
-    Only a trial shows this right.
-    """
+    """Return the finding of a trial reservation, which alone shows this right."""
     name = "gangline_doctor"
     try:
         run(

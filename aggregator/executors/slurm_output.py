@@ -9,14 +9,7 @@ from dataclasses import replace
 from ..host_sets import HostSetError, expand_hosts
 from ..slurm_text import BUSY, DOWN, DRAINED, OUT, parse_reason, state_names
 from ..slurm_text import gpus_of as _gpus
-from .model import (
-    HOLD_PREFIX,
-    REASON_PREFIX,
-    Node,
-    NodeHold,
-    ScheduledJob,
-    SchedulerError,
-)
+from .model import HOLD_PREFIX, REASON_PREFIX, Node, NodeHold, ScheduledJob, SchedulerError
 
 #: Texts that Slurm prints for an unknown time or an empty list.
 NO_TIMES = ("", "N/A", "NONE", "Unknown", "(null)")
@@ -34,8 +27,7 @@ COMMENT = re.compile(r"(?:^|[\s,;])gangline:([a-z_]{1,20})(?:=([0-9]{1,7}))?", r
 CHECKPOINT_SECONDS_MAX = 7 * 86_400
 #: Limit of cached comments; at the limit the cache is cleared.
 COMMENTS_MAX = 100_000
-#: Flags of a reservation whose jobs start on its nodes although another reservation holds these nodes (seen on
-#: 22.05.8).
+#: Flags of a reservation whose jobs start on nodes held by another (seen on 22.05.8).
 OVERRIDING_FLAGS = frozenset({"MAINT", "OVERLAP"})
 
 ENDED_STATES = frozenset(
@@ -206,10 +198,7 @@ def parse_reservations(text: str) -> dict[str, NodeHold]:
 
 
 def host_names(listed: str) -> list[str]:
-    """Return the names in a host list of Slurm or Flux; [] for an empty list such as "(null)".
-
-    Raises SchedulerError.
-    """
+    """Return the names in a host list; [] for "(null)". Raises SchedulerError."""
     listed = listed.strip()
     if listed in NO_TIMES or listed.strip("()") == "None assigned":
         return []

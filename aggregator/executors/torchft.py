@@ -59,10 +59,7 @@ def parse_http_address(address: str) -> tuple[str, int]:
 
 
 def parse_status(page: str) -> list[Replica]:
-    """Return the replicas in a lighthouse's page `/status`.
-
-    Raises LighthouseError if the page is not a lighthouse's.
-    """
+    """Return the replicas in a lighthouse's `/status`. Raises LighthouseError."""
     if "quorum" not in page.lower():
         raise LighthouseError("its page /status is not a lighthouse's")
     replicas = {}
@@ -153,10 +150,7 @@ class ReplicaKiller:
         self._lighthouses = tuple(lighthouses)
 
     def kill(self, names: Collection[str], message: str) -> tuple[str, str]:
-        """End the replicas on the node with *names*; return (a note for people, errors or "").
-
-        Never raises LighthouseError.
-        """
+        """End the replicas on the node with *names*; return (a note for people, errors or "")."""
         replicas: list[Replica] = []
         errors: list[str] = []
         for lighthouse, found in zip(

@@ -73,9 +73,7 @@ class EventRecord:
     last_ns: int = -1  # its last line
     last_time_ns: int = 0  # the same, aggregator's clock
     message: str = ""
-    incidents: dict[str, CountedIncident] = field(
-        default_factory=dict[str, CountedIncident]
-    )  # by event id
+    incidents: dict[str, CountedIncident] = field(default_factory=dict)  # by event id
     count_before: int = 0  # lines of incidents that are only counted
     before_ns: int = -1  # the last of these lines
 
@@ -129,18 +127,14 @@ class EventRecord:
     ) -> None:
         self.last_ns, self.last_time_ns = at.last_ns, max(self.last_time_ns, at.time_ns)
         self.policy, self.details = interpretation.policy, interpretation.details
-        self.folded, self.from_previous_boot = (
-            interpretation.folded,
-            interpretation.from_previous_boot,
-        )
+        self.folded = interpretation.folded
+        self.from_previous_boot = interpretation.from_previous_boot
         self.hit_cgroup_limit, self.severity_rank = (
             interpretation.hit_cgroup_limit,
             interpretation.severity_rank(self.name),
         )
-        name, job = (
-            event.process_name or interpretation.process_name,
-            event.attributes.get("job", ""),
-        )
+        name = event.process_name or interpretation.process_name
+        job = event.attributes.get("job", "")
         self.process_name = f"{name} of {job}"[:MESSAGE_CHARACTERS_MAX] if name and job else name
         self.message = event.message[:MESSAGE_CHARACTERS_MAX]
 
@@ -175,11 +169,9 @@ class HostEvents:
     """Records of a host in its current boot."""
 
     boot: int
-    records: dict[RecordKey, EventRecord] = field(default_factory=dict[RecordKey, EventRecord])
+    records: dict[RecordKey, EventRecord] = field(default_factory=dict)
     #: (name, device, code) -> boot time until which it was canceled.
-    cleared_until_ns: dict[tuple[str, str, int], int] = field(
-        default_factory=dict[tuple[str, str, int], int]
-    )
+    cleared_until_ns: dict[tuple[str, str, int], int] = field(default_factory=dict)
 
     def clear(self, name: str, device: str, code: int, until_ns: int) -> None:
         """Cancel events until *until_ns*, also if they are reported again."""
@@ -220,10 +212,7 @@ class ActiveEvents:
     def record(
         self, host: int, device: str, event: HealthEvent, at: EventTimes, fleet: HostLifecycle
     ) -> bool:
-        """Add *event* of *device* to its record.
-
-        Return whether this made a fatal fault active.
-        """
+        """Add *event* to the device's record; return whether it made a fatal fault active."""
         interpretation = interpret_event(event, fleet.driver_of(host, device))
         boot = fleet.boot_of(host)
         host_events = self._hosts.get(host)
@@ -267,9 +256,7 @@ class ActiveEvents:
                 del self._hosts[host]
 
     def apply_clock_jump(self, jump_ns: int, before_ns: int, *, suspended: bool = False) -> None:
-        """Adjust records until *before_ns* to a clock set forward. *suspended*: see
-        `Fleet.apply_clock_jump`.
-        """
+        """Adjust records until *before_ns* to a clock jump (`Fleet.apply_clock_jump`)."""
         for record in self:
             if record.last_time_ns <= before_ns and not suspended:
                 record.last_time_ns += jump_ns

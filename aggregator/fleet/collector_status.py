@@ -130,9 +130,7 @@ class CollectorStatuses:
             del self._message_only[host]
 
     def _drop(self, host: int, name: str) -> None:
-        self._set_view(
-            host, {status.name: status for status in self.of(host) if status.name != name}
-        )
+        self._set_view(host, {s.name: s for s in self.of(host) if s.name != name})
 
     def _merge(self, host: int, changes: list[CollectorStatus]) -> None:
         statuses = {status.name: status for status in self.of(host)}

@@ -10,10 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..counter_deltas import (
-    Uint64s,
-    grown,
-)
+from ..counter_deltas import Uint64s, grown
 from .devices import Devices
 from .tables import DeviceTable
 

@@ -82,9 +82,7 @@ class Devices:
         self._renewals[row] += renewed
 
     def reassign(self, row: int, name: str) -> None:
-        """Assign *row* to the device *name* of the same host. Tables must forget the row
-        themselves.
-        """
+        """Assign *row* to *name* of the same host. Tables must forget the row themselves."""
         self._keys.rename(row, name)
         self._epoch[row] = self._renewals[row] = 0
 
@@ -135,9 +133,7 @@ class TopologySource(Protocol):
 
 
 class PcieTopology:
-    """PCIe links between each GPU or network adapter and its root. Cached until hosts, devices or
-    attributes change.
-    """
+    """PCIe links between GPUs or adapters and their roots, cached until devices change."""
 
     def __init__(self) -> None:
         self._version = -1

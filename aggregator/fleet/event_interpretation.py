@@ -51,11 +51,7 @@ def interpret_event(event: HealthEvent, driver_version: str) -> EventInterpretat
     """Return the meaning of *event*. Never raises, whatever its message."""
     if "folded" in event.attributes and event.code == 0 and event.device in ("", "host"):
         known = event.name in EVENT_POLICY or event.name in (XID, SXID)
-        return EventInterpretation(
-            TEN_MINUTES if known else None,
-            variant="folded",
-            folded=True,
-        )
+        return EventInterpretation(TEN_MINUTES if known else None, variant="folded", folded=True)
     if event.name in (XID, SXID):
         return _interpret_xid(event, driver_version)
     if event.name == LINK and event.code != REMOVED:

@@ -36,11 +36,9 @@ class EverUp:
         self.c2c_links: Flags = none
         self.whole_bonds: Flags = none
         self.bonds_up: Flags = none
-        #: Signal -> (host, device) with an active symptom before the start, until the device has a
-        #: row.
+        #: Signal -> (host, device) with a symptom before the start, until the device has a row.
         self._restored: dict[str, list[tuple[int, str]]] = {}
-        #: (host, device) of interfaces that were in use and removed before the start, and have no
-        #: row.
+        #: (host, device) of interfaces used and removed before the start, and without a row.
         self.removed: set[tuple[int, str]] = set()
 
     def restore(self, host: int, device: str, signal: str) -> None:
@@ -74,10 +72,7 @@ class EverUp:
             self._take_over(signal, tables[table], getattr(self, flags))
 
     def _take_over(self, signal: str, table: DeviceTable, flags: Flags) -> None:
-        rows = [
-            (restored_device, table.devices.find(*restored_device))
-            for restored_device in self._restored.pop(signal)
-        ]
+        rows = [(r, table.devices.find(*r)) for r in self._restored.pop(signal)]
         flags[[row for _, row in rows if 0 <= row < flags.size]] = True
         if missing := [
             restored_device for restored_device, row in rows if not 0 <= row < flags.size

@@ -20,8 +20,7 @@ log = logging.getLogger(__name__)
 #: Returns whether a device has an active finding.
 HasFindings = Callable[[str], bool]
 
-#: A device not reported for this long has disappeared: every table is more frequent, and no
-#: reading is valid for longer.
+#: A device not reported for this long has disappeared: every table is more frequent.
 GONE_NS = 180_000_000_000
 #: Candidates chosen at once, because this examines all rows of the host.
 CANDIDATES_MAX = 64
@@ -108,9 +107,7 @@ class Evictions:
         return boottime_ns - last_ns
 
     def note_untracked(self, host: str, key: tuple[int, str], table: str, untracked: int) -> None:
-        """Store the number of devices without a row in a frame of *table*. The first time is
-        logged.
-        """
+        """Store the number of *table*'s devices without a row; log the first time."""
         if untracked:
             if key not in self._logged:
                 self._logged.add(key)

@@ -37,8 +37,6 @@ class FaultIsolation:
         reported = {
             part: item for part, item in self._reported.items() if now_ns < item[1] <= until_ns
         }
-        self._reported = reported | {
-            part: (message, until_ns) for part, message in self._failed.items()
-        }
+        self._reported = reported | {part: (m, until_ns) for part, m in self._failed.items()}
         self._failed.clear()
         return "; ".join(message for message, _ in self._reported.values())

@@ -148,10 +148,7 @@ class Fleet:
         booted_ns: int = 0,
         labels: Mapping[str, str] = MappingProxyType({}),
     ) -> int:
-        """Add or update the host *name*; return its node index, which never changes.
-
-        *booted_ns*: its boot time on the aggregator's clock; 0: unknown.
-        """
+        """Add or update the host *name*; return its node index, which never changes."""
         host = self.index.get(name)
         if host is None:
             host = self._new_host(name)
@@ -214,9 +211,7 @@ class Fleet:
         return True
 
     def observe(self, name: str, frame: Received, received_ns: int) -> None:
-        """Store a live frame. Never raises for odd content; a late frame only marks the host as
-        alive.
-        """
+        """Store a live frame. Never raises for odd content; a late one only marks the host."""
         host = self.index.get(name)
         if host is None:
             return
@@ -364,10 +359,7 @@ class Fleet:
             self._backlog_ns[host] = received_ns
 
     def add_finding(self, finding: Finding, findings_max: int | None = None) -> bool:
-        """Add a finding; an existing one of the same host, name and subject stays. False: no space.
-
-        *findings_max*: limit of all findings; None: FINDINGS_MAX.
-        """
+        """Add a finding, unless it exists. False: no space (*findings_max*)."""
         key = finding.host, finding.name, finding.subject
         is_known = key in self.findings or finding.host == AGGREGATOR_HOST
         if not is_known and len(self.findings) >= (
@@ -441,13 +433,9 @@ class Fleet:
         run("windows of gangs", self.gangs.sample, table, rows, len(self))
 
     def host_now_ns(self, now_ns: int) -> Times:
-        """Return each host's CLOCK_BOOTTIME at *now_ns*, from its last frame; 0: no frame of this
-        boot.
-        """
-        last_ns, silent_ns = (
-            self._boottime_ns[: len(self)],
-            np.maximum(now_ns - self.last_received_ns, 0),
-        )
+        """Return each host's CLOCK_BOOTTIME at *now_ns*; 0: no frame of this boot."""
+        last_ns = self._boottime_ns[: len(self)]
+        silent_ns = np.maximum(now_ns - self.last_received_ns, 0)
         return np.where(last_ns > 0, last_ns + silent_ns, 0)
 
     def backlog_age_seconds(self, host: int, now_ns: int) -> float:
@@ -532,10 +520,7 @@ class Fleet:
 
     @property
     def gpus_read(self) -> Flags:
-        """Return which GPUs had any reading in their host's current boot.
-
-        Any table counts, as operators may switch collectors off.
-        """
+        """Return which GPUs had any reading, of any table, in their host's current boot."""
         gpus = self.devices["gpu"]
         boot, is_read = self.boot[gpus.host], np.zeros(gpus.count, dtype=bool)
         for table in self.tables.values():

@@ -41,8 +41,7 @@ PACE_SHARE_MIN = 0.2
 #: Fine windows per coarse window, and coarse windows until a member that was slow from the start is
 #: named; each has several steps, so few suffice.
 COARSE_WINDOWS, COARSE_BIRTH_STREAK = 6, 5
-#: With longer reported steps a fine window shows only a part of a step, so only coarse windows
-#: count.
+#: With longer reported steps a fine window shows a part of a step: only coarse ones count.
 FINE_STEP_SECONDS_MAX = 5.0
 #: If fewer of a gang's GPUs count SM cycles, power is used.
 READ_SHARE_MIN = 0.8
@@ -50,8 +49,7 @@ READ_SHARE_MIN = 0.8
 #: Windows before the past is valid, of which the first are ignored. A window covers no whole number
 #: of steps, so the pace is smoothed over several.
 PACE_WINDOWS_MIN, WARMUP_WINDOWS, SMOOTHED_WINDOWS = 6, 2, 3
-#: Windows in the past; slow windows before a fall is reported; slow windows (an hour) after which
-#: the past restarts.
+#: Windows in the past; slow windows before a report, and before the past restarts.
 PAST_WINDOWS, SLOW_WINDOWS, SLOW_WINDOWS_MAX = 60, 3, 360
 #: Minimum fall, absolute and relative to the scatter of the pace.
 FALL_MIN, SCATTER_FACTOR = 0.015, 4.0
@@ -70,9 +68,7 @@ class GpuReadings(NamedTuple):
 
 
 class BusyChanges(NamedTuple):
-    """Changes of each host and GPU. `by_power`: per gang, whether busy time is estimated from
-    power.
-    """
+    """Changes of each host and GPU. `by_power`: gangs whose busy time power estimates."""
 
     hosts: Change
     gpus: Change
@@ -120,10 +116,7 @@ class _Scale:
         group: Indexes,
         by_power: Flags,
     ) -> None:
-        """Add a fine window. *counts*: GPUs for which it counts; *of*: host of each GPU.
-
-        *group* (of each host) and *gpu_group*: as in `ChangeMonitor.update`.
-        """
+        """Add a fine window. *counts*: GPUs that it includes; *of*: host of each GPU."""
         values, size = np.array(readings), gpu_group.size
         known = np.isfinite(values) & counts
         self._sums[:, :size][known] += values[known]
@@ -194,9 +187,7 @@ class BusyMonitor:
 
 
 def _excess(means: GpuReadings, gpu_group: Indexes, by_power: Flags) -> tuple[Floats, Floats]:
-    """Return how much longer each GPU computes than its gang's others, and how much more work it
-    does.
-    """
+    """Return the excess time and the excess work of each GPU over its gang's others."""
     count = by_power.size
     is_by_power = per_member(by_power.astype(np.float64), gpu_group) > 0
     watts = np.where(means.watts > 0.0, means.watts, np.nan)
@@ -210,9 +201,7 @@ def _excess(means: GpuReadings, gpu_group: Indexes, by_power: Flags) -> tuple[Fl
 
 
 def _log_pace(means: GpuReadings, gpu_group: Indexes, by_power: Flags) -> Floats:
-    """Return the logarithm of the pace of each GPU's gang: median work, or median power above
-    waiting.
-    """
+    """Return the log pace of each GPU's gang: median work, or median power above waiting."""
     work = np.where(
         per_member(by_power.astype(np.float64), gpu_group) > 0,
         means.watts,

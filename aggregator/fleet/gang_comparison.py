@@ -52,9 +52,7 @@ class GangComparison(NamedTuple):
     gpu_limit_before: Floats
 
     def of_gpus(self, hosts: Codes) -> Indexes:
-        """Return the gang of each GPU row, -1: none. *hosts*: host of each row, possibly newer than
-        this.
-        """
+        """Return the gang of each GPU row (-1: none). *hosts*: host of each row."""
         gang = np.full(hosts.shape, -1, dtype=np.intp)
         known = hosts < self.gang.size
         gang[known] = self.gang[hosts[known]]

@@ -105,8 +105,7 @@ class GangMonitor:
         self.pace_falls: Mapping[int, PaceFall] = {}
         #: The inferred gangs, as of the previous window.
         self._inferred: list[Job] = []
-        #: Per kind of device: rows on a host of a gang that do not belong to the gang, as of the
-        #: last window.
+        #: Per kind: rows on a host of a gang that do not belong to it, as of the last window.
         self._foreign: dict[str, Flags] = {}
         self._allocate(64)
 
@@ -227,9 +226,7 @@ class GangMonitor:
     def _assign_gpus(
         self, fleet: Fleet, gang: Indexes, gpus_held: Indexes
     ) -> tuple[Indexes, Flags]:
-        """Store the GPUs outside their host's gang; return the gang of each GPU, and the shared
-        hosts.
-        """
+        """Store GPUs outside their host's gang; return each GPU's gang, and shared hosts."""
         result: dict[str, tuple[Indexes, Flags]] = {}
         for kind in ("gpu", "gpu_fast"):
             devices = fleet.devices[kind]
@@ -265,10 +262,8 @@ class GangMonitor:
         hosts, count = len(fleet), len(self.jobs)
         gang, gpu_gang = gangs
         steps_by_host = self.steps.by_host(self.jobs, gang, shared)
-        watts, clock = (
-            self._watts(fleet),
-            fleet.activity.clock(fleet.boot, fleet.host_now_ns(now_ns)),
-        )
+        watts = self._watts(fleet)
+        clock = fleet.activity.clock(fleet.boot, fleet.host_now_ns(now_ns))
         with np.errstate(invalid="ignore", divide="ignore"):
             means = np.vstack([self._host_means_of_gpus(fleet), self._host_sums.means(hosts)])
             busy = means[BUSY]
@@ -286,8 +281,7 @@ class GangMonitor:
             values |= self._against_baseline(fleet, means, group >= 0, now_ns)
             steps = gang_steps(steps_by_host, group, count)
             self._find_changes(fleet, values, (gang, group, gpu_gang), (watts, clock), steps)
-            # Reported steps if any; else the median host's work; without a counter of work, power
-            # above waiting.
+            # Reported steps, else the median host's work, else power above waiting.
             work = np.where(np.isfinite(means[WORK]), means[WORK] * cycles_clock, above)
             paces = medians(np.where(group >= 0, work, np.nan), group, count)
             is_reported = np.isfinite(steps)
@@ -359,8 +353,7 @@ class GangMonitor:
         stalls = self._gap_changes.update(
             values["gap"], companions, group, np.full(count, GAP_CHANGE_MIN)
         )
-        # While a member stalls the others wait, and the one that stalled least looks slow; stalls
-        # may alternate.
+        # While a member stalls the others wait; stalls may alternate.
         stalled = np.bincount(group[stalls & (group >= 0)], minlength=count) > 0
         calm = np.where(per_member(stalled.astype(np.float64), group) > 0, -1, group)
         gpu_calm = np.where(
@@ -427,9 +420,7 @@ class GangMonitor:
     def _against_baseline(
         self, fleet: Fleet, means: Floats, counts: Flags, now_ns: int
     ) -> dict[str, Floats]:
-        """Return each host compared with its own past; update the baseline of hosts that are not
-        unusual.
-        """
+        """Compare each host with its own past; usual hosts update their baseline."""
         values = np.array(
             [traffic_rates(fleet, now_ns), *congestion_rates(fleet, now_ns),
              1.0 - means[USED], means[CPU], means[IO]]
@@ -491,7 +482,7 @@ class GangMonitor:
 
 
 def _is_reporting(fleet: Fleet, now_ns: int) -> Flags:
-    return np.asarray(now_ns - fleet.last_received_ns < 2 * WINDOW_NS, dtype=bool)
+    return now_ns - fleet.last_received_ns < 2 * WINDOW_NS
 
 
 def _enough_hosts_read(gang: Indexes, known: Flags, count: int) -> Flags:
@@ -499,4 +490,4 @@ def _enough_hosts_read(gang: Indexes, known: Flags, count: int) -> Flags:
     sizes = np.bincount(gang[gang >= 0], minlength=count)
     shown = np.bincount(gang[(gang >= 0) & known], minlength=count)
     is_enough = shown >= np.minimum(sizes, 2)
-    return np.asarray((shown > 0) & is_enough & (shown >= READ_SHARE_MIN * sizes), dtype=bool)
+    return (shown > 0) & is_enough & (shown >= READ_SHARE_MIN * sizes)

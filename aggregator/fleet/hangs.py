@@ -44,10 +44,8 @@ class Hangs:
         hangs.pop(row, None)
         while len(hangs) >= DEVICES_PER_HOST_MAX:
             del hangs[next(iter(hangs))]  # the oldest
-        message, call = (
-            event.message[:HANG_MESSAGE_CHARACTERS_MAX],
-            event.attributes.get("call", ""),
-        )
+        message = event.message[:HANG_MESSAGE_CHARACTERS_MAX]
+        call = event.attributes.get("call", "")
         began_ns = max(0, time_ns - event.code * SECOND_NS) if event.code <= SECONDS_MAX else 0
         hangs[row] = Hang(collector, message, call[:CALL_CHARACTERS_MAX], began_ns)
 

@@ -42,9 +42,7 @@ class HostBaseline:
         return np.where(known, self._means[:, :hosts], np.nan)
 
     def update(self, values: Floats, counts: Flags, unusual: Flags, window_seconds: float) -> None:
-        """Add a window of *values* (row per value) for the hosts in *counts* that are not
-        *unusual*.
-        """
+        """Add a window of *values* (row per value) for hosts in *counts*, unless *unusual*."""
         hosts = counts.size
         unusual_windows = self._unusual[:hosts]
         unusual_windows[counts & unusual] += 1

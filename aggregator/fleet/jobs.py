@@ -46,7 +46,7 @@ class Job:
     """A job on GPUs. `gpus`: count by host; each MIG instance counts."""
 
     key: tuple[str, str, int]  # manager, name, and the host if the job is local to it, else -1
-    gpus: dict[int, int] = field(default_factory=dict[int, int])
+    gpus: dict[int, int] = field(default_factory=dict)
     checkpoint_seconds: int = 0  # checkpoint cadence that it reported; 0: unknown
     user_id: str = ""  # of the last process with a user id
 
@@ -208,9 +208,7 @@ class Jobs:
             self._remove(host, key)
 
     def sweep(self, now_ns: int, host_now_ns: Times) -> None:
-        """Remove processes without recent reports on some of the hosts. *host_now_ns*: their boot
-        times.
-        """
+        """Remove processes without recent reports on some of the hosts."""
         for host in range(now_ns // 1_000_000_000 % SWEEP_SECONDS, len(host_now_ns), SWEEP_SECONDS):
             if host in self._hosts:
                 self._forget(host, int(host_now_ns[host]) - REPORT_AGE_NS_MAX)
@@ -275,9 +273,7 @@ def are_shared(devices: Devices, gpus_held: Indexes) -> Flags:
     On shared hosts only the GPUs that a job holds show its work and waiting; a mean over all GPUs of
     the host would mix jobs. *gpus_held*: by host, including MIG instances; -1: no gang.
     """
-    return np.asarray(
-        (gpus_held >= 0) & (gpus_held < np.bincount(devices.host, minlength=gpus_held.size))
-    )
+    return (gpus_held >= 0) & (gpus_held < np.bincount(devices.host, minlength=gpus_held.size))
 
 
 def gangs_of_gpus(

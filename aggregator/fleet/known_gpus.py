@@ -19,8 +19,7 @@ NO_GPUS: GpuSet = MappingProxyType({})
 _NVIDIA = 0x10DE
 #: PCI classes of GPUs: VGA and 3D controllers.
 _DISPLAYS = ("0x0300", "0x0302")
-#: Attributes of a listed GPU that the agent does not read: it does not respond, or is not
-#: permitted.
+#: Attributes of a listed GPU that does not respond, or that the agent may not read.
 PROBLEM, HIDDEN = "problem", "hidden"
 
 
@@ -61,10 +60,7 @@ class ExpectedGpus(NamedTuple):
         }
 
     def stored(self, *, listed: bool) -> list[tuple[str, str, dict[str, str]]]:
-        """Return expected GPUs missing in the registration as devices of EXPECTED_KIND.
-
-        *listed*: it reported any devices.
-        """
+        """Return expected GPUs that the registration lacks, as devices of EXPECTED_KIND."""
         found = self.registered.found if self.registered and listed else NO_GPUS
         gone = missing(self.expected, found)
         return [
@@ -107,14 +103,7 @@ class KnownGpus:
     def key_at(self, host: str, address: str) -> str:
         """Return the GPU that *host* has, or had last, at a PCI address; "" if unknown."""
         wanted = address.lower()
-        return next(
-            (
-                key
-                for key, gpu_address in self.of(host).expected.items()
-                if gpu_address.lower() == wanted
-            ),
-            "",
-        )
+        return next((key for key, g in self.of(host).expected.items() if g.lower() == wanted), "")
 
 
 def registered_gpus(devices: Iterable[Device]) -> RegisteredGpus:

@@ -19,8 +19,7 @@ from .tables import DeviceTable
 
 #: Minimum number of computing GPUs for a median.
 PEERS_MIN = 4
-#: Minimum number of hosts in a narrow group; otherwise a misconfigured host would be its own
-#: measure.
+#: Minimum hosts in a narrow group: a misconfigured host must not be its own measure.
 HOSTS_MIN = 3
 #: Limit of the groups per width, largest first, against hosts that invent values.
 GROUPS_MAX = 256
@@ -40,8 +39,7 @@ WIDTHS: tuple[frozenset[str], ...] = tuple(
 )  # fmt: skip
 #: Limits and clock settings within a bucket count as equal; in hertz (NVIDIA's step is 15 MHz).
 SETTING_HERTZ = 15e6
-#: Offsets of a key's bits: highest clock if there is no name, limit, setting, MIG, make. Bit 0:
-#: simulated.
+#: Offsets of a key's bits: clock without a name, limit, setting, MIG, make. 0: simulated.
 _CEILING, _LIMIT, _SETTING, _MIG, _MAKE = 1, 14, 26, 38, 40
 _TWELVE_BITS, _THIRTEEN_BITS, _MAKES_MAX = 0xFFF, 0x1FFF, 1 << 20
 Keys = NDArray[np.int64]
@@ -180,9 +178,7 @@ def _cells(fleet: PeerSource) -> list[NDArray[Any]]:
 
 
 def _settings(fleet: PeerSource, has_name: Flags) -> Keys:
-    """Return the part of each key from readings. Without a model, GPUs with an equal highest SM
-    clock are grouped.
-    """
+    """Return each key's part from readings; without a model, by the highest SM clock."""
     ten, minute = fleet.tables["gpu_10s"], fleet.tables["gpu_60s"]
     mode = fleet.tables["gpu_10s_changes"]
     megahertz = _quantized(ten.gauge("sm_clock_max_hertz"), 1e6, _THIRTEEN_BITS)
@@ -192,7 +188,7 @@ def _settings(fleet: PeerSource, has_name: Flags) -> Keys:
     keys |= _quantized(setting, SETTING_HERTZ, _TWELVE_BITS) << _SETTING
     mig = mode.known("mig_mode_state") * (1 + (mode.state("mig_mode_state") == 1))
     keys |= mig.astype(np.int64) << _MIG
-    return np.asarray(keys | fleet.simulated[fleet.devices["gpu"].host])
+    return keys | fleet.simulated[fleet.devices["gpu"].host]
 
 
 def _quantized(values: Floats, unit: float, most: int) -> Keys:
@@ -208,11 +204,7 @@ def _groups(numbers: NDArray[np.intp]) -> list[Indexes]:
     order = np.argsort(numbers, kind="stable")
     ends = np.cumsum(counts)
     large = np.argsort(-counts, kind="stable")[:GROUPS_MAX].tolist()
-    return [
-        order[ends[group] - counts[group] : ends[group]]
-        for group in large
-        if counts[group] >= PEERS_MIN
-    ]
+    return [order[ends[g] - counts[g] : ends[g]] for g in large if counts[g] >= PEERS_MIN]
 
 
 def _may_have_median(numbers: NDArray[np.intp], hosts: Codes) -> Flags:
@@ -221,9 +213,7 @@ def _may_have_median(numbers: NDArray[np.intp], hosts: Codes) -> Flags:
         return np.zeros(0, dtype=bool)
     hosts_max = int(hosts.max()) + 1
     host_counts = np.bincount(np.unique(numbers * hosts_max + hosts) // hosts_max)
-    return np.asarray(
-        (host_counts[numbers] >= HOSTS_MIN) & (_sizes_of_groups(numbers) >= PEERS_MIN), dtype=bool
-    )
+    return (host_counts[numbers] >= HOSTS_MIN) & (_sizes_of_groups(numbers) >= PEERS_MIN)
 
 
 def _sizes_of_groups(numbers: NDArray[np.intp]) -> NDArray[np.intp]:

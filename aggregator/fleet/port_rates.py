@@ -16,9 +16,7 @@ TRAFFIC_COLUMNS = (("rdma_1s", "received_bytes"), ("rdma_1s", "transmitted_bytes
 
 
 class CongestionCounter(NamedTuple):
-    """A counter that rises while a port waits. `rate_min`: lower rates of a host are ignored
-    (assumed).
-    """
+    """A counter that rises while a port waits. `rate_min`: a host's lower rates are ignored."""
 
     table: str
     column: str
@@ -26,8 +24,7 @@ class CongestionCounter(NamedTuple):
     description: str
 
 
-#: InfiniBand: data without credits. RoCE: notifications of DCQCN; most fabrics that pause ports
-#: mark packets first.
+#: InfiniBand: data without credits. RoCE: notifications of DCQCN, before pauses.
 CONGESTION_COUNTERS = (
     CongestionCounter("rdma_1s", "transmit_wait_count", 1000.0, "wait for credits"),
     CongestionCounter("rdma_1s_changes", "congestion_notifications_handled_packets", 10.0, "are told to slow down"),
@@ -41,12 +38,7 @@ def traffic_rates(fleet: Fleet, now_ns: int) -> Floats:
 
 def congestion_rates(fleet: Fleet, now_ns: int) -> Floats:
     """Return the rates of the congestion counters likewise: (counters, hosts)."""
-    return np.array(
-        [
-            _rates_by_host(fleet, counter.table, counter.column, now_ns)
-            for counter in CONGESTION_COUNTERS
-        ]
-    )
+    return np.array([_rates_by_host(fleet, c.table, c.column, now_ns) for c in CONGESTION_COUNTERS])
 
 
 def port_rates(fleet: Fleet, table_name: str, column: str, now_ns: int) -> Floats:

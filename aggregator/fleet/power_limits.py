@@ -20,8 +20,7 @@ from .gang_comparison import GangComparison
 LIMIT_WATTS = 5.0
 #: From this many hosts of a gang at their limit they are a stage of its work, and not faulty.
 STAGE_HOSTS_MIN = 3
-#: This many GPUs of a host below their limit show the power of its work; up to this ratio it is the
-#: same work.
+#: This many GPUs below their limit show the power of a host's work, up to this ratio.
 FREE_MIN, SAME_WORK_RATIO_MAX = 3, 1.02
 #: Peers of a GPU: all alike, all at a shared limit, or its gang.
 ALL, AT_LIMIT, IN_GANG = 0, 1, 2
@@ -40,10 +39,7 @@ class PowerLimited(NamedTuple):
 
 
 class PeerMeasure(NamedTuple):
-    """Per GPU: median clock of its peers (NaN: too few), their number, and their spread.
-
-    `basis`: ALL, AT_LIMIT or IN_GANG.
-    """
+    """Per GPU: peers' median clock (NaN: too few), number, spread; `basis` of the group."""
 
     median_hertz: Floats
     peers: Codes
@@ -69,15 +65,11 @@ def power_limited(
 
 
 def at_shared_limit(limits: PowerLimited, rows: Indexes) -> Flags:
-    """Return which *rows* are at a limit that is not lower than usual: a lower one must be
-    reported.
-    """
+    """Return which *rows* are at a usual limit: a lower one must be reported."""
     is_at_limit = limits.rows[rows]
     if not is_at_limit.any():
         return is_at_limit
-    return np.asarray(
-        is_at_limit & (limits.watts[rows] >= np.nanmedian(limits.watts[rows]) - LIMIT_WATTS)
-    )
+    return is_at_limit & (limits.watts[rows] >= np.nanmedian(limits.watts[rows]) - LIMIT_WATTS)
 
 
 def capped_below_limit(limits: PowerLimited, power: Floats, clock: Floats, hosts: Codes) -> Flags:
@@ -96,9 +88,7 @@ def capped_below_limit(limits: PowerLimited, power: Floats, clock: Floats, hosts
     watts, hertz = (medians(values, group, count)[hosts] for values in (power, clock))
     result &= _group_sizes(group, count)[hosts] >= FREE_MIN
     with np.errstate(invalid="ignore"):
-        return np.asarray(
-            result & (power <= SAME_WORK_RATIO_MAX * watts) & (clock < hertz), dtype=bool
-        )
+        return result & (power <= SAME_WORK_RATIO_MAX * watts) & (clock < hertz)
 
 
 def measure_at_limit(

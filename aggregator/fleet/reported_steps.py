@@ -74,10 +74,7 @@ class ReportedSteps:
         self._row_job = np.append(self._row_job, np.array(new, dtype=np.intp))
 
     def by_host(self, jobs: Sequence[Job], gang: Indexes, shared: Flags) -> Floats:
-        """Return the step time of each host's ranks in its gang; NaN: none reported.
-
-        *gang*: index in *jobs* for each host, -1: none; *shared*: hosts that run several jobs.
-        """
+        """Return the step time of each host's ranks in its *gang*; NaN: none reported."""
         result = np.full(gang.size, np.nan)
         if not self.current.host.size or not jobs:
             return result
@@ -103,9 +100,7 @@ def _is_only(host: Indexes) -> Flags:
 
 
 def gang_steps(by_host: Floats, group: Indexes, count: int) -> Floats:
-    """Return the step time of each gang; NaN if too few hosts report. *group*: of each host, -1:
-    none.
-    """
+    """Return the step time of each gang (*group*); NaN if too few hosts report."""
     members = np.bincount(group[group >= 0], minlength=count)
     known = np.bincount(group[(group >= 0) & np.isfinite(by_host)], minlength=count)
     enough = (known > 0) & (known >= REPORTING_SHARE_MIN * members)
@@ -115,4 +110,4 @@ def gang_steps(by_host: Floats, group: Indexes, count: int) -> Floats:
 def is_long(steps: Floats, group: Indexes, seconds_max: float) -> Flags:
     """Return which members are in a gang whose reported step is longer than *seconds_max*."""
     with np.errstate(invalid="ignore"):
-        return np.asarray(per_member((steps > seconds_max).astype(np.float64), group) > 0.0)
+        return per_member((steps > seconds_max).astype(np.float64), group) > 0.0

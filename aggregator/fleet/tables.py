@@ -17,38 +17,19 @@ from ..rule_catalogue import SIGNALS_READ
 from .devices import Devices
 
 #: Signals used by runs of jobs but not by rules (`aggregator/runs/`, `service/job.py`).
-RUN_SIGNALS = frozenset(
-    {
-        "gpu_fast.checkpoint_interval_seconds",
-        "gpu_fast.checkpoint_ratio",
-        "gpu_fast.compute_ratio",
-        "gpu_fast.compute_watts",
-        "gpu_fast.host_stall_ratio",
-        "gpu_fast.idle_ratio",
-        "gpu_fast.memory_bandwidth_ratio",
-        "gpu_fast.nvlink_received_bytes_per_second",
-        "gpu_fast.next_checkpoint_seconds",
-        "gpu_fast.nvlink_transmitted_bytes_per_second",
-        "gpu_fast.phase_confidence_ratio",
-        "gpu_fast.power_mean_watts",
-        "gpu_fast.step_backward_ratio",
-        "gpu_fast.step_confidence_ratio",
-        "gpu_fast.step_data_loading_ratio",
-        "gpu_fast.step_forward_backward_ratio",
-        "gpu_fast.step_forward_ratio",
-        "gpu_fast.step_optimizer_ratio",
-        "gpu_fast.step_parts_confidence_ratio",
-        "gpu_fast.step_seconds",
-        "gpu_fast.wait_ratio",
-        "gpu_fast.wait_watts",
-        "host.cpu_system_ratio",
-        "host.cpu_user_ratio",
-        "step.since_seconds",
-        "step.spread_seconds",
-        "step.step_seconds",
-        "step.steps_count",
-    }
-)
+_RUN_SIGNALS = """
+    gpu_fast.checkpoint_interval_seconds gpu_fast.checkpoint_ratio gpu_fast.compute_ratio
+    gpu_fast.compute_watts gpu_fast.host_stall_ratio gpu_fast.idle_ratio
+    gpu_fast.memory_bandwidth_ratio gpu_fast.nvlink_received_bytes_per_second
+    gpu_fast.next_checkpoint_seconds gpu_fast.nvlink_transmitted_bytes_per_second
+    gpu_fast.phase_confidence_ratio gpu_fast.power_mean_watts gpu_fast.step_backward_ratio
+    gpu_fast.step_confidence_ratio gpu_fast.step_data_loading_ratio
+    gpu_fast.step_forward_backward_ratio gpu_fast.step_forward_ratio gpu_fast.step_optimizer_ratio
+    gpu_fast.step_parts_confidence_ratio gpu_fast.step_seconds gpu_fast.wait_ratio
+    gpu_fast.wait_watts host.cpu_system_ratio host.cpu_user_ratio step.since_seconds
+    step.spread_seconds step.step_seconds step.steps_count
+"""
+RUN_SIGNALS = frozenset(_RUN_SIGNALS.split())
 
 TRACKED_SIGNALS = SIGNALS_READ | RUN_SIGNALS
 
@@ -75,11 +56,7 @@ class DeviceTable:
         tracked_counters: Container[str] | None = None,
         tracked: Container[str] | None = None,
     ) -> None:
-        """*tracked*: names of the signals to keep; *tracked_counters*: counters among them for
-        `recent`.
-
-        None: all.
-        """
+        """*tracked*: signals to keep; *tracked_counters*: among them for `recent`. None: all."""
         self.on_change = signals[0].on_change
         self.period_seconds = float(PERIOD_SECONDS[signals[0].pace])
         signals = [s for s in signals if tracked is None or s.name in tracked]
@@ -121,8 +98,7 @@ class DeviceTable:
         self._elapsed_seconds: Sums = np.zeros(capacity, dtype=np.float32)  # since the base
         self._base_boot: Boots = np.zeros(capacity, dtype=np.uint16)
         self._base_epoch: Codes = np.zeros(capacity, dtype=np.int32)
-        #: Per cell: time spanned by readings since its base that lacked it. Per row: whether any
-        #: cell has such a time.
+        #: Per cell: time since its base in readings that lacked it. Per row: whether any has it.
         self._skipped_seconds: Sums = np.zeros((counters, capacity), dtype=np.float32)
         self._has_skipped: Flags = np.zeros(capacity, dtype=bool)
         self._fast: Sums = np.zeros((counters, capacity), dtype=np.float32)

@@ -106,10 +106,7 @@ def evaluate(
     terms: EvaluationTerms,
     on_progress: Callable[[str], None] = lambda what: None,
 ) -> Evaluation:
-    """Evaluate the model and its baselines.
-
-    *on_progress*: called with each step. Raises EventsError.
-    """
+    """Evaluate the model and its baselines, reporting each step. Raises EventsError."""
     notes = _start_notes(faults)
     try:
         evaluation = _evaluate(faults, terms, on_progress)
@@ -234,10 +231,8 @@ class _Judge:
         self._model = self._ranking_figures(model)
 
     def _ranking_figures(self, rank: Floats) -> tuple[BootstrapFigure, BootstrapFigure]:
-        pooled, daily = (
-            Ranking(rank, self._positive),
-            Ranking(rank, self._positive, self._units.day),
-        )
+        pooled = Ranking(rank, self._positive)
+        daily = Ranking(rank, self._positive, self._units.day)
         draws = draws_of_ranking(self._units.node[self._positive > 0], self._terms.draws)
         return self._bootstrap(pooled.auc, draws), self._bootstrap(daily.recall, draws)
 

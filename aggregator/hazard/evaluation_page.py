@@ -7,11 +7,7 @@ from math import isnan
 from .evaluation import HELD_BACK_SHARE, Evaluation, OutcomeTable, RankingRow
 from .features import FEATURE_NAMES
 from .history import WINDOW_DAYS
-from .metrics import (
-    BINS,
-    NODES_POSITIVE_MIN,
-    Estimate,
-)
+from .metrics import BINS, NODES_POSITIVE_MIN, Estimate
 
 
 def markdown(found: Evaluation) -> str:

@@ -26,8 +26,7 @@ class FindingClass(NamedTuple):
     description: str  # in the plural
 
 
-#: In the order of the columns of `history.UnitState.by_class`. A fault belongs to each class of its
-#: findings.
+#: In the order of `history.UnitState.by_class`. A fault has each class of its findings.
 CLASSES: tuple[FindingClass, ...] = (
     FindingClass(HazardClass.MEMORY, "faults of memory"),
     FindingClass(HazardClass.REMAP, "row remaps that waited for a reset, or failed"),

@@ -69,8 +69,7 @@ BASIC_FEATURES: tuple[Feature, ...] = (
             "faults that began within the last 7 days: {shown:.0f}", expm1),
 )  # fmt: skip
 HISTORY_FEATURES = (*BASIC_FEATURES, *CLASS_FEATURES, RANK_FEATURE)
-#: The columns in order. A higher value never means a lower hazard: the fit keeps weights at zero or
-#: above.
+#: The columns. A higher value never lowers the hazard: weights are zero or above.
 FEATURES: tuple[Feature, ...] = (*HISTORY_FEATURES, *MEASURED)
 FEATURE_NAMES = tuple(feature.name for feature in FEATURES)
 BASIC_FEATURE_NAMES = FEATURE_NAMES[: len(BASIC_FEATURES)]
@@ -87,8 +86,7 @@ class ModelForm(NamedTuple):
     name: str
     names: tuple[str, ...]
     ridge: float
-    #: The feature whose order the ranking keeps: `names` increase with it, and its weight stays
-    #: above zero.
+    #: The feature whose order the ranking keeps, with a weight above zero.
     ordered_by: str = ""
 
 
@@ -166,8 +164,7 @@ def inputs_of_row(row: Mapping[str, Any]) -> Inputs | None:
         if features
         else (),
         log_hazard_outcomes=row["log_hazard_outcomes"] or 0.0,
-        # Before version 13 hazards of all faults were multiplied, and the interval ignored their
-        # number.
+        # Before version 13 all hazards were multiplied, whatever their number.
         log_hazard_one_cause=row.get("log_hazard_one_cause") or 0.0,
         log_hazard_own_causes=row.get("log_hazard_own_causes") or 0.0,
     )

@@ -24,8 +24,7 @@ ALL, HARDWARE = "all classes", "hardware"
 DECAYS_DAYS = (7.0, 30.0, 90.0)
 #: Decay time of the count in `fault_rank_of`.
 RANK_DECAY_DAYS = 30.0
-#: Decay time of counts by class; a single one, because a few hundred faults in seven classes cannot
-#: support more.
+#: Decay time of counts by class; a few hundred faults do not support more than one.
 BY_CLASS_DAYS = 30.0
 
 
@@ -161,11 +160,7 @@ def fault_rank_of(state: UnitState, up: Flags) -> Floats:
     return, by the count decayed over RANK_DECAY_DAYS, and by the lifetime count. A rank is the
     share of nodes below, plus half of the equal ones. The result is -ln(1 - u).
     """
-    values = (
-        1.0 / (1.0 + state.since_return_days),
-        state.decayed[RANK_DECAY_DAYS],
-        state.count,
-    )
+    values = (1.0 / (1.0 + state.since_return_days), state.decayed[RANK_DECAY_DAYS], state.count)
     nodes = max(int(up.sum()), 1)
     halves = np.zeros(len(up) + 1, dtype=np.int64)  # the last element is a node that never failed
     for values_by_node in values:

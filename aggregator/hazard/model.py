@@ -30,11 +30,9 @@ TEXT_CHARACTERS_MAX = 1_000
 FIGURES_MAX = 64
 #: Upper bound of a day's hazard: a fault per hour.
 LOG_HAZARD_PER_DAY_MAX = math.log(HOURS_A_DAY)
-#: Spread of a host's hazard if not measured: hosts of a fleet differ by about this factor
-#: (assumed).
+#: Spread of a host's hazard if not measured: hosts of a fleet differ this much (assumed).
 SPREAD_ASSUMED = 3.0
-#: Maximum spread of a model. A silent host may be in any state and has 100; an active host is known
-#: better.
+#: Maximum spread of a model; a silent host may be in any state and has 100.
 SPREAD_MAX = 30.0
 
 #: (days since the return, faults per 1,000 node-days there), at the middle of each interval.
@@ -196,10 +194,7 @@ def _count(document: dict[str, Any], name: str) -> int:
 def _metrics(value: Any) -> dict[str, float]:
     if not isinstance(value, dict) or len(value) > FIGURES_MAX:
         raise ModelError(f"metrics: expected an object of at most {FIGURES_MAX} numbers")
-    return {
-        str(name): _number(number, f"metrics.{str(name)[:40]}", 1e12)
-        for name, number in value.items()
-    }
+    return {str(name): _number(n, f"metrics.{str(name)[:40]}", 1e12) for name, n in value.items()}
 
 
 def _calibration(value: Any) -> tuple[tuple[float, float], ...]:
@@ -212,10 +207,7 @@ def _calibration(value: Any) -> tuple[tuple[float, float], ...]:
 
 
 def prior(outcome: str = "all classes") -> HazardModel:
-    """Return the model of a cluster without data, from published rates.
-
-    Only the time since the return counts: no rates are published for counts of faults.
-    """
+    """Return the model of a cluster without data, from published rates by time since return."""
     since = np.array([days for days, _ in PUBLISHED_RATES])
     none = np.zeros(len(since))
     columns = features_of(UnitState(since, none, dict.fromkeys(DECAYS_DAYS, none), none))[:, :3]

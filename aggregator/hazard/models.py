@@ -43,10 +43,7 @@ class TrainingResult:
 
 
 class ModelRegistry:
-    """Holds the model in use: the newest accepted one, else the prior.
-
-    Any thread may read `in_use`.
-    """
+    """Holds the newest accepted model, else the prior. Any thread may read `in_use`."""
 
     def __init__(self, store: TransactionalStore, wall_ns: Callable[[], int]) -> None:
         self._store, self._wall_ns = store, wall_ns
@@ -64,10 +61,7 @@ class ModelRegistry:
             log.error("the stored hazard model is not used, a prior is used instead: %s", error)
 
     def train(self, *, simulated: bool = False) -> TrainingResult:
-        """Train on the stored record, store the model, and use it unless it is worse. Blocks.
-
-        Raises EventsError if there is too little data to train or compare; then nothing is stored.
-        """
+        """Train on the stored record, and use the model unless it is worse. Raises EventsError."""
         with self._training:
             now_us = self._wall_ns() // 1000
             with self._store.reading() as cursor:
@@ -116,11 +110,10 @@ def train_and_compare(found: Recording, in_use: HazardModel) -> TrainingResult:
         ) from error
     losses = [_loss(model, last) for model in (candidate, in_use)]
     better = losses[0] <= losses[1]
-    kind = (
-        "the prior of published rates"
-        if in_use.is_prior
-        else f"the one in use (of {in_use.last_time})"
-    )
+    if in_use.is_prior:
+        kind = "the prior of published rates"
+    else:
+        kind = f"the one in use (of {in_use.last_time})"
     reason = f"log loss of the last {LAST_DAYS} days {losses[0]:.5f}, {kind} {losses[1]:.5f}" + (
         "" if better else ": worse, so the one in use stays"
     )

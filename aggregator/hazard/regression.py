@@ -11,10 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..arrays import Flags, Floats
-from .features import (
-    BASIC_AND_CLASS_NAMES,
-    FEATURE_NAMES,
-)
+from .features import BASIC_AND_CLASS_NAMES, FEATURE_NAMES
 
 STEPS_MAX = 200
 STEP_MAX = 1.0

@@ -12,12 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..rule_catalogue import FAULTS
-from .events import (
-    DAYS_MAX,
-    NODES_MAX,
-    EventsError,
-    FaultTable,
-)
+from .events import DAYS_MAX, NODES_MAX, EventsError, FaultTable
 from .fault_classes import class_flags
 from .measured import HostDays, read_host_days
 
@@ -64,10 +59,7 @@ class Recording(NamedTuple):
 def add_finding(
     incidents: list[FaultIncident], since_us: float, end_us: float, class_name: str
 ) -> None:
-    """Add a finding of *class_name* to its host's *incidents*: to the last, or as a new one.
-
-    All of *incidents* began earlier.
-    """
+    """Add a later finding of *class_name* to its host's *incidents*."""
     last = incidents[-1] if incidents else None
     if last is not None and since_us <= max(last.end_us, last.start_us + INCIDENT_US):
         incidents[-1] = FaultIncident(
@@ -79,11 +71,7 @@ def add_finding(
 
 
 def read_incidents(
-    connection: Any,
-    now_us: int,
-    back_us: int | None = None,
-    *,
-    with_older: bool = False,
+    connection: Any, now_us: int, back_us: int | None = None, *, with_older: bool = False
 ) -> dict[str, list[FaultIncident]]:
     """Return the incidents of each affected host, in order, with the knowledge at *now_us*.
 
@@ -121,14 +109,10 @@ def read_recording(connection: Any, now_us: int, *, simulated: bool) -> Recordin
         raise EventsError(f"more than {NODES_MAX} hosts are on record")
     back_us = now_us - days_back(len(hosts)) * DAY_US
     by_host = read_incidents(connection, now_us, back_us, with_older=True)
-    incidents = [
-        (node, incident) for node, host in enumerate(hosts) for incident in by_host.get(host, ())
-    ]
+    incidents = [(node, i) for node, host in enumerate(hosts) for i in by_host.get(host, ())]
     incidents.sort(key=lambda fault: fault[1].start_us)
     ((scored,),) = connection.execute(_FIRST, [simulated, back_us]).fetchall()
-    start, end = (
-        np.array([incident[:2] for _, incident in incidents], dtype=np.float64).reshape(-1, 2).T
-    )
+    start, end = np.array([i[:2] for _, i in incidents], dtype=np.float64).reshape(-1, 2).T
     # The host was down from the first day; the fault began before the days that are read.
     start[start < back_us] = -inf
     first_us = int(np.min(start[np.isfinite(start)], initial=now_us))

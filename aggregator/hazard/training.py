@@ -22,14 +22,7 @@ from .features import (
 )
 from .history import HARDWARE, WINDOW_DAYS, Units, units_of
 from .measured import HostDays, model_inputs
-from .metrics import (
-    BINS,
-    BootstrapFigure,
-    CalibrationBins,
-    Ranking,
-    bootstrap,
-    draws_of_ranking,
-)
+from .metrics import BINS, BootstrapFigure, CalibrationBins, Ranking, bootstrap, draws_of_ranking
 from .model import HazardModel
 from .regression import fit
 from .spread import spread_of
@@ -41,8 +34,7 @@ FOLD_UNITS_MAX = 20_000
 #: Number of fleets drawn node by node for the interval of a difference, and the seed.
 DRAWS, SEED = 100, 1
 
-#: Minimum gains of AUC and of recall: smaller differences arise between equal rankings by the draw
-#: of nodes.
+#: Minimum gains of AUC and of recall: the draw of nodes explains smaller ones.
 GAINS_MIN = (0.005, 0.01)
 #: Minimum share of measured units before a fold's cut: otherwise the weights of measurements come
 #: from the last weeks alone, because units without data count as normal.
@@ -78,11 +70,9 @@ def folds_of(
     *daily*, *weekly*: all units, with windows of a day (to train) and of a week (to evaluate).
     *known_share_min*: minimum share of units before the cut with a measurement on their day.
     """
-    features, daily_positive, weekly_positive = (
-        features_of(daily.state),
-        daily.positives(outcome),
-        weekly.positives(outcome),
-    )
+    features = features_of(daily.state)
+    daily_positive = daily.positives(outcome)
+    weekly_positive = weekly.positives(outcome)
     known = daily.state.has_measurements
     folds: list[TimeFold] = []
     for share in FOLD_SHARES:
@@ -151,10 +141,7 @@ class FormEvaluation:
 
     @cached_property
     def bootstraps(self) -> tuple[BootstrapFigure, BootstrapFigure]:
-        """Both figures over drawn fleets, the same for every form.
-
-        Without draws if few nodes failed.
-        """
+        """Return both figures over fleets drawn alike for every form, if enough nodes failed."""
         nodes = np.arange(self._nodes)
         positive = np.concatenate([fold.node[fold.positive > 0] for fold in self._folds])
         draws = draws_of_ranking(positive, DRAWS)
@@ -196,10 +183,8 @@ class FormEvaluation:
 
     def _fold_calibrations(self) -> Iterator[tuple[float, tuple[Floats, Floats]]]:
         for fold in self._folds:
-            calibration_bins, even = (
-                CalibrationBins(fold.chances[self._form_index], fold.positive),
-                np.ones(len(fold.positive)),
-            )
+            calibration_bins = CalibrationBins(fold.chances[self._form_index], fold.positive)
+            even = np.ones(len(fold.positive))
             predicted, observed, mass = calibration_bins.bins(even)
             yield calibration_bins.error(even), (predicted * BINS / mass, observed * BINS / mass)
 
@@ -229,9 +214,7 @@ def choose_form(
     if daily.state.measured is not None:
         folds = folds_of(daily, weekly, outcome, end_days, forms, KNOWN_SHARE_MIN)
         if folds:
-            rankings = [
-                FormEvaluation(folds, index, nodes) for index in range(len(folds[0].chances))
-            ]
+            rankings = [FormEvaluation(folds, i, nodes) for i in range(len(folds[0].chances))]
             measured = rankings.pop(forms.index(MEASURED_FORM))
             if all(ranks_better(measured, other) for other in rankings):
                 return _form_result(MEASURED_FORM, measured)
@@ -276,10 +259,7 @@ def ranks_better(one: FormEvaluation, other: FormEvaluation) -> bool:
 def train(
     faults: FaultTable, outcome: str, source: str, days_measured: HostDays | None = None
 ) -> HazardModel:
-    """Return the model of *faults* and their measurements.
-
-    Raises EventsError if they are too few.
-    """
+    """Return the model of *faults* and measurements. Raises EventsError for too few."""
     which = np.isfinite(faults.start)
     if outcome == HARDWARE:
         which = which & faults.hardware

@@ -173,10 +173,7 @@ def _error_seconds(clock: HostClock) -> float:
 
 
 class ClockWriter:
-    """Stores due clocks every CHECK_SECONDS, in separate transactions.
-
-    Owned by the event loop's thread. After a failure the clocks are stored later.
-    """
+    """Stores due clocks every CHECK_SECONDS; after a failure they are stored later."""
 
     def __init__(self, samples: Callable[[], Iterable[ClockSample]], store: Store) -> None:
         self._samples, self._store = samples, store

@@ -100,10 +100,7 @@ class ActiveFindings:
 
 
 class GpuOwners:
-    """Owner of each GPU. Owned by the event loop's thread.
-
-    *is_silent*: whether a host has been silent for so long that its name is free.
-    """
+    """Owner of each GPU. *is_silent*: a host has been silent, so that its name is free."""
 
     def __init__(
         self,
@@ -124,10 +121,7 @@ class GpuOwners:
             self._gpus_of[host] = (*self._gpus_of.get(host, ()), key)
 
     def register(self, host: str, keys: Iterable[str], now_ns: int) -> bool:
-        """Update the GPUs of a host; another host's GPU stays there until that host is silent.
-
-        True: the host registered such a GPU.
-        """
+        """Update a host's GPUs. True: one of them still belongs to a host that reports."""
         now = {key: None for key in keys if _UUID.fullmatch(key)}
         for key in self._gpus_of.get(host, ()):
             if key not in now and self._owner.get(key) == host:

@@ -89,9 +89,7 @@ class FrameStreamReader:
             ) from error
 
     def _read_backlog_frame(self, data: bytes) -> Received:
-        """Read a late frame. Raises FrameError if its host made it wrong, StreamError if it was
-        damaged later.
-        """
+        """Read a late frame. Raises FrameError (its host's fault) or StreamError (damage)."""
         try:
             frame = self._reader.read(data)
         except FrameError:
@@ -105,9 +103,7 @@ class FrameStreamReader:
 
 
 def check_backlog(message: wire.TelemetryBatch) -> None:
-    """Check a message of late frames before it is queued. Raises StreamRefused; its agent keeps the
-    frames.
-    """
+    """Check late frames before they are queued. Raises StreamRefused; the agent keeps them."""
     if len(message.late) > LATE_FRAMES_MAX:
         raise StreamRefused(
             f"{len(message.late)} late frames in a message, at most {LATE_FRAMES_MAX} (late_frames_max)"

@@ -44,9 +44,7 @@ COMMIT_BYTES_MAX = 64 << 20
 
 
 class EventWriter:
-    """Writes the events of many calls with one fsync; events that arrive meanwhile wait for the
-    next.
-    """
+    """Writes the events of many calls with one fsync; later events wait for the next."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -170,11 +168,7 @@ class Ingest:
     """Handles everything that agents send."""
 
     def __init__(
-        self,
-        fleet: Fleet,
-        store: Store,
-        config: AggregatorConfig,
-        wall_ns: Callable[[], int],
+        self, fleet: Fleet, store: Store, config: AggregatorConfig, wall_ns: Callable[[], int]
     ) -> None:
         self.findings = ActiveFindings(fleet)
         self.sessions = Sessions(self.findings, config.hosts_max)
@@ -211,9 +205,7 @@ class Ingest:
 
     @property
     def credit_frames(self) -> int:
-        """Return the number of frames that a host may have in transit: at least 1, fewer as the
-        queue fills.
-        """
+        """Return the frames that a host may have in transit: fewer as the queue fills."""
         return max(1, int(self.credit_frames_max * min(1.0, 2 * self._store.room)))
 
     @property
@@ -265,8 +257,7 @@ class Ingest:
         self.findings.sweep(now_ns)
 
     def _replay_events(self, host: str, boot_id: bytes) -> None:
-        # After a restart: events since the host's boot still hold, except those that were cleared
-        # before the restart.
+        # After a restart: events since the host's boot hold, unless cleared before it.
         cleared = self._cleared.pop(host, [])
         if self._previous_boots.pop(host, boot_id) != boot_id:
             # The host rebooted, or another machine has its name.
@@ -295,10 +286,7 @@ class Ingest:
     def accept(
         self, session: Session, message: wire.TelemetryBatch, incoming: FrameStreamReader
     ) -> AcceptedFrame:
-        """Read, check and observe a frame. *incoming*: the state of its stream.
-
-        Raises FrameError, StreamDesync, or NoSession if the session was replaced.
-        """
+        """Read, check and observe a frame. Raises FrameError, StreamDesync, NoSession."""
         if session.ended:
             raise NoSession(f"{session.host} has registered again; this session has ended")
         now_ns = self._wall_ns()
@@ -363,11 +351,7 @@ class Ingest:
     ) -> bool:
         """Queue a frame for the store. False: the queue is full."""
         return self._store.submit_frame(
-            session.host,
-            good.frame,
-            good.time_offset_ns,
-            on_durable,
-            session.foreign,
+            session.host, good.frame, good.time_offset_ns, on_durable, session.foreign
         )
 
     async def events(

@@ -61,8 +61,7 @@ EVENTS_MAX = 1000
 EVENT_BYTES_MAX = 64 << 10
 EVENT_ID_CHARACTERS_MAX = 128
 MESSAGE_CHARACTERS_MAX = 4096
-#: Contents of an event besides its message: a storm is summarized by a count and its distinct
-#: forms.
+#: Contents of an event besides its message: a storm is a count and its distinct forms.
 FORMS_MAX = 32
 FORM_CHARACTERS_MAX = 256
 EVENT_ATTRIBUTES_MAX = 32
@@ -87,19 +86,17 @@ class Session:
     address: str
     last_received_ns: int
     token: str = ""
-    #: The caller that registered the host, with the proof of its name (`principal.py`); no other
-    #: may send for it.
+    #: The caller that registered the host, with its proof (`principal.py`); no other may send.
     principal: Principal = LOCAL
     streams: int = 0
     ended: bool = False
-    foreign: Mapping[int, ForeignSignal] = field(default_factory=dict[int, ForeignSignal])
+    foreign: Mapping[int, ForeignSignal] = field(default_factory=dict)
     #: Limit of the agent's flight recorder (0: it has none), and the agent's version.
     recording_seconds_max: int = 0
     agent_version: str = ""
     #: Time of its boot, aggregator's clock; 0: unknown.
     booted_ns: int = 0
-    #: Quota of the host's late frames, created by its first stream and kept when it registers
-    #: again.
+    #: Quota of the host's late frames, created by its first stream, for all registrations.
     quota: HostQuota | None = None
 
     def is_silent(self, now_ns: int) -> bool:
@@ -167,9 +164,7 @@ class Sessions:
         return new
 
     def is_registered(self, host: str, run_id: bytes, boot_id: bytes, address: str) -> bool:
-        """Return whether this agent is registered on this connection, so that it only reports a
-        change.
-        """
+        """Return whether this agent is registered on this connection."""
         incumbent = self._by_host.get(host)
         return incumbent is not None and _is_same(
             incumbent, Session(host, run_id, boot_id, address, 0)
@@ -225,20 +220,19 @@ class Sessions:
     def _report_duplicate_name(self, incumbent: Session, new: Session, now_ns: int) -> str:
         cloned = incumbent.run_id == new.run_id
         if cloned:
-            name, reason = (
-                "identity.cloned_image",
-                "both have the same run id: a cloned machine image",
-            )
+            name = "identity.cloned_image"
+            reason = "both have the same run id: a cloned machine image"
             boots = f"boot {incumbent.boot_id.hex()[:8]}", f"boot {new.boot_id.hex()[:8]}"
         else:
             name, reason = "identity.duplicate_name", "two hosts claim one name"
             boots = "", ""
-        remedy = (
-            "give the newcomer an empty spool folder and a name of its own"
-            if cloned
-            else "rename one of them; if the incumbent is gone, its name is free after "
-            f"{SILENT_SECONDS} s of silence"
-        )
+        if cloned:
+            remedy = "give the newcomer an empty spool folder and a name of its own"
+        else:
+            remedy = (
+                "rename one of them; if the incumbent is gone, its name is free after "
+                f"{SILENT_SECONDS} s of silence"
+            )
         message = (
             f"{reason}: incumbent {incumbent} {boots[0]}".rstrip()
             + f" stays, newcomer {new} {boots[1]}".rstrip()
@@ -264,8 +258,7 @@ class Sessions:
         )
 
     def _check_for_clone(self, new: Session, now_ns: int) -> None:
-        # Two machines with different names and the same run id: both continue, and both are
-        # reported.
+        # Two machines with one run id: both continue, and both are reported.
         other = self._by_run.get(new.run_id)
         if other is None or other.host == new.host or other.boot_id == new.boot_id:
             return
@@ -302,9 +295,7 @@ def _machine(session: Session) -> str:
 
 
 def _is_same(incumbent: Session, new: Session) -> bool:
-    """Return whether an agent registers again on its connection, as after a change of its
-    inventory.
-    """
+    """Return whether an agent registers again on its connection."""
     return bool(incumbent.token) and (
         (incumbent.run_id, incumbent.boot_id, incumbent.address, incumbent.principal)
         == (new.run_id, new.boot_id, new.address, new.principal)
@@ -320,8 +311,7 @@ def _may_replace(incumbent: Session, new: Session, now_ns: int) -> bool:
     # Diskless hosts begin a new spool at each boot; their login identifies them.
     is_same_host = has_same_spool or _has_same_login(incumbent, new)
     if is_same_host or _machine(incumbent) == _machine(new):
-        # The stream of a crashed host stays open until TCP gives up, but nothing was sent since its
-        # new boot.
+        # The old stream stays open until TCP gives up, but is silent since the new boot.
         until_ns = incumbent.last_received_ns - DELIVERY_SECONDS * 1_000_000_000
         if new.booted_ns and new.booted_ns >= until_ns:
             return True
@@ -420,10 +410,7 @@ def _check_signal(signal: SignalDefinition, foreign: dict[int, ForeignSignal]) -
 
 
 def check_events(request: ReportEventsRequest) -> None:
-    """Check all fields of all events, and drop unknown fields.
-
-    Raises InvalidArgument; then none of the events is accepted.
-    """
+    """Check all events, and drop unknown fields. Raises InvalidArgument for all of them."""
     request.DiscardUnknownFields()
     _check_count("events", request.events, EVENTS_MAX)
     for event in request.events:

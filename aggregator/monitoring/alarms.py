@@ -19,8 +19,7 @@ _NS = 1_000_000_000
 
 #: Prefix of their names.
 ALARMS = "aggregator."
-#: The live file should contain about five minutes of closed readings; three times as much is too
-#: much.
+#: The live file should contain five minutes of closed readings; three times is too much.
 HISTORY_LATE_SECONDS = 900.0
 
 
@@ -65,8 +64,8 @@ class Alarms:
     """The state of all alarms. Use it in one thread."""
 
     table: Sequence[Alarm]
-    _states: dict[str, _AlarmState] = field(default_factory=dict[str, _AlarmState])
-    _messages: dict[str, str] = field(default_factory=dict[str, str])
+    _states: dict[str, _AlarmState] = field(default_factory=dict)
+    _messages: dict[str, str] = field(default_factory=dict)
 
     def step(self, values: Values, now_ns: int) -> list[AlarmRaised | AlarmCleared]:
         """Return the changes at *now_ns*, by a clock that does not jump."""
@@ -102,9 +101,7 @@ class Alarms:
     @property
     def messages(self) -> tuple[str, ...]:
         """Return the messages of the active alarms, as of the last step."""
-        return tuple(
-            self._messages[alarm.name] for alarm in self.table if alarm.name in self._messages
-        )
+        return tuple(self._messages[a.name] for a in self.table if a.name in self._messages)
 
     def active(self) -> dict[str, bool]:
         """Return every alarm's name, and whether it is active."""
@@ -133,9 +130,7 @@ def _free_bytes_wanted(config: AggregatorConfig, values: Values) -> float:
 
 
 def _filling(config: AggregatorConfig) -> Callable[[Values], float | None]:
-    """Return the target of free space over free space; above 1 history removes files
-    (`parquet/maintenance.py`).
-    """
+    """Return target over actual free space; above 1 history removes files."""
 
     def share(values: Values) -> float | None:
         if not values.get("disk_bytes") or "disk_free_bytes" not in values:
@@ -228,9 +223,7 @@ def _of_the_disk(config: AggregatorConfig) -> tuple[Alarm, ...]:
 
 
 def _history_late(values: Values) -> float | None:
-    """Return how long closed readings have waited for their export, or since the history last
-    checked.
-    """
+    """Return how long closed readings wait for their export, or the last check is ago."""
     known = [
         values[name]
         for name in ("history_lag_seconds", "history_turn_age_seconds")

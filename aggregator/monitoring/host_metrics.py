@@ -18,8 +18,7 @@ from ..scoring.results import Hosts
 from ..scoring.score_columns import columns_of
 
 PREFIX = "gangline_host_"
-#: Maximum number of series per host: one per family, and one of all labels; unknown values have
-#: none.
+#: Maximum series per host: one per family and one of all labels; unknown values have none.
 SERIES_OF_A_HOST_MAX = 8
 #: Older scores are not exported, because an old state would look current.
 JUDGEMENT_SECONDS_MAX = 60.0
@@ -47,20 +46,17 @@ def host_families(
         return []
     columns, hosts = columns_of(snapshot), snapshot.hosts
     host_names = hosts.inputs.names if isinstance(hosts, Hosts) else [host.host for host in hosts]
-    received = (
-        hosts.inputs.last_received_ns
-        if isinstance(hosts, Hosts)
-        else [host.last_received_ns for host in hosts]
-    )
+    if isinstance(hosts, Hosts):
+        received = hosts.inputs.last_received_ns
+    else:
+        received = np.array([host.last_received_ns for host in hosts], dtype=np.int64)
     shown = np.flatnonzero(~columns.ended[: len(host_names)])
     names = [host_names[index] for index in shown.tolist()]
-    last_received_ns = np.asarray(received, dtype=np.int64)[shown]
+    last_received_ns = received[shown]
     silent = np.where(
         last_received_ns > 0, np.maximum(snapshot.computed_ns - last_received_ns, 0) / 1e9, np.nan
     )
-    kinds = (
-        column[shown].tolist() for column in (columns.state, columns.reason, columns.simulated)
-    )
+    kinds = (c[shown].tolist() for c in (columns.state, columns.reason, columns.simulated))
     states = [([name, *_state_labels(*kind)], 1) for name, *kind in zip(names, *kinds, strict=True)]
     advised = _gravest(advisories)
     advice = [
@@ -84,11 +80,7 @@ def host_families(
 
 def _known(hosts: Sequence[str], values: NDArray[Any]) -> list[Sample]:
     """Return a sample for each host with a finite value."""
-    return [
-        ([host], value)
-        for host, value in zip(hosts, values.tolist(), strict=True)
-        if math.isfinite(value)
-    ]
+    return [([host], v) for host, v in zip(hosts, values.tolist(), strict=True) if math.isfinite(v)]
 
 
 @cache

@@ -23,8 +23,7 @@ from ..store.store import Store
 from .probes import LoopLag, ResourceUsage
 
 PREFIX = "gangline_aggregator_"
-#: Finding for a host whose agent lost readings before the aggregator received them, and its
-#: subject.
+#: Finding for a host whose agent lost readings before they were received, and its subject.
 DATA_LOST, SPOOL = "data.lost", "agent.spool_dropped_frames"
 
 #: Known figures of one moment by name.
@@ -183,11 +182,7 @@ def losing_hosts(fleet: Fleet) -> int:
 
 def families(values: Values, sources: MetricSources, alarms: dict[str, bool]) -> list[Metric]:
     """Return *values* as metric families; *alarms*: name -> whether it is active."""
-    kinds = [
-        (counter if figure.is_counter else gauge, figure.name)
-        for figure in FIGURES
-        if figure.name in values
-    ]
+    kinds = [(counter if f.is_counter else gauge, f.name) for f in FIGURES if f.name in values]
     calls, failed = sorted(sources.calls.started.items()), sorted(sources.calls.failed.items())
     return [
         *(kind(PREFIX + name, FIGURE_DESCRIPTIONS[name], values[name]) for kind, name in kinds),

@@ -51,9 +51,7 @@ NS = 1_000_000_000
 
 
 class SelfMonitor:
-    """The aggregator's figures and alarms. `poll` and `render` are for one thread, `messages` for
-    any.
-    """
+    """The aggregator's figures and alarms. `messages` is thread-safe, the rest is not."""
 
     def __init__(
         self,
@@ -64,9 +62,7 @@ class SelfMonitor:
         about: dict[str, str] | None = None,
         hosts: Callable[[int], Sequence[Metric]] = lambda _: (),
     ) -> None:
-        """*usage*: returns the resource usage at a wall-clock time (ns). *hosts*: returns the
-        series of hosts.
-        """
+        """*usage*: returns the resource usage at a wall time (ns); *hosts*: their series."""
         self._hosts = hosts
         self._sources, self._usage = sources, usage
         self._wall_ns, self._monotonic_ns = wall_ns, monotonic_ns
@@ -79,9 +75,7 @@ class SelfMonitor:
         self.messages: tuple[str, ...] = ()
 
     def poll(self) -> AlarmChanges:
-        """Collect all figures, store every STORED_POLLS-th collection, and return the changed
-        alarms.
-        """
+        """Collect all figures, store some, and return the changed alarms."""
         values = self._pull()
         values |= self._latency()
         if self._poll_count % STORED_POLLS == 0:
@@ -139,9 +133,7 @@ def record_alarms(fleet: Fleet, changes: AlarmChanges, now_ns: int) -> None:
 
 
 class MonitorThread:
-    """Runs `SelfMonitor` and the /metrics server in a thread. The main thread calls `start` and
-    `close`.
-    """
+    """Runs `SelfMonitor` and the /metrics server in a thread."""
 
     def __init__(
         self,
@@ -150,9 +142,7 @@ class MonitorThread:
         server: AggregatorMetricsServer | None,
         poll_logs: Callable[[], None] = lambda: None,
     ) -> None:
-        """*on_changes*: called with changed alarms in this thread; *poll_logs*: called after each
-        poll.
-        """
+        """*on_changes*: called with changed alarms here; *poll_logs*: after each poll."""
         self._monitor, self._on_changes, self._server = monitor, on_changes, server
         self._poll_logs = poll_logs
         self._loop = asyncio.new_event_loop()

@@ -52,9 +52,7 @@ class LoopLag:
 
     @property
     def seconds(self) -> float:
-        """Return the maximum lateness of the last 15 to 30 s, including the current one if the loop
-        hangs.
-        """
+        """Return the maximum lateness of the last 15 to 30 s, including a current hang."""
         if self._task is None:
             return 0.0
         return max(0.0, self._worst, self._before, self._now() - self._due)
@@ -151,7 +149,5 @@ def _connections(proc: Path, ports: Collection[int]) -> int | None:
 
 
 def established(table: bytes, port: int) -> int:
-    """Count the lines of /proc/net/tcp (net/ipv4/tcp_ipv4.c, get_tcp4_sock) that are established at
-    local *port*.
-    """
+    """Count the established lines of /proc/net/tcp (get_tcp4_sock) at local *port*."""
     return len(re.findall(rb": [0-9A-F]+:%04X [0-9A-F]+:[0-9A-F]{4} 01 " % port, table))

@@ -28,9 +28,7 @@ SQL_CHARACTERS_MAX = 4000
 
 @dataclass(frozen=True, slots=True)
 class QueryLogEntry:
-    """A line. `outcome`: ok, refused, denied (its role may not query), busy, time, memory,
-    cancelled, failed.
-    """
+    """A line. `outcome`: that of the QueryError, or ok, denied (its role), cancelled, failed."""
 
     wall_ns: int
     who: str

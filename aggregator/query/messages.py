@@ -25,8 +25,6 @@ BATCH_BYTES = 1 << 20
 HEADER = struct.Struct("<cI")
 #: Kinds: question; bytes of an Arrow IPC stream; end of a successful answer; end of a failed one.
 QUESTION, ARROW, SUMMARY, ERROR = b"q", b"a", b"s", b"e"
-#: Kinds of failure, see `query_error`.
-REFUSED, MEMORY, TIME, NO_SNAPSHOT, FAILED = "refused", "memory", "time", "no snapshot", "failed"
 #: Exit status of a process without memory for an error message.
 NO_MEMORY_STATUS = 77
 
@@ -115,22 +113,28 @@ def memory_message(memory_bytes_max: int) -> str:
 
 
 class QueryError(Exception):
-    """The query failed; the message says why, with advice.
+    """The query failed; the message says why, with advice."""
 
-    The service maps subclasses to statuses, the shell to exit codes.
-    """
+    #: Outcome in the query log.
+    outcome = "failed"
 
 
 class QueryRefused(QueryError):
-    """The SQL is invalid or not allowed."""
+    """The SQL is invalid or not allowed; the message says what is, and where the error is."""
+
+    outcome = "refused"
 
 
-class QueryCutOff(QueryError):
-    """The query exceeded its time (`of_time`) or its memory."""
+class QueryOutOfTime(QueryError):
+    """The query exceeded its time."""
 
-    def __init__(self, reason: str, *, of_time: bool) -> None:
-        super().__init__(reason)
-        self.of_time = of_time
+    outcome = "time"
+
+
+class QueryOutOfMemory(QueryError):
+    """The query exceeded its memory."""
+
+    outcome = "memory"
 
 
 class NoSnapshot(QueryError):
@@ -140,38 +144,34 @@ class NoSnapshot(QueryError):
 class TooManyQueries(QueryError):
     """The limit of concurrent queries is reached."""
 
+    outcome = "busy"
+
 
 class QueryFailed(QueryError):
     """An error of Gangline or of the machine."""
 
 
-def query_error(kind: str, message: str) -> QueryError:
-    """Return the exception for a failure that the query's process reported."""
-    if kind == REFUSED:
-        return QueryRefused(message)
-    if kind == NO_SNAPSHOT:
-        return NoSnapshot(message)
-    if kind in (TIME, MEMORY):
-        return QueryCutOff(message, of_time=kind == TIME)
-    return QueryFailed(message)
+#: Errors that the query's process reports, by their name in its message.
+REPORTED_ERRORS: dict[str, type[QueryError]] = {
+    error.__name__: error
+    for error in (QueryRefused, QueryOutOfTime, QueryOutOfMemory, NoSnapshot, QueryFailed)
+}
 
 
 def exit_error(
     report: ChildReport | None, settings: QuerySettings, question: Question
 ) -> QueryError:
-    """Return the exception for a process that ended without a message; *report* None: its fork
-    server ended.
-    """
+    """Return the error of a process that ended silently; None: its fork server ended."""
     if report is None or report.event is ChildEvent.FAILED:
         return QueryFailed("the process that runs queries ended. Run the query again")
     status = os.waitstatus_to_exitcode(report.value)
     if report.kill_reason is KillReason.OVERDUE or status == -signal.SIGXCPU:
-        return QueryCutOff(timeout_message(question.seconds), of_time=True)
+        return QueryOutOfTime(timeout_message(question.seconds))
     if status in (NO_MEMORY_STATUS, -signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS):
-        return QueryCutOff(memory_message(settings.memory_bytes_max), of_time=False)
+        return QueryOutOfMemory(memory_message(settings.memory_bytes_max))
     if status == -signal.SIGKILL and not report.kill_reason:
         reason = "was killed by the kernel, probably because this machine ran out of memory (see `dmesg`)"
-        return QueryCutOff(reason, of_time=False)
+        return QueryOutOfMemory(reason)
     return QueryFailed(
         f"the query's process ended with status {status}; the aggregator's log says why"
     )

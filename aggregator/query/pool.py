@@ -11,13 +11,7 @@ import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 
-from ...contract.workers import (
-    PACKET_BYTES_MAX,
-    ChildEvent,
-    ChildReport,
-    kill_child,
-    request_child,
-)
+from ...contract.workers import PACKET_BYTES_MAX, ChildEvent, ChildReport, kill_child, request_child
 from ..process_limits import KILL_AFTER_SECONDS
 from ..workers import WorkerProcess, receive_packets
 from . import messages
@@ -114,7 +108,8 @@ class QueryPool:
                     continue
                 is_complete = True
                 if kind == messages.ERROR:
-                    raise messages.query_error(**json.loads(payload))
+                    error = json.loads(payload)
+                    raise messages.REPORTED_ERRORS[error["kind"]](error["message"])
                 yield AnswerSummary(**json.loads(payload))
             is_abandoned = False
         finally:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+from duckdb import DuckDBPyConnection as Connection
 
 from ..sql import quoted
 from ..store.parquet import views
 from ..store.store_folder import OPS_FILE
-from .messages import SQL_BYTES_MAX
+from .messages import SQL_BYTES_MAX, QueryRefused
 
 # Functions that a query may call; all others are refused. Scalar functions, aggregates, window
 # functions and DuckDB's own macros of 1.5 and 2.0 that have no side effects and read only their
@@ -111,45 +112,15 @@ _TABLE_FUNCTION_NAMES = """
 
 #: DuckDB's views of tables, columns and types. Its other views show settings, files of this
 #: machine, logs, or the SQL of views, which contains file names.
-CATALOG_VIEWS = frozenset(
-    [
-        "character_sets",
-        "check_constraints",
-        "columns",
-        "constraint_column_usage",
-        "constraint_table_usage",
-        "key_column_usage",
-        "referential_constraints",
-        "schemata",
-        "table_constraints",
-        "tables",
-        "duckdb_columns",
-        "duckdb_constraints",
-        "duckdb_indexes",
-        "duckdb_schemas",
-        "duckdb_tables",
-        "duckdb_types",
-        "pg_am",
-        "pg_attrdef",
-        "pg_attribute",
-        "pg_class",
-        "pg_collation",
-        "pg_constraint",
-        "pg_database",
-        "pg_depend",
-        "pg_description",
-        "pg_enum",
-        "pg_index",
-        "pg_indexes",
-        "pg_namespace",
-        "pg_proc",
-        "pg_sequence",
-        "pg_sequences",
-        "pg_tables",
-        "pg_tablespace",
-        "pg_type",
-    ]
-)
+_CATALOG_VIEWS = """
+    character_sets check_constraints columns constraint_column_usage constraint_table_usage
+    key_column_usage referential_constraints schemata table_constraints tables duckdb_columns
+    duckdb_constraints duckdb_indexes duckdb_schemas duckdb_tables duckdb_types pg_am pg_attrdef
+    pg_attribute pg_class pg_collation pg_constraint pg_database pg_depend pg_description pg_enum
+    pg_index pg_indexes pg_namespace pg_proc pg_sequence pg_sequences pg_tables pg_tablespace
+    pg_type
+"""
+CATALOG_VIEWS = frozenset(_CATALOG_VIEWS.split())
 
 #: Functions allowed in expressions.
 FUNCTIONS = frozenset(
@@ -190,10 +161,6 @@ _EXPLAIN = re.compile(
 )
 
 
-class StatementRefused(Exception):
-    """The statement is not allowed; the message says what is, and where the error is."""
-
-
 @dataclass(frozen=True, slots=True)
 class ParsedError:
     """The parts of DuckDB's message. `position`: in bytes, None if unknown."""
@@ -204,10 +171,7 @@ class ParsedError:
 
 
 def parse_error(error: Exception) -> ParsedError:
-    """Return the parts of an error of DuckDB, or of Arrow that cites it.
-
-    Its text is usually JSON (`errors_as_json`).
-    """
+    """Return the parts of an error of DuckDB, or of Arrow that cites it (mostly JSON)."""
     text = str(error)
     try:
         # For an internal error DuckDB appends a stack trace, which is omitted.
@@ -266,11 +230,9 @@ def with_suggestion(text: str, missing: str, names: list[str]) -> str:
     matches = difflib.get_close_matches(
         missing.rpartition(".")[2].lower(), full_names, n=1, cutoff=0.7
     )
-    hint = (
-        _suggestion(full_names[matches[0]], missing.rpartition(".")[2].lower() == matches[0])
-        if matches
-        else ""
-    )
+    hint = ""
+    if matches:
+        hint = _suggestion(full_names[matches[0]], missing.rpartition(".")[2].lower() == matches[0])
     return "\n".join([*lines, f"hint: {hint}{HINT}"])
 
 
@@ -298,7 +260,7 @@ def first_lines(text: str) -> str:
 # its search path: `FROM past.gpu_1s`.
 
 
-def make_views(connection: duckdb.DuckDBPyConnection, folder: Path) -> str:
+def make_views(connection: Connection, folder: Path) -> str:
     """Create the views of the history in *folder*; return a message if one failed, else ""."""
     missing = ""
     # A cursor searches `memory` first, as the connection did before `set_search_path`.
@@ -323,9 +285,7 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0][:300]
 
 
-def open_snapshot(
-    file: Path, *, memory_bytes_max: int = 2 << 30, threads: int = 2
-) -> duckdb.DuckDBPyConnection:
+def open_snapshot(file: Path, *, memory_bytes_max: int = 2 << 30, threads: int = 2) -> Connection:
     """Open a file of the data folder; the connection can reach only this file and the history.
 
     The file is read-only; the connection's own database, `memory`, contains empty schemas for the
@@ -355,7 +315,7 @@ def open_snapshot(
     return connection
 
 
-def _restrict_access(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
+def _restrict_access(connection: Connection, folder: Path) -> None:
     reachable = ", ".join(quoted(str(folder / name)) for name in FOLDERS)
     connection.execute(f"SET allowed_directories = [{reachable}]")
     connection.execute("SET enable_external_access = false")
@@ -363,7 +323,7 @@ def _restrict_access(connection: duckdb.DuckDBPyConnection, folder: Path) -> Non
     connection.execute("SET errors_as_json = true")
 
 
-def set_search_path(connection: duckdb.DuckDBPyConnection, database: str) -> None:
+def set_search_path(connection: Connection, database: str) -> None:
     """Make names resolve to the snapshot first, then to the history."""
     path = ",".join([f"{database}.main", *(f"memory.{schema}" for schema in SCHEMAS)])
     connection.execute(f"SET search_path = '{path}'")
@@ -374,28 +334,23 @@ def snapshot_path(folder: Path) -> Path:
     return folder / OPS_FILE
 
 
-def check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
-    """Accept a single statement that reads, and calls only allowed functions.
-
-    Raises StatementRefused, or duckdb.Error for invalid SQL.
-    """
+def check(connection: Connection, sql: str) -> None:
+    """Accept a single statement that only reads. Raises QueryRefused, duckdb.Error."""
     size = len(sql.encode(errors="replace"))
     if size > SQL_BYTES_MAX:
-        raise StatementRefused(
-            f"the statement has {size} bytes, at most {SQL_BYTES_MAX} are allowed"
-        )
+        raise QueryRefused(f"the statement has {size} bytes, at most {SQL_BYTES_MAX} are allowed")
     if "\0" in sql:
-        raise StatementRefused(located(sql, sql.index("\0"), "a NUL byte is not SQL"))
+        raise QueryRefused(located(sql, sql.index("\0"), "a NUL byte is not SQL"))
     statements = _statements(connection, sql)
     if len(statements) > 1 and statements[0].type.name == "CREATE" and not statements[0].query:
-        raise StatementRefused(f"{ALLOWED_STATEMENTS}; {PIVOT}")
+        raise QueryRefused(f"{ALLOWED_STATEMENTS}; {PIVOT}")
     if len(statements) != 1:
-        raise StatementRefused(f"{ALLOWED_STATEMENTS}, not {len(statements)} statements")
+        raise QueryRefused(f"{ALLOWED_STATEMENTS}, not {len(statements)} statements")
     kind = statements[0].type.name
     if kind == "EXPLAIN":
         sql = _explained_statement(connection, sql)
     elif kind != "SELECT":
-        raise StatementRefused(f"{ALLOWED_STATEMENTS}, not {_first_word(sql)}: {_instead(sql)}")
+        raise QueryRefused(f"{ALLOWED_STATEMENTS}, not {_first_word(sql)}: {_instead(sql)}")
     tree = _tree(connection, sql)
     _check_tables(connection, sql, tree)
     for function, where, position in _function_calls(tree):
@@ -406,7 +361,7 @@ def check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
         _check_function(sql, function, where, position)
 
 
-def _is_macro(connection: duckdb.DuckDBPyConnection, function: dict[str, Any]) -> bool:
+def _is_macro(connection: Connection, function: dict[str, Any]) -> bool:
     """Return whether `ops.NAME(...)` is our macro: `ops` may be a column, NAME any function."""
     macros = connection.execute(
         "SELECT 1 FROM duckdb_functions() WHERE schema_name = ? AND function_name = lower(?) "
@@ -416,53 +371,49 @@ def _is_macro(connection: duckdb.DuckDBPyConnection, function: dict[str, Any]) -
     return macros.fetchone() is not None
 
 
-def _statements(connection: duckdb.DuckDBPyConnection, sql: str) -> list[Any]:
+def _statements(connection: Connection, sql: str) -> list[Any]:
     try:
         return list(connection.extract_statements(sql))
     except UnicodeError:
-        raise StatementRefused(UNREADABLE) from None
+        raise QueryRefused(UNREADABLE) from None
 
 
 def _instead(sql: str) -> str:
     return PIVOT if _first_word(sql) == "PIVOT" else "this reads a snapshot"
 
 
-def _explained_statement(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
+def _explained_statement(connection: Connection, sql: str) -> str:
     """Return the statement after EXPLAIN, at its original position."""
     match = _EXPLAIN.match(sql)
     if not match:
-        raise StatementRefused(f"{ALLOWED_STATEMENTS}; write EXPLAIN as the first word")
+        raise QueryRefused(f"{ALLOWED_STATEMENTS}; write EXPLAIN as the first word")
     inner = " " * match.end() + sql[match.end() :]
     statements = _statements(connection, inner)
     if len(statements) != 1 or statements[0].type.name != "SELECT":
-        raise StatementRefused(
+        raise QueryRefused(
             f"{ALLOWED_STATEMENTS}, and EXPLAIN only of those: statements that write cannot be "
             "explained either"
         )
     return inner
 
 
-def _tree(connection: duckdb.DuckDBPyConnection, sql: str) -> Any:
+def _tree(connection: Connection, sql: str) -> Any:
     rows = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchall()
     try:
         tree = json.loads(rows[0][0])
     except RecursionError:
-        raise StatementRefused("the statement is nested too deeply") from None
+        raise QueryRefused("the statement is nested too deeply") from None
     if not tree["error"]:
         return tree
     if tree.get("error_type") == "not implemented":
-        raise StatementRefused(
-            f"{ALLOWED_STATEMENTS}, not {_first_word(sql)}: this reads a snapshot"
-        )
-    raise StatementRefused(
+        raise QueryRefused(f"{ALLOWED_STATEMENTS}, not {_first_word(sql)}: this reads a snapshot")
+    raise QueryRefused(
         first_lines(str(tree.get("error_message", "the statement cannot be parsed")))
     )
 
 
 def _function_calls(tree: Any) -> Iterator[tuple[dict[str, Any], frozenset[str], str]]:
-    """Yield (function, allowed functions at its position, description of the position) for every
-    call.
-    """
+    """Yield (function, functions allowed at its position, the position) of every call."""
     remaining = [tree]
     in_from: set[int] = set()
     while remaining:
@@ -480,8 +431,8 @@ def _function_calls(tree: Any) -> Iterator[tuple[dict[str, Any], frozenset[str],
                     yield node, FUNCTIONS, ""
 
 
-def _check_tables(connection: duckdb.DuckDBPyConnection, sql: str, tree: Any) -> None:
-    """Refuse DuckDB's own views except CATALOG_VIEWS. Raises StatementRefused."""
+def _check_tables(connection: Connection, sql: str, tree: Any) -> None:
+    """Refuse DuckDB's own views except CATALOG_VIEWS. Raises QueryRefused."""
     named = dict(_tables(tree))
     if not named:
         return
@@ -490,12 +441,11 @@ def _check_tables(connection: duckdb.DuckDBPyConnection, sql: str, tree: Any) ->
         [[name for _, name in named]],
     ).fetchall()
     for schema, name in internal_views:
-        # Views of information_schema are checked only in that schema: other tables may have the
-        # same name.
+        # Views of information_schema are checked only in that schema.
         key = (schema if schema == INFORMATION else "", name)
         if key in named and name not in CATALOG_VIEWS:
             message = f"{name} is not allowed: it shows settings or files of the machine; {HINT}"
-            raise StatementRefused(located(sql, _place(sql, named[key]), message))
+            raise QueryRefused(located(sql, _place(sql, named[key]), message))
 
 
 def _tables(tree: Any) -> Iterator[tuple[tuple[str, str], Any]]:
@@ -524,7 +474,7 @@ def _check_function(
     if name in allowed:
         return
     message = f"the function {visible(name)[:60]}{place} is not allowed: only functions that compute, and those of ops and history, are"
-    raise StatementRefused(located(sql, _place(sql, function.get("query_location")), message))
+    raise QueryRefused(located(sql, _place(sql, function.get("query_location")), message))
 
 
 def _first_word(sql: str) -> str:

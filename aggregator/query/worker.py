@@ -13,22 +13,24 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pyarrow.ipc
+from duckdb import DuckDBPyConnection as Connection
 
 from ..process_limits import limit_cpu
 from . import messages, sandbox
 from .messages import (
-    FAILED,
-    MEMORY,
-    NO_SNAPSHOT,
-    REFUSED,
-    TIME,
     AnswerSummary,
+    NoSnapshot,
+    QueryError,
+    QueryFailed,
+    QueryOutOfMemory,
+    QueryOutOfTime,
+    QueryRefused,
     QuerySettings,
     Question,
     memory_message,
     timeout_message,
 )
-from .sandbox import StatementRefused, explain_error, first_lines, make_views, parse_error
+from .sandbox import explain_error, first_lines, make_views, parse_error
 
 #: Rows per batch from DuckDB.
 BATCH_ROWS = 2048
@@ -50,11 +52,12 @@ def serve(connected: socket.socket, settings: QuerySettings) -> None:
         question = _question(stream)
         limit_cpu(question.seconds or 10**6, settings.threads)
         try:
-            kind, message = run_question(question, settings, stream)
+            run_question(question, settings, stream)
         except (BrokenPipeError, ConnectionResetError):
             return  # the reader disconnected
-        if kind:
-            stream.write(messages.json_message(messages.ERROR, {"kind": kind, "message": message}))
+        except QueryError as error:
+            report = {"kind": type(error).__name__, "message": str(error)}
+            stream.write(messages.json_message(messages.ERROR, report))
 
 
 def _question(stream: Any) -> Question:
@@ -62,37 +65,36 @@ def _question(stream: Any) -> Question:
     return Question(**json.loads(stream.read(size)))
 
 
-def run_question(question: Question, settings: QuerySettings, stream: Any) -> tuple[str, str]:
-    """Run the query; return the kind of failure and a message, or two empty strings."""
+def run_question(question: Question, settings: QuerySettings, stream: Any) -> None:
+    """Run the query. Raises QueryError."""
     file = sandbox.snapshot_path(settings.folder)
     try:
         connection = sandbox.open_snapshot(
             file, memory_bytes_max=settings.memory_bytes_max, threads=settings.threads
         )
     except FileNotFoundError:
-        return NO_SNAPSHOT, messages.no_snapshot_message(file)
+        raise NoSnapshot(messages.no_snapshot_message(file)) from None
     except (duckdb.Error, OSError) as error:
-        return FAILED, f"{file} cannot be opened: {first_lines(str(error))[:400]}{_remedy(error)}"
+        reason = f"{first_lines(str(error))[:400]}{_remedy(error)}"
+        raise QueryFailed(f"{file} cannot be opened: {reason}") from error
     try:
         sandbox.check(connection, question.sql)
         _run(connection, question, settings, stream)
-    except StatementRefused as refused:
-        return REFUSED, str(refused)
     except UnicodeError:
-        return REFUSED, sandbox.UNREADABLE
+        raise QueryRefused(sandbox.UNREADABLE) from None
     except duckdb.InterruptException:
-        return TIME, timeout_message(question.seconds)
+        raise QueryOutOfTime(timeout_message(question.seconds)) from None
     except (duckdb.OutOfMemoryException, MemoryError, pa.ArrowMemoryError):
-        return MEMORY, memory_message(settings.memory_bytes_max)
+        raise QueryOutOfMemory(memory_message(settings.memory_bytes_max)) from None
     except (BrokenPipeError, ConnectionResetError):
         raise
     except (OSError, pa.ArrowException) as error:
-        return _stream_error(parse_error(error).text, question, settings)
+        raise _stream_error(parse_error(error).text, question, settings) from error
     except duckdb.Error as error:
         if _is_out_of_memory(error):
-            return MEMORY, memory_message(settings.memory_bytes_max)
-        return REFUSED, explain_error(error, question.sql, lambda: available_names(connection))
-    return "", ""
+            raise QueryOutOfMemory(memory_message(settings.memory_bytes_max)) from error
+        message = explain_error(error, question.sql, lambda: available_names(connection))
+        raise QueryRefused(message) from error
 
 
 def _remedy(error: Exception) -> str:
@@ -110,18 +112,16 @@ def _is_out_of_memory(error: duckdb.Error) -> bool:
     return is_internal and "allocat" in parse_error(error).text.lower()
 
 
-def _stream_error(text: str, question: Question, settings: QuerySettings) -> tuple[str, str]:
+def _stream_error(text: str, question: Question, settings: QuerySettings) -> QueryError:
     """Return the failure after the first rows, which Arrow reports as text only."""
     if "Out of Memory" in text or "bad_alloc" in text or "allocation failure" in text:
-        return MEMORY, memory_message(settings.memory_bytes_max)
+        return QueryOutOfMemory(memory_message(settings.memory_bytes_max))
     if text.startswith("INTERRUPT"):
-        return TIME, timeout_message(question.seconds)
-    return REFUSED, first_lines(text)
+        return QueryOutOfTime(timeout_message(question.seconds))
+    return QueryRefused(first_lines(text))
 
 
-def _run(
-    connection: duckdb.DuckDBPyConnection, question: Question, settings: QuerySettings, stream: Any
-) -> None:
+def _run(connection: Connection, question: Question, settings: QuerySettings, stream: Any) -> None:
     begin = time.monotonic()
     timer = threading.Timer(question.seconds or threading.TIMEOUT_MAX, connection.interrupt)
     timer.daemon = True
@@ -139,21 +139,18 @@ def _run(
     stream.flush()
 
 
-def _begin(connection: duckdb.DuckDBPyConnection, question: Question) -> tuple[int, Any]:
+def _begin(connection: Connection, question: Question) -> tuple[int, Any]:
     """Return the snapshot's time, microseconds since 1970, and a reader of the answer."""
     connection.execute("BEGIN TRANSACTION READ ONLY")
     rows = connection.execute("SELECT epoch_us(taken) FROM snapshot").fetchall()
-    # DuckDB 2 streams only from a relation; 1.5 also from a cursor, which reports positions of
-    # errors.
+    # DuckDB 2 streams only from a relation; 1.5 also from a cursor, with error positions.
     execute = connection.execute if _REPORTS_POSITIONS else connection.sql
     reader = execute(question.sql).to_arrow_reader(BATCH_ROWS)
     return (int(rows[0][0]) if rows else 0), reader
 
 
 def _send_batches(reader: Any, question: Question, stream: Any) -> tuple[int, int, str]:
-    """Send the batches; return the number of rows and bytes, and the reason if the answer was cut,
-    else "".
-    """
+    """Send the batches; return rows, bytes, and why the answer was cut ("": it was not)."""
     arrow = _ArrowStream(stream, reader.schema, compressed=question.compressed)
     rows_max, bytes_max = question.rows_max, question.bytes_max
     rows = 0
@@ -176,7 +173,7 @@ def _bytes_limit_message(rows: int, bytes_max: int) -> str:
 
 
 def _pieces(reader: Any) -> Iterator[Any]:
-    """Yield the batches of *reader*, split to fit one message each. Raises StatementRefused."""
+    """Yield the batches of *reader*, split to fit one message each. Raises QueryRefused."""
     remaining: list[Any] = []
     for batch in reader:
         remaining.append(batch)
@@ -188,7 +185,7 @@ def _pieces(reader: Any) -> Iterator[Any]:
                 remaining += [piece.slice(half), piece.slice(0, half)]
                 continue
             if size > messages.PIECE_BYTES_MAX:
-                raise StatementRefused(
+                raise QueryRefused(
                     f"one row takes {size / (1 << 20):.1f} MiB, more than the "
                     f"{messages.PIECE_BYTES_MAX / (1 << 20):.1f} MiB a row may: ask for fewer columns, "
                     "or for a part of the list or string (left(text, 1000), list[:100])"
@@ -229,7 +226,7 @@ class _ArrowStream:
         self._stream.flush()
 
 
-def available_names(connection: duckdb.DuckDBPyConnection) -> list[str]:
+def available_names(connection: Connection) -> list[str]:
     """Return names that can be queried: ops.hosts, ops.worst(n), latest.gpu_1s."""
     # A cursor has its own transaction: after an error DuckDB 2.0 refuses the other one.
     rows = connection.cursor().execute(_NAMES).fetchall()

@@ -63,8 +63,7 @@ SIGNALS_READ = COUNTERS.union(
     *(rule.reads for rule in RULES.values()),
 )
 
-#: Rules whose symptoms are always findings; PERSISTENT_RULES are findings only while they change
-#: the host's state.
+#: Rules whose symptoms are findings; PERSISTENT_RULES only while they change the state.
 FINDING_RULES = tuple(name for name, rule in RULES.items() if rule.finding is FindingWhen.ALWAYS)
 #: Faults of a host -> class.
 FAULTS: Mapping[str, HazardClass] = {
@@ -75,8 +74,7 @@ PERSISTENT_RULES = (
     *(name for name, rule in RULES.items() if rule.finding is FindingWhen.COSTLY),
 )
 
-#: Names of rule families, with a rule for each code, counter or event: the name selects all of
-#: them.
+#: Names of rule families, which select the rules of each code, counter or event.
 FAMILIES = tuple(name for name, rule in RULES.items() if rule.is_family)
 #: Rules that are never noise -> the alternative to declare.
 NEVER_NOISE: Mapping[str, str] = {

@@ -23,8 +23,7 @@ ERRORS_PER_SECOND, PEERS_RATIO = 1.0, 10.0
 #: Bit errors left after correction, per bit: the limit of Ethernet and InfiniBand is 1e-12 (IEEE
 #: 802.3); a healthy NVLink 5 reports 1.5e-254.
 BIT_ERROR_RATIO = 1e-12
-#: Registration with the fabric takes seconds; a fabric manager that starts with the host takes a
-#: minute (assumed).
+#: Registration takes seconds; a fabric manager that starts with the host, a minute (assumed).
 REGISTRATION_SECONDS = 120.0
 QUIET = "no further one within 10 minutes"
 

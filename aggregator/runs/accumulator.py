@@ -119,9 +119,7 @@ def run_key(job: tuple[str, str, int], host_names: Sequence[str]) -> str:
 
 
 class RunAccumulator:
-    """Accumulates all runs. Owned by the fleet's thread: `advance` once a second, then
-    `take_ended`.
-    """
+    """Accumulates all runs: `advance` once a second, then `take_ended`, in one thread."""
 
     def __init__(self, gangs: Callable[[], Iterable[ScheduledGang]] = tuple) -> None:
         self._gangs = gangs
@@ -152,9 +150,7 @@ class RunAccumulator:
             self._resumable[run.key] = run
 
     def drop_resumable(self) -> list[str]:
-        """Remove runs from before the restart whose jobs were not reported again; return their
-        keys.
-        """
+        """Remove runs whose jobs were not reported since the restart; return their keys."""
         keys = list(self._resumable)
         self._resumable.clear()
         return keys
@@ -196,9 +192,7 @@ class RunAccumulator:
         return {self._number[key]: run for key, run in self._active.items()}
 
     def rows_of_runs(self) -> tuple[Indexes, Indexes, Indexes]:
-        """Return for each GPU of a run: its row, its row in the fast tables (-1: none), its run's
-        number.
-        """
+        """Return each run GPU's row, its row in the fast tables (-1: none), and its run."""
         held = np.flatnonzero(self._row_run >= 0)
         return held, self._fast_row[held], self._row_run[held]
 
@@ -231,9 +225,7 @@ class RunAccumulator:
     def _holders(
         self, fleet: Fleet, now_ns: int, gangs: frozenset[ScheduledGang]
     ) -> dict[int, int]:
-        """Return GPU's row -> number of its run, without GPUs of two jobs. End the runs that are
-        over.
-        """
+        """Return GPU row -> its run, without GPUs of two jobs. End the runs that are over."""
         devices, seen = fleet.devices["gpu"], set[str]()
         holders: dict[int, int] = {}
         shared: set[int] = set()
@@ -365,9 +357,7 @@ class RunAccumulator:
         self._sample_hosts(fleet, rows)
 
     def reported_steps(self, fleet: Fleet) -> Floats:
-        """Return the step time that ranks report for each GPU's run on its host; NaN: none
-        reported.
-        """
+        """Return the reported step time of each GPU's run on its host; NaN: none."""
         result = np.full(self._row_run.size, np.nan)
         hosts, jobs, seconds = fleet.gangs.steps.current
         if not hosts.size:
@@ -446,9 +436,7 @@ class RunAccumulator:
 
 
 def host_pressures(fleet: Fleet) -> tuple[Floats, Floats]:
-    """Return each host's share of used cores, and share of time in which tasks wait for disks; NaN:
-    not read.
-    """
+    """Return each host's shares of used cores and of time waiting for disks; NaN: not read."""
     cpu, disks = (np.full(len(fleet), np.nan) for _ in range(2))
     table = fleet.tables["host_1s"]
     host_of_row = table.devices.host

@@ -44,9 +44,7 @@ class _Followed:
 
 
 class RunForecasts:
-    """Forecasts of all runs. Call `step` once a second; `rows` are those of the table
-    `job_forecasts`.
-    """
+    """Forecasts of all runs: `step` once a second; `rows` are those of `job_forecasts`."""
 
     def __init__(self) -> None:
         self._followed: dict[str, _Followed] = {}
@@ -207,10 +205,8 @@ def _event_columns(name: str, event: EventForecast) -> dict[str, Any]:
 
 def row_columns() -> str:
     """Return the columns of `rows` in order, as `name:type`."""
-    texts, integers = (
-        {"job", "source", "reason", "checkpoint_reason", "host_stall_reason"},
-        {"gpus"},
-    )
+    texts = {"job", "source", "reason", "checkpoint_reason", "host_stall_reason"}
+    integers = {"gpus"}
     names = ["job", "source", "gpus", "time", *_row(JobForecast(HORIZONS_SECONDS[0]))]
     kinds = {**dict.fromkeys(texts, "str"), **dict.fromkeys(integers, "int"), "time": "time"}
     return " ".join(f"{name}:{kinds.get(name, 'float')}" for name in names)

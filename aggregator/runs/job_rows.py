@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import duckdb
+from duckdb import DuckDBPyConnection as Connection
 
 from ..store.rows import table, time_us
 from .job_pace import MEASURES, PaceReference
@@ -27,9 +27,7 @@ WHERE until IS NULL OR run_id IN (SELECT run_id FROM job_paces) ORDER BY time DE
 """
 
 
-def put_verdicts(
-    connection: duckdb.DuckDBPyConnection, changes: VerdictChanges, now_ns: int
-) -> None:
+def put_verdicts(connection: Connection, changes: VerdictChanges, now_ns: int) -> None:
     """Replace the rows of changed verdicts; delete absorbed ones. Raises duckdb.Error."""
     connection.execute(
         "DELETE FROM job_verdicts WHERE verdict_id IN (SELECT unnest(?))", [list(changes.absorbed)]
@@ -43,9 +41,7 @@ def put_verdicts(
     )
 
 
-def put_paces(
-    connection: duckdb.DuckDBPyConnection, records: Iterable[JobRecord], now_ns: int
-) -> None:
+def put_paces(connection: Connection, records: Iterable[JobRecord], now_ns: int) -> None:
     """Replace the stored references by those of the running jobs. Raises duckdb.Error."""
     rows = [
         {
@@ -59,14 +55,14 @@ def put_paces(
     _replace(connection, "job_paces", _PACE_COLUMNS, rows, "")
 
 
-def read_verdicts(connection: duckdb.DuckDBPyConnection) -> list[JobVerdict]:
+def read_verdicts(connection: Connection) -> list[JobVerdict]:
     """Return the verdicts of runs that were active at the last write. Raises duckdb.Error."""
     verdict_rows = connection.execute(_STORED_VERDICTS)
     names = [column[0] for column in verdict_rows.description or ()]
     return [from_row(dict(zip(names, values, strict=True))) for values in verdict_rows.fetchall()]
 
 
-def read_references(connection: duckdb.DuckDBPyConnection) -> dict[str, list[PaceReference]]:
+def read_references(connection: Connection) -> dict[str, list[PaceReference]]:
     """Return the references of each run by its id. Raises duckdb.Error."""
     references: dict[str, list[PaceReference]] = defaultdict(list)
     rows = connection.execute(
@@ -78,11 +74,7 @@ def read_references(connection: duckdb.DuckDBPyConnection) -> dict[str, list[Pac
 
 
 def _replace(
-    connection: duckdb.DuckDBPyConnection,
-    name: str,
-    columns: str,
-    rows: Sequence[Mapping[str, Any]],
-    which: str,
+    connection: Connection, name: str, columns: str, rows: Sequence[Mapping[str, Any]], which: str
 ) -> None:
     """Replace the rows of a table that the clause *which* selects; "": all."""
     kinds = [column.split(":") for column in columns.split()]

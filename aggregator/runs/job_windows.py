@@ -80,9 +80,7 @@ class JobRecord:
 
 
 class JobWindows:
-    """Windows of all jobs. Call `step` once a second; `records`: running jobs by key, `ended`:
-    recent ones.
-    """
+    """Windows of all jobs: `step` once a second; `records`: running; `ended`: recent."""
 
     def __init__(self) -> None:
         self.records: dict[str, JobRecord] = {}
@@ -108,10 +106,7 @@ class JobWindows:
         return running or ended[-1:]
 
     def step(self, fleet: Fleet, accumulator: RunAccumulator, now_ns: int) -> list[JobRecord]:
-        """Add the readings of the last second, and return the jobs that have ended.
-
-        At the end of a window, each job gets the window.
-        """
+        """Add the last second, and any ended window; return the jobs that have ended."""
         ended = self._follow(accumulator.active_runs, now_ns)
         gpus, fast_rows, run_of = accumulator.rows_of_runs()
         self._fit(fleet.devices["gpu"].capacity)
@@ -228,9 +223,7 @@ class JobWindows:
         )  # fmt: skip
 
     def _shares(self, gpus: Indexes, means: Floats) -> tuple[Floats, Flags]:
-        """Return the shares of STATES of each GPU; estimated, without checkpoints, if the agent
-        reports no phases.
-        """
+        """Return each GPU's shares of STATES, estimated if the agent reports no phases."""
         active, watts = means[_ACTIVE], means[_WATTS]
         self._watts_most[gpus] = np.fmax(self._watts_most[gpus], watts)
         self._active_most[gpus] = np.fmax(self._active_most[gpus], active)

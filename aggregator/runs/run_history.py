@@ -40,9 +40,7 @@ class KnownRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunAssessment:
-    """Comparison of a run with earlier ones. `similarity` NaN: none is similar, and `workload_id`
-    is its own.
-    """
+    """Comparison of a run with earlier ones. `similarity` NaN: none is similar."""
 
     summary: RunSummary
     workload_id: str
@@ -140,9 +138,7 @@ class RunHistory:
         ]
         workload_id = earlier[0][1].workload_id if earlier else summary.run_id
         same = [known.fingerprint for _, known in earlier if known.workload_id == workload_id]
-        comparable = [
-            fingerprint for fingerprint in same if is_comparable(fingerprint, summary.fingerprint)
-        ]
+        comparable = [f for f in same if is_comparable(f, summary.fingerprint)]
         pace = compare_pace(pace_of(summary.fingerprint), map(pace_of, comparable))
         intervals = [fingerprint.value("checkpoint_interval_seconds") for fingerprint in same]
         intervals = [interval for interval in intervals if isfinite(interval) and interval > 0]
@@ -170,9 +166,7 @@ class RunHistory:
         )
 
     def workloads(self, names_max: int = WORKLOADS_MAX) -> KnownWorkloads:
-        """Return the needs of the newest run of each job, by name and by run id, for *names_max*
-        runs.
-        """
+        """Return the needs of jobs' newest runs, by name and run id, for *names_max* runs."""
         names: dict[str, int] = {}
         descriptions: list[str] = []
         rows: list[tuple[float, ...]] = []

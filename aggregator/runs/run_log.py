@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import nan
 from typing import Any
 
-import duckdb
+from duckdb import DuckDBPyConnection as Connection
 
 from ...fingerprints.fingerprint import NUMBERS, decode
 from ...fingerprints.history import pace_of
@@ -31,8 +31,7 @@ from .verdicts import JobState, JobVerdicts
 
 log = logging.getLogger(__name__)
 
-#: Period of comparing and storing an active run; the first time is after a minute
-#: (`accumulator.RUN_SECONDS_MIN`).
+#: Period of comparing an active run, first after a minute (`accumulator.RUN_SECONDS_MIN`).
 REPEAT_SECONDS = 600.0
 #: Comparisons per turn: with 100,000 runs each takes milliseconds.
 ASSESSED_PER_TURN = 4
@@ -88,7 +87,7 @@ def _kind(column: str) -> str:
 _ARROW_COLUMNS = " ".join(f"{name}:{_kind(name)}" for name in _COLUMNS)
 
 
-def put_runs(connection: duckdb.DuckDBPyConnection, rows: Sequence[Mapping[str, Any]]) -> None:
+def put_runs(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
     """Replace the rows of runs. Raises duckdb.Error."""
     cells = [
         tuple(time_us(row[name]) if name in _TIMES else row[name] for name in _COLUMNS)
@@ -102,7 +101,7 @@ def put_runs(connection: duckdb.DuckDBPyConnection, rows: Sequence[Mapping[str, 
         connection.unregister("new_runs")
 
 
-def put_forecasts(connection: duckdb.DuckDBPyConnection, rows: Sequence[Mapping[str, Any]]) -> None:
+def put_forecasts(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
     """Replace all forecasts. Raises duckdb.Error."""
     cells = [
         tuple(time_us(row[name]) if name == "time" else row[name] for name in _FORECAST_NAMES)
@@ -186,9 +185,7 @@ class RunLog:
         return self._workloads
 
     def step(self, now_ns: int, faults: Sequence[JobFault] = ()) -> None:
-        """Follow the jobs and their *faults*, compare some runs, and start due writes. Never
-        raises.
-        """
+        """Follow jobs and *faults*, compare runs, start due writes. Never raises."""
         try:
             self._step(now_ns, faults)
         except Exception as error:
@@ -305,7 +302,7 @@ class RunLog:
         changes = self.verdicts.take_changes() if with_forecasts else None
         version, now_ns = self.forecasts.version, self._write_ns
 
-        def put(connection: duckdb.DuckDBPyConnection) -> None:
+        def put(connection: Connection) -> None:
             if rows:
                 put_runs(connection, rows)
             if changes is not None:

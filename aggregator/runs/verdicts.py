@@ -13,11 +13,9 @@ from typing import Any, NamedTuple
 
 from ..scoring.job_faults import LINK, UNKNOWN, JobFault, Strength
 
-#: A verdict ends if its fault was not seen for this long; its end is the time when the fault was
-#: last seen.
+#: A verdict ends if its fault was unseen for this long, when it was last seen.
 LEAVE_SECONDS = 45.0
-#: Minimum fall of the pace for which a link with errors is blamed; minimum fall that is reported
-#: without an explanation.
+#: Minimum fall of the pace to blame a link with errors, or to report it unexplained.
 LINK_FALL_MIN, UNEXPLAINED_FALL_MIN = 0.03, 0.10
 #: An unexplained fall is reported after this time, because checkpoints and evaluations are shorter.
 UNEXPLAINED_SECONDS_MIN = 60.0
@@ -31,9 +29,7 @@ _SECOND_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """State of a job that its verdicts depend on. `pace` NaN: unknown; `reference`: name of the
-    pace of 1.
-    """
+    """State of a job for verdicts. `pace` NaN: unknown; `reference`: of the pace of 1."""
 
     run_id: str
     job: str
@@ -69,8 +65,8 @@ class JobVerdict:
 
 @dataclass(slots=True)
 class _RunVerdicts:
-    open: dict[str, JobVerdict] = field(default_factory=dict[str, JobVerdict])
-    ended: list[JobVerdict] = field(default_factory=list[JobVerdict])
+    open: dict[str, JobVerdict] = field(default_factory=dict)
+    ended: list[JobVerdict] = field(default_factory=list)
     fell_ns: int = 0  # beginning of the current fall by UNEXPLAINED_FALL_MIN or more; 0: none
 
 
@@ -82,9 +78,7 @@ class VerdictChanges(NamedTuple):
 
 
 class JobVerdicts:
-    """Verdicts of all jobs. Owned by the fleet's thread: `step` once a second; `take_changes` for
-    the store.
-    """
+    """Verdicts of all jobs: `step` once a second; `take_changes` for the store."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, _RunVerdicts] = {}
@@ -153,9 +147,7 @@ class JobVerdicts:
             self._end_unseen(job, now_ns)
 
     def end_run(self, run_id: str, now_ns: int) -> None:
-        """End the verdicts of a run that ended. A host that is broken at that time has stopped the
-        run.
-        """
+        """End the verdicts of a run. A host that is broken now has stopped it."""
         job = self._jobs.get(run_id)
         if job is None:
             return
@@ -224,9 +216,7 @@ class JobVerdicts:
 def _acting(
     state: JobState, faults: Sequence[JobFault], fell_ns: int
 ) -> list[tuple[JobFault, float]]:
-    """Return the current faults with their slowdowns: those of the strongest kind, and every broken
-    host.
-    """
+    """Return the faults, with slowdowns, of the strongest kind or on broken hosts."""
     broken = [fault for fault in faults if fault.strength is Strength.STOPS]
     if state.is_standing and broken:
         return [(fault, 1.0) for fault in broken]

@@ -44,11 +44,9 @@ def trained(model: HazardModel | None) -> HazardModel | None:
     """Return *model* if it was trained on this fleet and all its figures are finite, else None."""
     if model is None or model.is_prior:
         return None
-    return (
-        model
-        if np.isfinite((model.base_log_hazard_per_day, model.spread, *model.weights)).all()
-        else None
-    )
+    if np.isfinite((model.base_log_hazard_per_day, model.spread, *model.weights)).all():
+        return model
+    return None
 
 
 def parts_of(model: HazardModel | None, features: Floats, gpus: Codes) -> tuple[Floats, Floats]:

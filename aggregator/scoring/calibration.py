@@ -26,8 +26,7 @@ from ..arrays import Floats
 from ..model import Evidence, Reason
 from .evidence_sql import timestamp_sql
 
-#: Hazards with separate counts of outcomes: without a symptom, with a weak one, with several, about
-#: to fail.
+#: Hazards with separate outcomes: without a symptom, a weak one, several, about to fail.
 KNOTS_PER_HOUR = (3e-4, 3e-3, 3e-2, 3e-1)
 _LOG_KNOTS = np.log(KNOTS_PER_HOUR)
 #: Range of the factor, however few or many outcomes there are.
@@ -35,8 +34,7 @@ FACTOR_BOUNDS = (0.1, 10.0)
 #: Minimum of interruptions, and of expected ones, in a ratio: the factor of the knot below supplies
 #: the rest. An outcome changes a hazard by at most 1 / 21, less than 5 %.
 INTERRUPTIONS_MIN = 21.0
-#: With three or more reporters, none counts more than twice the mean; with a hundred or more, none
-#: more than this share.
+#: With 3 or more reporters none counts more than twice the mean; with 100, this share.
 REPORTER_SHARE_MIN = 0.02
 #: Distinct reporters; later ones are counted together.
 REPORTERS_MAX = 1000
@@ -146,8 +144,7 @@ class ReportedOutcomes:
         self._at_ns = 0  # time of the sums
         #: By reporter: interruptions and expected, by KNOTS_PER_HOUR.
         self._sums: dict[str, Floats] = {}
-        #: Outcomes, host-hours, interruptions and expected ones of all, by KNOTS_PER_HOUR: without
-        #: fading.
+        #: Outcomes, host-hours, interruptions and expected ones by KNOTS_PER_HOUR, unfaded.
         self.totals = np.zeros((4, len(KNOTS_PER_HOUR)))
 
     def __bool__(self) -> bool:

@@ -33,19 +33,14 @@ from .symptom import Symptom
 log = logging.getLogger(__name__)
 
 SECOND_NS = 1_000_000_000
-#: Version of the row format, and the readable previous version, which stores each rule whole. Other
-#: rows are ignored.
+#: Version of the row format, and the readable previous one, which stores whole rules.
 FORMAT, FORMAT_BEFORE = 2, 1
 #: A host's row is written again after this, even if its score stays the same.
 PERIOD_NS = 60 * SECOND_NS
 #: Symptoms stored per host; those with the least weight are omitted.
 SYMPTOMS_PER_HOST_MAX = 256
 _TIMES = ("since_ns", "last_seen_ns", "worst_seen_ns", "active")
-_SYMPTOM_FIELDS = tuple(
-    field_info.name
-    for field_info in fields(Symptom)
-    if field_info.name not in ("rule", "shared_cause")
-)
+_SYMPTOM_FIELDS = tuple(f.name for f in fields(Symptom) if f.name not in ("rule", "shared_cause"))
 
 
 class MemoryLog:
@@ -71,10 +66,7 @@ class MemoryLog:
         for host in due:
             if symptoms := tracked.get(host):
                 self._written_ns[host] = now_ns
-                parts = {
-                    (tracked_symptom.worst.device, tracked_symptom.worst.signal)
-                    for tracked_symptom in symptoms.values()
-                }
+                parts = {(t.worst.device, t.worst.signal) for t in symptoms.values()}
                 read = frozenset(part for part in parts if fleet.was_read(host, *part))
                 body = partial(encode, symptoms, RestoredParts(fleet.boot_id(host), read), now_ns)
                 rows.append(HostMemory(fleet.names[host], now_ns, body))
@@ -132,11 +124,7 @@ def decode(body: str, host: int, now_ns: int) -> tuple[TrackedSymptoms, Restored
             tracked_symptom, worst=worst, latest=replace(tracked_symptom.latest, host=host)
         )
     elapsed_ns = now_ns - content["time_ns"]  # below 0: our clock was set back
-    paused = {
-        key: tracked_symptom
-        for key, tracked_symptom in symptoms.items()
-        if elapsed_ns < 0 or not tracked_symptom.active
-    }
+    paused = {key: t for key, t in symptoms.items() if elapsed_ns < 0 or not t.active}
     parts = frozenset((device, signal) for device, signal in content["read_parts"])
     return symptoms | freeze(paused, elapsed_ns), RestoredParts(
         bytes.fromhex(content["boot_id"]), parts
@@ -148,22 +136,15 @@ def _without_sums(one: TrackedSymptom) -> Symptom:
     signal = BY_NAME.get(one.worst.signal)
     if signal is None or signal.kind is not Kind.COUNTER:
         return one.worst
-    # based on the latest symptom, whose rule stays as it is: two restarts must not add the time
-    # twice
+    # based on the latest symptom: two restarts must not add the time twice
     leave_seconds = one.latest.rule.leave_seconds + RECENT_SECONDS
     return replace(one.worst, rule=replace(one.worst.rule, leave_seconds=leave_seconds))
 
 
 def restore(
-    fleet: Fleet,
-    last: Iterable[LastScore],
-    now_ns: int,
-    faults: FaultHistory | None = None,
+    fleet: Fleet, last: Iterable[LastScore], now_ns: int, faults: FaultHistory | None = None
 ) -> Judgement:
-    """Add the hosts of *last* to *fleet*; return the judgement before the first.
-
-    Simulated hosts that had ended are excluded.
-    """
+    """Add the hosts of *last* to *fleet*; return the judgement before the first."""
     settling: dict[int, SettlingHost] = {}
     tracked: dict[int, TrackedSymptoms] = {}
     unused: list[str] = []

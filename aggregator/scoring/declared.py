@@ -24,8 +24,7 @@ from .symptom import Symptom
 
 #: States not worth reporting next to a maintenance window.
 _QUIET = (HealthState.HEALTHY, HealthState.MAINTENANCE)
-#: The part of the message by `_as_maintenance` with the state without the window: a stored score
-#: has it nowhere else.
+#: The part of a maintenance message with the state without the window.
 _HIDDEN_STATE = re.compile(r", until [-0-9: ]+ UTC; else ([A-Z]+): (.*)", re.DOTALL)
 #: Clear condition of that state: its own condition was not stored.
 _CLEARS_ON_RECHECK = "the next check finds no difference"
@@ -80,9 +79,7 @@ def mark_as_noise(symptom: Symptom, override: Override) -> Symptom:
 def in_maintenance(fleet: Fleet, hosts: Hosts, now_ns: int) -> Hosts:
     """Return *hosts*, with those in a window as MAINTENANCE."""
     windows = fleet.declared.maintenance_windows(fleet.names, now_ns)
-    return hosts.with_scores(
-        {host: _as_maintenance(hosts[host], window) for host, window in windows.items()}
-    )
+    return hosts.with_scores({host: _as_maintenance(hosts[host], w) for host, w in windows.items()})
 
 
 def _as_maintenance(host: HostScore, window: MaintenanceWindow) -> HostScore:

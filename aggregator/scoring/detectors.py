@@ -76,11 +76,10 @@ def _merge_rollout(
         if is_rolled_out(share, names[symptom.host]):
             continue
         clears_later = (symptom.host, symptom.key) not in stays
-        message = (
-            f"{symptom.message}; no longer, by a threshold {rollout_message(share)}"
-            if clears_later
-            else symptom.message
-        )
+        if clears_later:
+            message = f"{symptom.message}; no longer, by a threshold {rollout_message(share)}"
+        else:
+            message = symptom.message
         yield replace(symptom, message=message)
 
 

@@ -28,7 +28,6 @@ from .hysteresis import RuleAndDevice, TrackedSymptom
 from .job_faults import JobFault, find_job_faults
 from .job_impact import GangWaits, component_speeds, find_waits
 from .missing_readings import (
-    SettlingHost,
     SettlingHosts,
     awaited_hosts,
     restart_message,
@@ -63,9 +62,8 @@ class Judgement(Snapshot):
     tracked_symptoms: Mapping[int, Mapping[RuleAndDevice, TrackedSymptom]] = field(
         default_factory=dict
     )
-    #: Hosts whose last score from before our restart applies until they have reported for long
-    #: enough.
-    settling: SettlingHosts = field(default_factory=dict[int, SettlingHost])
+    #: Hosts whose last score before our restart applies until they reported for long enough.
+    settling: SettlingHosts = field(default_factory=dict)
     restarted_ns: int = 0
     gpus: Gpus = field(default_factory=no_gpus)
     faults: FaultHistory = field(default_factory=FaultHistory)
@@ -84,7 +82,7 @@ class Judgement(Snapshot):
     #: Price factors from scheduler reports.
     reported_factors: ReportedFactors = NOTHING_REPORTED
     #: Exchange rates that operators declared, by tenant.
-    tenants: Mapping[str, ExchangeRates] = field(default_factory=dict[str, ExchangeRates])
+    tenants: Mapping[str, ExchangeRates] = field(default_factory=dict)
 
 
 def evaluate(
@@ -110,47 +108,40 @@ def evaluate(
     frozen = missing_readings.silent_together(view, silent_seconds) - awaited
     degraded_before = previous.degraded_reason if previous else ""
     rule_symptoms, failed = _run_rules(view, same_epoch, degraded_before)
-    ended = _ended_by_gangs(view)
-    tracked = fleet.active_symptoms = _track(
-        view, _by_host(rule_symptoms.values()), same_epoch, jump_ns, settling, ended
-    )
+    # Hosts that are no longer slow in a gang, by rule.
+    ended = {
+        SLOW.name: gang.hosts_keeping_pace(view),
+        SLOW_GPU.name: gang.hosts_with_usual_gpus(view),
+    }
+    shown = _by_host(rule_symptoms.values())
+    tracked = fleet.active_symptoms = _track(view, shown, same_epoch, jump_ns, settling, ended)
     weighed = without_noise(fleet, tracked, now_ns)
-    transient = _by_host(
-        [
-            agent.silent_hosts(view, frozen),
-            configuration.returned_hosts(
-                view, feedback.returned, is_trained=trained(model) is not None
-            ),
-        ]
-    )
+    used_model = trained(model)
+    is_trained = used_model is not None
+    returned = configuration.returned_hosts(view, feedback.returned, is_trained=is_trained)
+    transient = _by_host([agent.silent_hosts(view, frozen), returned])
     update_findings(fleet, weighed, settling, now_ns)
     names = _names(fleet, same_epoch)
-    faults = (same_epoch.faults if same_epoch else FaultHistory()).after(
-        fleet.index, open_faults(fleet), now_ns // 1000
-    )
-    host_inputs = _host_inputs(view, names, faults, trained(model), feedback, frozen, weighed)
-    observed = attribute_shared(
-        names, dict(_observed(view, weighed, transient)), feedback.shared_causes
-    )
-    live = Hosts(
-        host_inputs,
-        {host: score_host(host_inputs[host], symptoms) for host, symptoms in observed.items()},
-    )
+    known_faults = same_epoch.faults if same_epoch else FaultHistory()
+    faults = known_faults.after(fleet.index, open_faults(fleet), now_ns // 1000)
+    host_inputs = _host_inputs(view, names, faults, used_model, feedback, frozen, weighed)
+    own_symptoms = dict(_observed(view, weighed, transient))
+    observed = attribute_shared(names, own_symptoms, feedback.shared_causes)
+    scores = {host: score_host(host_inputs[host], symptoms) for host, symptoms in observed.items()}
+    live = Hosts(host_inputs, scores)
     hosts = live.with_scores(scores_as_before(settling, live, awaited))
     hosts = in_maintenance(fleet, hosts, now_ns)
     (gang_waits, job_faults), waits_failed = _find_waits(view, observed, degraded_before)
     failed = "; ".join(filter(None, (advance_failed, failed, waits_failed)))
-    degraded = (
-        restart_message(settling, live, awaited, fleet, now_ns),
-        missing_readings.outage_message(fleet, frozen),
-        failed,
-    )
+    restart = restart_message(settling, live, awaited, fleet, now_ns)
+    outage = missing_readings.outage_message(fleet, frozen)
+    is_known = host_inputs.last_received_ns > 0
     return Judgement(
         version=previous.version + 1 if previous else 1,
         computed_ns=now_ns,
         horizon_seconds=HORIZON_HOURS * 3600.0,
         hosts=hosts,
-        degraded_reason="; ".join(message for message in degraded if message),
+        degraded_reason="; ".join(filter(None, (restart, outage, failed))),
         dictionary_version=fleet.epoch,
         names=names,
         columns=pack_hosts(hosts, view.ended),
@@ -167,9 +158,7 @@ def evaluate(
         failed=failed,
         rule_symptoms=rule_symptoms,
         model=host_inputs.model,
-        component_speeds=component_speeds(
-            host_inputs.relative_speed, host_inputs.last_received_ns > 0, observed
-        ),
+        component_speeds=component_speeds(host_inputs.relative_speed, is_known, observed),
         facts=_facts(fleet, names, hosts, same_epoch, now_ns, _gang_verdicts(observed, ended)),
         tenants=fleet.declared.tenants,
     )
@@ -209,11 +198,7 @@ def _active_of(rule: RuleFunction, previous: Judgement) -> list[Symptom]:
         (symptom, previous.tracked_symptoms.get(symptom.host, {}).get(symptom.key))
         for symptom in previous.rule_symptoms.get(rule, ())
     )
-    return [
-        symptom
-        for symptom, tracked_symptom in tracked
-        if tracked_symptom is not None and tracked_symptom.active
-    ]
+    return [s for s, t in tracked if t is not None and t.active]
 
 
 def _find_waits(
@@ -268,9 +253,7 @@ def _track(
             tracked = hysteresis.freeze(tracked, jump_ns)
         over = [name for name, hosts in ended.items() if host in hosts]
         after = hysteresis.step(tracked, shown, view.now_ns, over)
-        stopped = {
-            key: tracked_symptom for key, tracked_symptom in stopped.items() if key[0] not in over
-        }
+        stopped = {key: t for key, t in stopped.items() if key[0] not in over}
         after |= hysteresis.freeze(stopped, elapsed_ns)
         # even then, symptoms that need no reading, such as events, are taken
         if not view.awake[host]:
@@ -278,14 +261,6 @@ def _track(
         if after:
             result[host] = after
     return result
-
-
-def _ended_by_gangs(view: FleetView) -> dict[str, frozenset[int]]:
-    """Return the hosts that are no longer slow in a gang, by rule."""
-    return {
-        SLOW.name: gang.hosts_keeping_pace(view),
-        SLOW_GPU.name: gang.hosts_with_usual_gpus(view),
-    }
 
 
 def _facts(
@@ -310,11 +285,7 @@ def _gang_verdicts(
     """Return hosts that gangs find slow at a normal clock, and hosts as fast as the others."""
     slow: dict[int, float] = {}
     for host, symptoms in observed.items():
-        speeds = [
-            observed_symptom.symptom.speed
-            for observed_symptom in symptoms
-            if observed_symptom.symptom.rule.name in ended
-        ]
+        speeds = [o.symptom.speed for o in symptoms if o.symptom.rule.name in ended]
         if speeds:
             slow[host] = min(speeds)
     return GangVerdicts(slow, frozenset().union(*ended.values()))
@@ -372,11 +343,8 @@ def _observed(
 ) -> Iterator[tuple[int, list[ObservedSymptom]]]:
     """Yield each host's active symptoms, if any. *transient*: symptoms without hysteresis."""
     for host in sorted(tracked.keys() | transient.keys()):
-        observed = [
-            ObservedSymptom(tracked_symptom.worst, tracked_symptom.worst_seen_ns)
-            for tracked_symptom in tracked.get(host, {}).values()
-            if tracked_symptom.active
-        ]
+        known = tracked.get(host, {}).values()
+        observed = [ObservedSymptom(t.worst, t.worst_seen_ns) for t in known if t.active]
         observed += [ObservedSymptom(symptom, view.now_ns) for symptom in transient.get(host, ())]
         if observed:
             yield host, observed

@@ -34,11 +34,9 @@ def event_symptom(
 ) -> Symptom:
     """Return *record* as a symptom of *rule*; *message* follows the name of the device."""
     device_prefix = "" if record.device == "host" else f"{short(record.device)} "
-    process_text = (
-        f" (met by {record.process_name}, which may not be its cause)"
-        if record.process_name
-        else ""
-    )
+    process_text = ""
+    if record.process_name:
+        process_text = f" (met by {record.process_name}, which may not be its cause)"
     return Symptom(
         rule=replace(rule, leave_seconds=0.0),
         host=record.host,
@@ -100,9 +98,7 @@ def _device_aliases(view: FleetView, record: EventRecord) -> list[str]:
 
 def _record_span(record: EventRecord) -> tuple[int, int]:
     """Return the whole seconds (first, last) of *record*, by our clock."""
-    first_ns = min(
-        [record.first_ns, *(incident.first_ns for incident in record.incidents.values())]
-    )
+    first_ns = min([record.first_ns, *(i.first_ns for i in record.incidents.values())])
     lasted_ns = record.last_ns - first_ns
     if record.clear_condition.clears is Clears.TIME:
         lasted_ns = min(lasted_ns, round(record.clear_condition.seconds * 1e9))

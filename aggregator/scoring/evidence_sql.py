@@ -26,8 +26,7 @@ PEERS_SHOWN_MAX = 32
 #: A leaky sum holds 5 % of an event three time constants after it.
 CONSTANTS_BACK = 3
 SECOND_NS = 1_000_000_000
-#: A reading's time is by the host's clock: queries that only show rows extend by this much either
-#: way.
+#: Queries that only show rows extend by this much: readings have the host's clock.
 LATER_SECONDS = 5
 #: An on-change table is complete every 60 s.
 KEYFRAME_SECONDS_MAX = 150.0
@@ -42,8 +41,7 @@ LINK_DOWNS = (("rdma_1s_changes", "link_downed_events"),)
 REMAPS = tuple(row.column for row in gpu.REMAPS)
 #: A reading of a 1 s table is current for this long.
 FRESH_SECONDS = 15.0
-#: Times of a host's frames: a table that every agent sends each second, and another that it always
-#: sends.
+#: Times of a host's frames: two tables that every agent always sends.
 RECEIVED_SOURCES = (
     "SELECT host, time, 'host' AS source FROM readings.host_1s "
     "UNION ALL SELECT host, time, device FROM readings.collector_10s"

@@ -24,8 +24,7 @@ from ..model import Evidence, Reason
 from .evidence_sql import CORRECTED, LINK_DOWNS, LINK_ERRORS, REMAPS, query_of
 from .view import FleetView
 
-#: Faults of other hosts count as one cause within this time: 27 % begin within ten minutes of
-#: another host's.
+#: Faults of other hosts within this time are one cause: 27 % begin within ten minutes.
 NEAR_US = 600_000_000
 
 #: host, start (us), class
@@ -70,10 +69,7 @@ class FaultHistory:
             if since_us >= oldest_us:
                 host_incidents = changed.setdefault(host, list(self.incidents.get(host, ())))
                 add_finding(host_incidents, since_us, inf, fault_class)
-        incidents = {
-            **self.incidents,
-            **{host: tuple(record) for host, record in changed.items()},
-        }
+        incidents = {**self.incidents, **{host: tuple(record) for host, record in changed.items()}}
         affected = {host for host, _, _ in open_faults}
         for host, record in incidents.items():
             if record[-1].end_us == inf and host not in affected:
@@ -107,9 +103,7 @@ class FaultHistory:
 def _arrays(
     incidents: Mapping[str, tuple[FaultIncident, ...]], index: Mapping[str, int]
 ) -> tuple[Indexes, Floats, Flags]:
-    known = [
-        (index[host], host_incidents) for host, host_incidents in incidents.items() if host in index
-    ]
+    known = [(index[host], h) for host, h in incidents.items() if host in index]
     node = np.repeat(
         np.array([host_index for host_index, _ in known], dtype=np.intp),
         [len(host_incidents) for _, host_incidents in known],

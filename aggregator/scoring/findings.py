@@ -60,11 +60,10 @@ def finding_name(symptom: Symptom) -> str:
     rule = symptom.rule.name
     if symptom.reason is Reason.POLICY:
         return ""
-    names = (
-        FINDING_RULES
-        if symptom.host_state is HealthState.HEALTHY
-        else FINDING_RULES + PERSISTENT_RULES
-    )
+    if symptom.host_state is HealthState.HEALTHY:
+        names = FINDING_RULES
+    else:
+        names = FINDING_RULES + PERSISTENT_RULES
     return max((n for n in names if rule == n or rule.startswith(f"{n}.")), key=len, default="")
 
 

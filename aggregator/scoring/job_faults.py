@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from math import isnan, nan
+from math import nan
 
 from ..fleet.jobs import Job
 from ..model import HealthState, Reason
@@ -19,8 +19,7 @@ from .score import ObservedSymptom, speed_interval
 from .symptom import Symptom
 from .view import FleetView
 
-#: A symptom that was last seen earlier belongs to an earlier job: a slow host is remembered for an
-#: hour.
+#: A symptom last seen earlier belongs to an earlier job: it lasts for an hour.
 OBSERVED_SECONDS_MAX = 60.0
 LINK_REASONS = frozenset((Reason.NVLINK_ERRORS, Reason.FABRIC, Reason.RAIL_DOWN, Reason.PCIE))
 HANGS = frozenset(rule.name for rule in (agent.DEVICE_HANGS, agent.DRIVER_HANGS, agent.HANGS))
@@ -42,10 +41,7 @@ class Strength(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobFault:
-    """A cause that acts on a job. Shares are of the job's speed.
-
-    `hosts`: the members that show it, the worst first.
-    """
+    """A cause that acts on a job's speed. `hosts`: members that show it, the worst first."""
 
     job: tuple[str, str, int]
     identity: str  # the same as long as the fault is the same
@@ -174,8 +170,3 @@ def _verdict(symptom: Symptom) -> str:
 
 def _reason(symptom: Symptom) -> Reason:
     return symptom.rule.reason if symptom.reason is None else symptom.reason
-
-
-def is_measured(fault: JobFault) -> bool:
-    """Return whether the slowdown was measured at a host of *fault*."""
-    return not isnan(fault.slowdown)

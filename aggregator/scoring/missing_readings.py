@@ -169,11 +169,9 @@ def restart_message(
     if not as_before or now_ns - fleet.restarted_ns >= _SETTLING_NS:
         return ""
     restarted_at = datetime.fromtimestamp(fleet.restarted_ns // 1_000_000_000, UTC)
-    left = (
-        f"{len(awaited)} of them have not reported again yet"
-        if awaited
-        else "all of them have reported again"
-    )
+    left = "all of them have reported again"
+    if awaited:
+        left = f"{len(awaited)} of them have not reported again yet"
     return f"restarted at {restarted_at:%H:%M:%S} UTC: {as_before} of {len(fleet)} hosts are shown as they were before, {left}"
 
 
@@ -197,7 +195,7 @@ def _is_crowded(when: Floats, enough: float) -> Flags:
     is_crowded = ends - begins >= enough
     inside = np.bincount(begins[is_crowded], minlength=when.size + 1)
     inside -= np.bincount(ends[is_crowded], minlength=when.size + 1)
-    return np.asarray(np.cumsum(inside)[:-1] > 0)
+    return np.cumsum(inside)[:-1] > 0
 
 
 def outage_message(fleet: Fleet, frozen: Collection[int]) -> str:

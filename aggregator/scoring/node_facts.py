@@ -31,10 +31,7 @@ VARIANCE_SECONDS = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class NodeDomains:
-    """Domains of all nodes, numbered in order of appearance; -1 if not declared.
-
-    Rebuilt for a new place or node.
-    """
+    """Domains of all nodes, numbered in order of appearance; -1: not declared."""
 
     key: tuple[int, int, int] = (0, 0, 0)
     ids: Codes = field(
@@ -103,11 +100,9 @@ class NodeFacts:
     #: Half of the 90 % interval of the relative speed; NaN if no speed is measured now.
     speed_reach: Singles = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     is_reporting: Flags = field(default_factory=lambda: np.zeros(0, dtype=bool))
-    #: Relative speed when the node last computed, averaged over about an hour of computing; NaN if
-    #: it never did.
+    #: Relative speed when last computing, averaged over about an hour; NaN: never.
     speed_before: Singles = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
-    #: Speed at a normal clock by the last gang that could measure it; 1 if none found the node
-    #: slow.
+    #: Speed at a normal clock by the last gang that could measure it; 1: not slow.
     pace_before: Singles = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     costs: NodeCosts = field(default_factory=NodeCosts)
     variation: SpeedVariation = field(default_factory=SpeedVariation)
@@ -117,7 +112,7 @@ class NodeFacts:
 class GangVerdicts:
     """Current verdicts of gangs: slow hosts, with their speed, and hosts that keep pace."""
 
-    slow: Mapping[int, float] = field(default_factory=dict[int, float])
+    slow: Mapping[int, float] = field(default_factory=dict)
     alike: frozenset[int] = frozenset()
 
 
@@ -141,9 +136,7 @@ def node_domains(
                 ids[row, node] = numbers[row].setdefault(domain, len(numbers[row]))
         if place.rails:
             rail_ids[node] = rails.setdefault(place.rails, len(rails))
-    return NodeDomains(
-        key, ids, tuple(tuple(domain_numbers) for domain_numbers in numbers), rail_ids, len(rails)
-    )
+    return NodeDomains(key, ids, tuple(tuple(d) for d in numbers), rail_ids, len(rails))
 
 
 def node_costs(

@@ -8,10 +8,7 @@ from math import exp
 from typing import Any
 
 from ..hazard.features import inputs_of_row
-from ..model import (
-    Evidence,
-    HostScore,
-)
+from ..model import Evidence, HostScore
 from .score import HORIZON_HOURS, Numbers, numbers
 
 #: A hazard describes the present. No model has been judged over more than a week.

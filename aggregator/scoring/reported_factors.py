@@ -27,10 +27,7 @@ class ReportedFactor(NamedTuple):
 
 @dataclass(frozen=True)
 class ReportedThroughputs:
-    """Throughput by size of each workload, in the unit of its reports.
-
-    Workload i has `starts[i]` to `starts[i + 1]`.
-    """
+    """Throughput by size; workload i has `starts[i]` to `starts[i + 1]`."""
 
     workloads: tuple[str, ...] = ()
     starts: Indexes = field(default_factory=lambda: np.zeros(1, dtype=np.intp))
@@ -55,7 +52,7 @@ class ReportedThroughputs:
 class ReportedFactors:
     """Reported factors, by the names of `decisions/calibration.py`."""
 
-    factors: Mapping[str, ReportedFactor] = field(default_factory=dict[str, ReportedFactor])
+    factors: Mapping[str, ReportedFactor] = field(default_factory=dict)
     throughputs: ReportedThroughputs = field(default_factory=ReportedThroughputs)
 
     def get(self, name: str) -> ReportedFactor | None:

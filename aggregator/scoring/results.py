@@ -12,14 +12,7 @@ from numpy.typing import NDArray
 from ..arrays import Bytes, Codes, Flags, Floats, Times
 from ..fleet.devices import DeviceNames
 from ..hazard.model import PRIOR, SPREAD_ASSUMED
-from ..model import (
-    SEVERITY,
-    GpuScore,
-    HealthState,
-    HostScore,
-    Reason,
-    Snapshot,
-)
+from ..model import SEVERITY, GpuScore, HealthState, HostScore, Reason, Snapshot
 from .base_hazard import GPU_HAZARD_PER_HOUR, ModelHazard, base_hazards_per_hour
 from .calibration import NO_OUTCOMES, Calibration
 from .score import (
@@ -87,10 +80,7 @@ class HostInputs:
 
 
 class Hosts(Sequence[HostScore]):
-    """A score per host, by node index.
-
-    *computed_scores*: scores of hosts that are not plainly healthy.
-    """
+    """A score per host, by node index. *computed_scores*: of hosts that are not plainly healthy."""
 
     def __init__(self, inputs: HostInputs, computed_scores: Mapping[int, HostScore]) -> None:
         self.inputs, self.computed_scores = inputs, computed_scores

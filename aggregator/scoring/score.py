@@ -22,15 +22,7 @@ import numpy as np
 
 from ..arrays import Floats
 from ..hazard.model import PRIOR, SPREAD_ASSUMED
-from ..model import (
-    Evidence,
-    HealthState,
-    HostScore,
-    Inputs,
-    Reason,
-    SharedCause,
-    SharedCauseKey,
-)
+from ..model import Evidence, HealthState, HostScore, Inputs, Reason, SharedCause, SharedCauseKey
 from .base_hazard import ModelHazard, base_hazard_per_hour
 from .calibration import NO_OUTCOMES, Calibration, Outcomes
 from .features import evidence_of
@@ -56,8 +48,7 @@ HAZARD_PER_HOUR_MAX = 60.0
 #: Clear conditions shown for a state.
 CLEARS_MAX = 3
 
-#: Pieces of evidence per host. At most EVIDENCE_MAX - 1 may add to the hazard (the largest); the
-#: first is the headline.
+#: Pieces of evidence per host: the headline, and the largest of those that add hazard.
 EVIDENCE_MAX = 48
 
 
@@ -151,10 +142,7 @@ def score_host(host: HostInput, observed: Sequence[ObservedSymptom]) -> HostScor
 
 
 class Causes(NamedTuple):
-    """The hazards per hour that symptoms add, and the devices that show the same fault.
-
-    `apart`: the further hazard if no devices shared a cause.
-    """
+    """Hazards per hour that symptoms add, by fault. `apart`: the rest without shared causes."""
 
     hazards: Sequence[float]
     devices: Sequence[int]
@@ -189,10 +177,7 @@ def causes(symptoms: Sequence[Symptom], calm: float) -> Causes:
 def _explained(
     symptoms: Sequence[Symptom], each: Sequence[float], shared: Sequence[str]
 ) -> tuple[list[float], list[int]]:
-    """Return hazards and device counts if *shared* causes explain all they may.
-
-    *each*: own hazard of each symptom.
-    """
+    """Return hazards and device counts if *shared* causes explain all they may."""
     faults = [symptom.fault_of(shared) for symptom in symptoms]
     strongest: dict[str, int] = {}
     devices: dict[str, set[str]] = {}
@@ -276,10 +261,8 @@ def numbers(
     """
     hazard = exp(inputs.log_hazard_base + sum(deltas))
     lower, upper = inputs.hazard_interval(hazard)
-    speed, is_reporting = (
-        _speed(inputs.measured_speed, speeds),
-        inputs.hazard_spread < SPREAD_SILENT,
-    )
+    speed = _speed(inputs.measured_speed, speeds)
+    is_reporting = inputs.hazard_spread < SPREAD_SILENT
     slow, fast = speed_interval(speed, inputs.speed_error, is_reporting=is_reporting)
     return Numbers(
         exp(-hazard * horizon_hours),
@@ -390,21 +373,15 @@ def _reason_message(strongest: Symptom | None) -> str:
     if strongest is None:
         return ""
     cause = strongest.shared_cause
-    return (
-        f"{cause.subject}, shared by {cause.hosts_count} hosts: {strongest.message}"
-        if cause
-        else strongest.message
-    )
+    if cause:
+        return f"{cause.subject}, shared by {cause.hosts_count} hosts: {strongest.message}"
+    return strongest.message
 
 
 def _clears(symptoms: Sequence[Symptom]) -> str:
     """Return the clear conditions of all symptoms that cause the host's state."""
     worst = [symptom for symptom in symptoms if symptom.severity == symptoms[0].severity]
-    conditions = [
-        condition
-        for condition in dict.fromkeys(s.clears or s.rule.clears for s in worst)
-        if condition
-    ]
+    conditions = [c for c in dict.fromkeys(s.clears or s.rule.clears for s in worst) if c]
     more = [f"{len(conditions) - CLEARS_MAX} more end"] if len(conditions) > CLEARS_MAX else []
     return "; and ".join([*conditions[:CLEARS_MAX], *more])
 
@@ -420,12 +397,10 @@ class Return(NamedTuple):
 class OutcomeFeedback:
     """Feedback of advice and its outcomes to one judgement; `returned` by host."""
 
-    returned: Mapping[str, Return] = field(default_factory=dict[str, Return])
+    returned: Mapping[str, Return] = field(default_factory=dict)
     outcomes: Calibration = NO_OUTCOMES
     #: By host, name of the reason, and device: the open advisory about a shared cause.
-    shared_causes: Mapping[SharedCauseKey, SharedCause] = field(
-        default_factory=dict[SharedCauseKey, SharedCause]
-    )
+    shared_causes: Mapping[SharedCauseKey, SharedCause] = field(default_factory=dict)
 
 
 NO_FEEDBACK = OutcomeFeedback()

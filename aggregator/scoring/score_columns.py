@@ -9,11 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays import Bytes, Flags
-from ..model import (
-    HealthState,
-    HostScore,
-    Snapshot,
-)
+from ..model import HealthState, HostScore, Snapshot
 from ..rule_catalogue.agent import HOST_RETURNED as RETURNED
 from ..rule_catalogue.agent import NEW
 from ..rule_catalogue.gpu import UNREAD
@@ -83,14 +79,12 @@ class Columns(NamedTuple):
         """Return which nodes reach *floor*, have not ended, and are in no excluded state."""
         excluded = np.isin(self.state, [int(s) for s in EXCLUDED])
         reach = self.score >= np.float32(floor)
-        return np.asarray(reach & ~excluded & ~self.ended, dtype=bool)
+        return reach & ~excluded & ~self.ended
 
 
 def bucket_of(host: HostScore) -> int:
     """Return the bucket of *host*: the worst of its state's and those in its evidence."""
-    hidden = (
-        HIDDEN_BUCKETS.get((evidence.signal, evidence.reason), 0) for evidence in host.evidence
-    )
+    hidden = (HIDDEN_BUCKETS.get((e.signal, e.reason), 0) for e in host.evidence)
     return max([BUCKETS[host.state], *hidden])
 
 

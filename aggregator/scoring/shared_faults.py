@@ -14,8 +14,7 @@ from .symptom import Symptom
 EXTERNAL_REASONS = frozenset(
     (Reason.RAIL_DOWN, Reason.FABRIC, Reason.POWER_CAP, Reason.THERMAL_THROTTLE, Reason.STORAGE)
 )
-#: State of a host by itself -> its state if the cause is outside. A slow host stays DEGRADED: jobs
-#: run slowly there.
+#: State by itself -> state with a cause outside. A slow host stays DEGRADED.
 EXTERNAL_STATES = {
     HealthState.UNHEALTHY: HealthState.SUSPECT,
     HealthState.SUSPECT: HealthState.WATCH,

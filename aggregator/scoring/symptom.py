@@ -13,10 +13,7 @@ from ..rule_declaration import Rule
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """A finding of one rule about one device now.
-
-    `value` is in `unit`; `speed` below 1 costs relative speed.
-    """
+    """A finding of one rule about one device now. `speed` below 1 costs relative speed."""
 
     rule: Rule
     host: int
@@ -38,20 +35,15 @@ class Symptom:
     #: The worst state that the symptom keeps up if it was in that state before: a state ends at
     #: another value than it begins. A symptom that is HEALTHY by itself begins nothing.
     retained_state: HealthState | None = None
-    #: Owner of the fault, if it is not the device: several devices show one driver that does not
-    #: respond.
+    #: Owner of the fault, if not the device: several devices show one hung driver.
     fault_source: str = ""
     #: The cause outside the host, if several hosts show this at once.
     shared_cause: SharedCause | None = None
-    #: Among symptoms of equal weight the greater precedence is listed first; current readings
-    #: precede reported events.
+    #: Order among symptoms of equal weight, greatest first; readings precede events.
     precedence: tuple[float, ...] = (inf,)
 
     def fault_of(self, shared: Container[str]) -> str:
-        """Return the fault's owner if *shared* causes explain all they may.
-
-        Symptoms with the same owner are one fault.
-        """
+        """Return the fault's owner, equal for one fault. *shared* causes explain all they may."""
         if self.fault_source:
             return self.fault_source
         return f"shared {self.rule.shared}" if self.rule.shared in shared else self.parent_device

@@ -172,7 +172,7 @@ class FleetView:
     def _is_fresh(self, table: str) -> Flags:
         rows = self.fleet.tables[table]
         awake = self.awake[rows.devices.host]
-        return np.asarray((self.age_seconds(table) <= self._limit(table)) & awake, dtype=bool)
+        return (self.age_seconds(table) <= self._limit(table)) & awake
 
     def _limit(self, table: str) -> float:
         rows = self.fleet.tables[table]
@@ -191,7 +191,7 @@ class FleetView:
         rows = self.fleet.tables[table]
         age_seconds = rows.age_seconds_at(at, self.fleet.boot, self.host_now_ns)
         awake = self.awake[rows.devices.host[at]]
-        return np.asarray((age_seconds <= self._limit(table)) & awake, dtype=bool)
+        return (age_seconds <= self._limit(table)) & awake
 
     def where(self, table: str, column: str, condition: Callable[[Any], Flags]) -> Indexes:
         """Return the rows whose current reading fulfils *condition*, never missing ones."""
@@ -257,10 +257,7 @@ class FleetView:
         return evidence_sql.counter_query(table, column, key, unit, self.now_ns, seconds)
 
     def sql_with_peers(self, table: str, row: int, column: str, unit: str, among: str = "") -> str:
-        """Return the query for the rate of a device's counter and of its peers'.
-
-        *among*: the query for the peers, if not all.
-        """
+        """Return the query for the rate of a device's counter and of its peers (*among*)."""
         host, device = self.name(table, row)
         key, simulated = (self.fleet.names[host], device), bool(self.fleet.simulated[host])
         return evidence_sql.peers_comparison(

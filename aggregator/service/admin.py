@@ -38,10 +38,7 @@ class AdminService(AdminServiceServicer):
         self._training: asyncio.Future[TrainingResult] | None = None
 
     async def HoldStore(self, request: admin_pb2.HoldStoreRequest, context: Any) -> None:
-        """Hold the store until the caller disconnects.
-
-        Raises ServiceUnavailable, ResourceExhausted.
-        """
+        """Hold the store until the caller disconnects. Raises ServiceUnavailable."""
         hold = hold_checkpoints(self._store)
         entering = asyncio.get_running_loop().run_in_executor(None, hold.__enter__)
         try:
@@ -78,8 +75,7 @@ class AdminService(AdminServiceServicer):
             raise ResourceExhausted(
                 "a model is already being trained. Wait until that ends", CAPACITY_RETRY_SECONDS
             )
-        # Disconnecting does not end it: repeated requests would fill the thread pool that also
-        # writes advice.
+        # Disconnecting does not end it: repeated requests would fill the thread pool.
         self._training = asyncio.get_running_loop().run_in_executor(
             None, lambda: self._models.train(simulated=request.simulated)
         )
@@ -166,14 +162,9 @@ class PermitService(PermitServiceServicer):
         return self._permit_message()
 
     async def GrantPermit(self, request: permit_pb2.GrantPermitRequest, context: Any) -> bytes:
-        """Grant a permit; `principal.py` has the allowed roles.
-
-        Raises InvalidArgument, ServiceUnavailable.
-        """
-        seconds, reason = (
-            request.seconds,
-            reason_with_login(current_principal(context), request.reason),
-        )
+        """Grant a permit (roles: `principal.py`). Raises InvalidArgument."""
+        seconds = request.seconds
+        reason = reason_with_login(current_principal(context), request.reason)
         return await self._idempotency_cache.once(
             request,
             context,

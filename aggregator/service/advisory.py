@@ -227,11 +227,7 @@ def unavailability_of(
         if not node.reason.strip():
             raise InvalidArgument(f"{field}.reason", "why it is out of service")
         until_ns = _until(f"{field}.ttl", node, now_ns)
-        reported[node_of(node.node, f"{field}.node")] = (
-            node.reason,
-            until_ns,
-            node.new_work_only,
-        )
+        reported[node_of(node.node, f"{field}.node")] = (node.reason, until_ns, node.new_work_only)
     back = tuple(node_of(node, "returned_nodes") for node in request.returned_nodes)
     if both := sorted(reported.keys() & set(back)):
         raise InvalidArgument("returned_nodes", f"{both[0]!r} is reported both as out and as back")
@@ -301,10 +297,7 @@ class AdvisoryService(AdvisoryServiceServicer):
     async def WatchAdvisories(
         self, request: wire.WatchAdvisoriesRequest, context: Any
     ) -> AsyncIterator[wire.AdvisoryEvent]:
-        """Yield the open advisories, or the changes since the token, then each change.
-
-        Raises InvalidArgument, ResourceExhausted.
-        """
+        """Yield open advisories, or changes since the token, then each change."""
         feed = self._engine.feed
         number = _number(request.resume_token, feed.started_ms)
         reason = "too many watch advice already; one of them has to end"
@@ -324,10 +317,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         return wire.AdvisoryEvent(resume_token=token, advisory=self._message(change.advisory))
 
     def _message(self, advisory: Advisory, expires_ns: int | None = None) -> wire.Advisory:
-        """Return the message with the workload's name as the caller reported it, without a login.
-
-        *expires_ns*: None: the engine's.
-        """
+        """Return the message with the workload's name as reported, without a login."""
         until_ns = self._engine.expires_ns(advisory) if expires_ns is None else expires_ns
         message = advisory_message(advisory, until_ns, self._engine.store_identity)
         message.workload = name_for(advisory.job, current_login())
@@ -369,9 +359,7 @@ class AdvisoryService(AdvisoryServiceServicer):
 
     def _out_by_advice(self, node: str) -> list[Advisory]:
         """Return ended advisories that hold a host out, by host; of all hosts if *node* is ""."""
-        advisories = [
-            advisory for advisory in self._engine.ended_with_holds() if node in ("", advisory.host)
-        ]
+        advisories = [a for a in self._engine.ended_with_holds() if node in ("", a.host)]
         return sorted(advisories, key=lambda advisory: advisory.host)
 
     def _held_back(self, node: str) -> list[tuple[Case, str]]:
@@ -390,9 +378,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         """Return the hosts that others took out; only *node* if it is set."""
         unavailable_hosts = self._engine.machine.state.absent
         hosts = [node] if node else sorted(unavailable_hosts)[:UNAVAILABLE_MAX]
-        reported = [
-            (host, *report) for host in hosts for report in unavailable_hosts.get(host, {}).items()
-        ]
+        reported = [(host, *r) for host in hosts for r in unavailable_hosts.get(host, {}).items()]
         return unavailable(reported[:UNAVAILABLE_MAX])
 
     def _withheld_reason(self) -> str:
@@ -428,10 +414,8 @@ class AdvisoryService(AdvisoryServiceServicer):
 
     async def ReportGangs(self, request: wire.ReportGangsRequest, context: Any) -> bytes:
         """Store running gangs. Raises InvalidArgument, ResourceExhausted, ServiceUnavailable."""
-        by, engine = (
-            actor_with_login(current_principal(context), actor_of(request.actor)),
-            self._engine,
-        )
+        by = actor_with_login(current_principal(context), actor_of(request.actor))
+        engine = self._engine
         reported, unknown = gangs_of(request, by, self._members, self._wall_ns())
         gangs = [engine.gangs.named(gang) for gang in reported]
         ends_any = current_principal(context).role in ENDS_ANY_GANG
@@ -457,14 +441,9 @@ class AdvisoryService(AdvisoryServiceServicer):
     async def ReportUnavailableNodes(
         self, request: wire.ReportUnavailableNodesRequest, context: Any
     ) -> bytes:
-        """Count nodes as out, or as back in service.
-
-        Raises InvalidArgument, ResourceExhausted, ServiceUnavailable.
-        """
-        by, engine = (
-            actor_with_login(current_principal(context), actor_of(request.actor)),
-            self._engine,
-        )
+        """Count nodes as out, or in service again. Raises InvalidArgument, ResourceExhausted."""
+        by = actor_with_login(current_principal(context), actor_of(request.actor))
+        engine = self._engine
         state = engine.machine.state
         # With a clock that was set back the report would end at once.
         now_ns = max(self._wall_ns(), state.now_ns)
@@ -499,8 +478,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         def work() -> wire.EvaluateRuleResponse:
             return evaluation_message(self._engine.what_if(request.rule, request.days, now_ns))
 
-        # Disconnecting does not end it: a thread cannot be ended, and the next caller must wait for
-        # it.
+        # Disconnecting does not end it: a thread cannot be ended, and the next caller waits.
         self._evaluating = asyncio.create_task(asyncio.to_thread(work))
         self._evaluating.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(self._evaluating)
@@ -508,11 +486,9 @@ class AdvisoryService(AdvisoryServiceServicer):
     def _known(self, name: str) -> Advisory:
         advisory = self._engine.find(name_of(name))
         if advisory is None:
-            shadow = (
-                "; advice_shadow is on: FROM ops.advice has all of it"
-                if self._engine.shadow
-                else ""
-            )
+            shadow = ""
+            if self._engine.shadow:
+                shadow = "; advice_shadow is on: FROM ops.advice has all of it"
             reason = f"no advisory {name!r} is known, or it ended more than a day ago"
             raise NotFound(reason + shadow)
         return advisory
@@ -597,10 +573,7 @@ def _page(token: str) -> int:
 
 
 def _number(token: str, started_ms: int) -> int | None:
-    """Return the number to continue after; None: begin with all open advisories.
-
-    Raises InvalidArgument.
-    """
+    """Return the number to continue after; None: all open ones. Raises InvalidArgument."""
     if not token:
         return None
     started, dash, number = token.partition("-")

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from ..errors import ResourceExhausted
 from ..principal import current_login
 
-#: Maximum share of the slots per login. Callers without a login count as a single caller with all
-#: slots.
+#: Maximum share of the slots per login. All callers without a login are one, with all slots.
 LOGIN_SHARE_MAX = 0.5
 #: A login that holds no slot gets one until this many times the slots are held.
 OVERCOMMIT = 2
@@ -34,11 +33,9 @@ class CallerSlots:
         own_max = max(1, int(slots_max * LOGIN_SHARE_MAX)) if login else slots_max
         total_max = slots_max * OVERCOMMIT if login and not self._held[login] else slots_max
         if self.count >= total_max or self._held[login] >= own_max:
-            share = (
-                f" (the login {login!r} has {self._held[login]}, at most {own_max})"
-                if login
-                else ""
-            )
+            share = ""
+            if login:
+                share = f" (the login {login!r} has {self._held[login]}, at most {own_max})"
             raise ResourceExhausted(reason + share, retry_seconds)
         self._held[login] += 1
         try:

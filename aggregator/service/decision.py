@@ -41,8 +41,7 @@ class DecisionService(DecisionServiceServicer):
         row = await self._read_alone(name)
         attempts, is_pending = 0, True
         while row is None and attempts < (ATTEMPTS_MAX if is_pending else COMMITS):
-            # It may be on its way: from the score process, this process, or the commit after the
-            # running one.
+            # It may be on its way from a process, or in the commit after the running one.
             if attempts >= COMMITS:
                 await asyncio.sleep(BATCH_SECONDS)
             await self._decisions.settle()

@@ -77,10 +77,7 @@ class DecisionAnswered:
 
 
 class DecisionRecorder:
-    """Records the decisions of an event loop.
-
-    `record` is almost free for a call. Await `run` until cancelled, then `flush`.
-    """
+    """Records decisions of a loop: `record` each, `run` until cancelled, then `flush`."""
 
     def __init__(
         self,
@@ -266,10 +263,7 @@ def _sized(piece: bytes) -> tuple[bytes, bytes]:
 
 
 def decoded_batch(encoded: bytes | mmap) -> tuple[list[DecisionRecord], dict[str, bytes]]:
-    """Return the arguments of `encoded_batch`.
-
-    Raises ValueError, KeyError, TypeError, struct.error.
-    """
+    """Return the arguments of `encoded_batch`. Raises ValueError, KeyError, struct.error."""
     view = memoryview(encoded)
     (count,) = _SIZE.unpack_from(view)
     pieces = list(_pieces(view, _SIZE.size))

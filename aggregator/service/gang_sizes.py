@@ -8,13 +8,7 @@ from ...contract.wire import placement_pb2
 from ..decisions.elastic import SizePrice
 from ..decisions.quantity import QuantitySource
 from ..decisions.requirements import NODES_MAX
-from ..decisions.scaling import (
-    POINTS_MAX,
-    SIZES_MAX,
-    ElasticSizes,
-    ScalingCurve,
-    scaling_curve,
-)
+from ..decisions.scaling import POINTS_MAX, SIZES_MAX, ElasticSizes, ScalingCurve, scaling_curve
 from ..errors import InvalidArgument
 from ..scoring.reported_factors import ReportedThroughputs
 from .validation import check_range, check_real, check_text
@@ -28,10 +22,7 @@ FIELD = "gang.sizes"
 def sizes_of(
     gang: placement_pb2.GangRequirements, reported: ReportedThroughputs
 ) -> ElasticSizes | None:
-    """Return the sizes that a gang may have, None for a fixed size. Raises InvalidArgument.
-
-    *reported*: used if the request has no throughputs.
-    """
+    """Return the sizes that a gang may have; None: fixed. Raises InvalidArgument."""
     curve = curve_of(gang, reported)
     if not gang.HasField("sizes"):
         return None

@@ -66,10 +66,7 @@ class IdempotencyCache:
         return reply if before is None or current is None else current().SerializeToString()
 
     def has(self, request: Any, context: Any) -> bool:
-        """Return whether *request* was applied before, so that it needs no preparation.
-
-        Raises InvalidArgument.
-        """
+        """Return whether *request* was applied before. Raises InvalidArgument."""
         return self._cached_reply(_key(request, context), request) is not None
 
     def _cached_reply(self, key: tuple[str, str, str], request: Any) -> bytes | None:

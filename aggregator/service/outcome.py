@@ -100,10 +100,7 @@ class OutcomeService(OutcomeServiceServicer):
             expected = {} if skips_expected else await self._engine.expected_outcomes(spans)
         reporter = actor_with_login(current_principal(context), "scheduler")
         placed = self._placed(outcomes)
-        rows = [
-            self._row(outcome, expected.get(index), reporter, placed[index])
-            for index, outcome in enumerate(outcomes)
-        ]
+        rows = [self._row(o, expected.get(i), reporter, placed[i]) for i, o in enumerate(outcomes)]
         throughputs = [
             ThroughputReport(
                 outcome=outcome.outcome_id,
@@ -134,15 +131,8 @@ class OutcomeService(OutcomeServiceServicer):
         )
 
     def _add(self, rows: Sequence[OutcomeRecord], throughputs: Sequence[ThroughputReport]) -> int:
-        """Add outcomes, on disk after `persisted`; return the count of new ones.
-
-        Raises ServiceUnavailable.
-        """
-        new = [
-            report
-            for report in throughputs
-            if self._engine.count_new_outcomes([(report.reporter, report.outcome)])
-        ]
+        """Add outcomes, for `persisted`; return the number of new ones."""
+        new = [r for r in throughputs if self._engine.count_new_outcomes([(r.reporter, r.outcome)])]
         count = self._engine.add_outcomes(rows, self._wall_ns())
         if self._calibration is not None:
             self._calibration.add_throughputs(new)

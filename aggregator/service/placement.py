@@ -34,8 +34,7 @@ from .validation import check_text
 TABLES_MAX = 16
 #: Maximum plans that run or wait; further callers must retry after RETRY_SECONDS.
 PLANS_MAX, RETRY_SECONDS = 16, 1.0
-#: Bounds of a workload's communication share, as factors: fingerprints count bytes, not overlap
-#: (assumed).
+#: Bounds of a workload's communication share: fingerprints count bytes (assumed).
 SHARE_INTERVAL = (0.5, 1.5)
 
 #: A new snapshot's nodes are prepared if a plan was requested within this many versions.
@@ -76,10 +75,7 @@ class PlacementService(PlacementServiceServicer):
     async def PlanPlacement(
         self, request: placement_pb2.PlanPlacementRequest, context: Any
     ) -> placement_pb2.PlanPlacementResponse:
-        """Return options, or the constraints that prevent them.
-
-        Raises InvalidArgument, NotFound, FailedPrecondition, ServiceUnavailable, ResourceExhausted.
-        """
+        """Return options, or the constraints that prevent them. Raises ServiceError."""
         began = time.perf_counter()
         messages.claim_reservations(request.candidates, current_login())
         question = self._question(request)
@@ -99,10 +95,7 @@ class PlacementService(PlacementServiceServicer):
     async def WatchPlan(
         self, request_iterator: AsyncIterator[placement_pb2.WatchPlanRequest], context: Any
     ) -> None:
-        """Write a plan, then another whenever it no longer holds or a better one is found.
-
-        Raises like PlanPlacement.
-        """
+        """Write a plan, and another when it is outdated. Raises like PlanPlacement."""
 
         async def turn(watched: WatchedPlan) -> placement_pb2.WatchPlanResponse | None:
             question = self._question(watched.request)
@@ -238,10 +231,7 @@ class PlacementService(PlacementServiceServicer):
     def running_table(
         self, snapshot: Judgement, gang: placement_pb2.GangRequirements
     ) -> tuple[NodeTable, Quantity | None]:
-        """Return the table for a running gang.
-
-        The table omits the workload if the job has no fingerprint yet.
-        """
+        """Return the table for a running gang, which omits an unknown workload."""
         try:
             return self.table(snapshot, gang)
         except NotFound:

@@ -116,16 +116,11 @@ def check_groups(needs: GangRequirements, nodes: int, gpus_per_node: int) -> Non
 
 
 def grouped_sizes(needs: GangRequirements, gpus_per_node: int) -> GangRequirements:
-    """Return *needs* with the sizes that the groups can form.
-
-    Raises InvalidArgument if none is left.
-    """
+    """Return *needs* with the sizes that groups can form. Raises InvalidArgument."""
     elastic = needs.elastic
     if elastic is None or not needs.has_groups:
         return needs
-    allowed = tuple(
-        nodes for nodes in elastic.allowed if needs.groups_make_up(nodes * gpus_per_node)
-    )
+    allowed = tuple(n for n in elastic.allowed if needs.groups_make_up(n * gpus_per_node))
     if not allowed:
         raise InvalidArgument(
             "gang.groups",
@@ -217,11 +212,9 @@ def _tier(field: str, value: int, *, priced: bool = False) -> Tier | None:
         return None
     known = [int(tier) for tier in (PRICED_TIERS if priced else Tier)]
     if value not in known:
-        names = (
-            "TIER_NVLINK_DOMAIN to TIER_CORE"
-            if priced
-            else "TIER_NVLINK_DOMAIN to TIER_COOLING_DOMAIN"
-        )
+        names = "TIER_NVLINK_DOMAIN to TIER_COOLING_DOMAIN"
+        if priced:
+            names = "TIER_NVLINK_DOMAIN to TIER_CORE"
         raise InvalidArgument(field, f"{value}, expected {names}, or unspecified")
     return Tier(value)
 
@@ -336,10 +329,7 @@ def reserved_nodes(message: placement_pb2.PlacementCandidates, snapshot: Judgeme
 
 
 def members_of(requested: Sequence[int], job: str, snapshot: Judgement) -> Indexes:
-    """Return a running gang's nodes: `current_node_index`, else the nodes where *job* is seen.
-
-    Raises InvalidArgument.
-    """
+    """Return a running gang's nodes, as requested or as seen. Raises InvalidArgument."""
     if requested:
         return node_list_of("current_node_index", requested, snapshot)
     if not job:
@@ -445,10 +435,7 @@ def option_message(
     violations: Sequence[str] = (),
     needs: GangRequirements | None = None,
 ) -> placement_pb2.PlacementOption:
-    """Return an option as a message.
-
-    *needs*: set for a gang of several sizes, to add its scaling.
-    """
+    """Return an option as a message, with its scaling if *needs* has several sizes."""
     reply = placement_pb2.PlacementOption(
         gpu_mask=option.gpu_masks.tobytes(),
         spares_wanted=option.backups_wanted,

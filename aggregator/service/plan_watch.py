@@ -34,8 +34,7 @@ from .exchange_rates import RATE_MAX
 POLL_SECONDS, WATCHES_MAX = 0.1, 64
 #: Versions between searches for a better plan, and the maximum between responses.
 SEARCH_VERSIONS, QUIET_VERSIONS = 5, 10
-#: Default margin as a share of GPUs x hours: only a plan that is cheaper by more replaces a valid
-#: plan.
+#: Default margin as a share of GPUs x hours: only a cheaper plan replaces a valid one.
 CHANGE_SHARE_MIN = 0.005
 #: Maximum node names in a reason.
 REASON_NODES_MAX = 5
@@ -60,10 +59,7 @@ class WatchedPlan:
     """A request, and the nodes that its caller got last."""
 
     def __init__(self, request: wire.WatchPlanRequest, before: WatchedPlan | None = None) -> None:
-        """*before*: the watch that this request replaces.
-
-        Its nodes stay unless the request has others. Raises InvalidArgument.
-        """
+        """*before*: the replaced watch, whose nodes stay by default. Raises InvalidArgument."""
         if request.plan.options_max > 1:
             reason = f"{request.plan.options_max}, expected 0 or 1: one plan is watched"
             raise InvalidArgument("plan.options_max", reason)
@@ -82,10 +78,7 @@ class WatchedPlan:
     def turn(
         self, question: PlanQuestion, answer: Callable[[], wire.PlanPlacementResponse]
     ) -> wire.WatchPlanResponse | None:
-        """Return the response to a snapshot, None for no response. *answer*: computes a full plan.
-
-        Raises InvalidArgument for impossible current nodes.
-        """
+        """Return a snapshot's response, if any. *answer*: computes a full plan."""
         version = question.snapshot.version
         if self._is_first:
             self._check_current(question)
@@ -154,8 +147,7 @@ class WatchedPlan:
         """Search for a plan; return it if the caller should get it."""
         had_plan = self._current.size > 0
         if current is None and not had_plan and not self._is_first:
-            # Nothing fit before, and the reasons were sent: search first, and explain only if the
-            # result changed.
+            # Nothing fit before, as reported: explain only if the result changed.
             options = elastic.plan(
                 question.table, question.candidates, question.needs, question.communication
             )
@@ -227,10 +219,7 @@ class PlanWatches:
         turn: Callable[[WatchedPlan], Awaitable[wire.WatchPlanResponse | None]],
         write: Callable[[wire.WatchPlanResponse], Awaitable[object]],
     ) -> None:
-        """Write responses until the caller disconnects.
-
-        Raises InvalidArgument, ResourceExhausted, and the errors of *turn*.
-        """
+        """Write responses until the caller disconnects. Raises InvalidArgument, those of *turn*."""
         reason = "no further plan can be watched; end some, or ask PlanPlacement"
         with self._slots.slot(WATCHES_MAX, reason, CAPACITY_RETRY_SECONDS):
             await self._watch(requests, snapshot, turn, write)
@@ -277,10 +266,7 @@ def _raised(
 
 
 async def _read(requests: AsyncIterator[wire.WatchPlanRequest], latest: asyncio.Queue[Any]) -> None:
-    """Queue the last request for the watch.
-
-    A caller that sends no more still receives responses.
-    """
+    """Queue the watch's last request; responses go on without further requests."""
     has_request, login = False, current_login()
     try:
         async for request in requests:

@@ -43,8 +43,7 @@ from .validation import span_seconds
 RETRY_SECONDS = 1.0
 #: Length of the logged statement of a caller who may not query.
 DENIED_CHARACTERS_MAX = 200
-#: Interval between such lines per caller: an agent's token could otherwise flush the log in a
-#: night.
+#: Interval of these lines per caller: an agent's token could flush the log in a night.
 DENIED_SECONDS = BURST_SECONDS
 
 
@@ -94,19 +93,14 @@ class QueryService(QueryServiceServicer):
         self.log.close()
 
     async def Query(self, request: query_pb2.QueryRequest, context: Any) -> None:
-        """Stream the answer.
-
-        Raises InvalidArgument, ResourceExhausted, DeadlineExceeded, ServiceUnavailable.
-        """
+        """Stream the answer. Raises InvalidArgument, ResourceExhausted, DeadlineExceeded."""
         record = _QueryRecord(self._who(context), request.sql, self._wall_ns(), time.monotonic())
         try:
             await self._answer(request, context, record)
         except asyncio.CancelledError:
             if record.outcome != "ok":
-                record.outcome, record.message = (
-                    "cancelled",
-                    "the caller disconnected, or its login ended",
-                )
+                record.outcome = "cancelled"
+                record.message = "the caller disconnected, or its login ended"
             raise
         except ServiceError as service_error:
             record.message = str(service_error)
@@ -145,14 +139,11 @@ class QueryService(QueryServiceServicer):
                             piece = self._with_age(piece, moment_us)
                         await context.write(record.response_of(piece))
         except messages.QueryError as error:
-            record.outcome, service_error = _service_error(error, self._config.data)
-            raise service_error from error
+            record.outcome = error.outcome
+            raise _service_error(error, self._config.data) from error
 
     async def _refresh_snapshot(self, question: Question) -> int:
-        """Request an operators' file that covers *question*, and wait if that takes a few seconds.
-
-        Return the newest time in the query, in microseconds since 1970.
-        """
+        """Request a file that covers *question*; return the newest time in it, in us."""
         with contextlib.suppress(OSError):  # the query itself reports the error
             self.pool.start()  # load DuckDB while the file is written
         now_ns = self._wall_ns()
@@ -177,10 +168,7 @@ class QueryService(QueryServiceServicer):
 
     @contextlib.contextmanager
     def _slot(self, who: QueryUser) -> Iterator[None]:
-        """Count a query of *who* until its process has ended.
-
-        Raises TooManyQueries at the limit.
-        """
+        """Count a query of *who* until its process has ended. Raises TooManyQueries."""
         key, limit = (who.role, who.name), self._config.query_running_per_caller_max
         if who.known and self._running[key] >= limit:
             raise messages.TooManyQueries(
@@ -274,15 +262,17 @@ def _summary(answer: AnswerSummary) -> query_pb2.QuerySummary:
     return summary
 
 
-def _service_error(error: messages.QueryError, folder: Path) -> tuple[str, ServiceError]:
-    """Return the log's outcome, and the error to send, without the path of *folder*."""
+def _service_error(error: messages.QueryError, folder: Path) -> ServiceError:
+    """Return the error to send, without the path of *folder*."""
     message = without_folder(str(error), folder)
-    if isinstance(error, messages.QueryRefused):
-        return "refused", InvalidArgument("sql", message)
-    if isinstance(error, messages.TooManyQueries):
-        return "busy", ResourceExhausted(message, RETRY_SECONDS)
-    if isinstance(error, messages.QueryCutOff):
-        if error.of_time:
-            return "time", DeadlineExceeded(message)
-        return "memory", ResourceExhausted(message, CAPACITY_RETRY_SECONDS)
-    return "failed", ServiceUnavailable(message)
+    match error:
+        case messages.QueryRefused():
+            return InvalidArgument("sql", message)
+        case messages.TooManyQueries():
+            return ResourceExhausted(message, RETRY_SECONDS)
+        case messages.QueryOutOfTime():
+            return DeadlineExceeded(message)
+        case messages.QueryOutOfMemory():
+            return ResourceExhausted(message, CAPACITY_RETRY_SECONDS)
+        case _:
+            return ServiceUnavailable(message)

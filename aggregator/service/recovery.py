@@ -46,10 +46,7 @@ class RecoveryService(RecoveryServiceServicer):
     async def PlanRecovery(
         self, request: recovery_pb2.PlanRecoveryRequest, context: Any
     ) -> recovery_pb2.PlanRecoveryResponse:
-        """Return the ways to continue.
-
-        Raises InvalidArgument, NotFound, FailedPrecondition, ServiceUnavailable, ResourceExhausted.
-        """
+        """Return the ways to continue. Raises ServiceError."""
         snapshot = self._placement.snapshot()
         messages.check_epoch("dictionary_version", request.dictionary_version, snapshot)
         current = messages.members_of(
@@ -224,10 +221,8 @@ def response_of(
             chance=domain.chance,
         )
     before, undisturbed = plan.undisturbed, reply.undisturbed
-    undisturbed.p50_gpu_hours, undisturbed.p90_gpu_hours = (
-        before.p50_gpu_hours,
-        before.p90_gpu_hours,
-    )
+    undisturbed.p50_gpu_hours = before.p50_gpu_hours
+    undisturbed.p90_gpu_hours = before.p90_gpu_hours
     messages_of: dict[str, Any] = {
         "price": messages.parts_message(before.total, before.parts, explain=explain),
         "interruption_probability": messages.estimate_message(before.interruption, explain=explain),

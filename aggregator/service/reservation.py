@@ -48,18 +48,12 @@ class ReservationService(ReservationServiceServicer):
         wall_ns: Callable[[], int],
         choose: Callable[[ChoiceRecord], None] = lambda _: None,
     ) -> None:
-        """*placement*: has the last snapshot and its excluded nodes.
-
-        *choose*: records a chosen option.
-        """
+        """*placement*: has the snapshot and its excluded nodes; *choose*: records an option."""
         self._reservations, self._placement, self._wall_ns = reservations, placement, wall_ns
         self._choose = choose
 
     async def Reserve(self, request: wire.ReserveRequest, context: Any) -> wire.ReserveResponse:
-        """Reserve all nodes or none.
-
-        Raises InvalidArgument, FailedPrecondition, ResourceExhausted, ServiceUnavailable.
-        """
+        """Reserve all nodes or none. Raises InvalidArgument, FailedPrecondition."""
         who, owner = current_principal(context), _owner_of(request, context)
         ttl_ns = _ttl_ns(request.ttl)
         check_text("workload", request.workload, WORKLOAD_CHARACTERS_MAX)
@@ -93,10 +87,7 @@ class ReservationService(ReservationServiceServicer):
         return reply
 
     async def Renew(self, request: wire.RenewReservationRequest, context: Any) -> wire.Reservation:
-        """Change the expiry of a reservation.
-
-        Raises InvalidArgument, NotFound, PermissionDenied, EtagMismatch, ServiceUnavailable.
-        """
+        """Change the expiry of a reservation. Raises ServiceError."""
         owner, snapshot = _owner_of(request, context), self._placement.snapshot()
         reservation = self._reservations.renew(
             request.name,
@@ -111,10 +102,7 @@ class ReservationService(ReservationServiceServicer):
     async def Release(
         self, request: wire.ReleaseReservationRequest, context: Any
     ) -> wire.ReleaseReservationResponse:
-        """End a reservation; operators and admins may end any.
-
-        Raises InvalidArgument, PermissionDenied, EtagMismatch, ServiceUnavailable.
-        """
+        """End a reservation; operators and admins may end any. Raises ServiceError."""
         who, owner = current_principal(context), _owner_of(request, context)
         known = self._reservations.release(
             request.name, owner, request.fencing_token, by_operator=_is_operator(who)
@@ -165,10 +153,8 @@ class ReservationService(ReservationServiceServicer):
                 left = (self._reservations.expire_wall_ns(holder) - self._wall_ns()) / SECOND_NS
                 message += f", for {left:.0f} s more"
             elif table.excluded[node]:
-                change, message = (
-                    wire.NODE_UNHEALTHY,
-                    "UNHEALTHY, or out of service; see GetNodeScore",
-                )
+                change = wire.NODE_UNHEALTHY
+                message = "UNHEALTHY, or out of service; see GetNodeScore"
             else:
                 continue
             reply.changed_count += 1

@@ -127,10 +127,7 @@ class ScoreChanges:
         return self.latest.version, self._whole[1]
 
     def since(self, version: int) -> tuple[int, bytes] | None:
-        """Return (current version, update since *version*), or None if *version* is unknown.
-
-        The update is empty without changes. It is serialized once for all watchers at *version*.
-        """
+        """Return (current version, update since *version*), or None if that is unknown."""
         now = self._last_announced
         if (
             self.latest is None
@@ -159,10 +156,7 @@ class ScoreWatchers:
         self._slots = CallerSlots()
 
     async def watch(self, bookmark: str, write: Callable[[bytes], Awaitable[object]]) -> None:
-        """Write updates until the caller disconnects.
-
-        Raises InvalidArgument, ServiceUnavailable, ResourceExhausted.
-        """
+        """Write updates until the caller disconnects. Raises InvalidArgument."""
         position = parse_bookmark(bookmark)
         snapshot = self._snapshot()
         reason = "too many watch already; end some, or ask ScoreNodes"
@@ -254,10 +248,7 @@ class SnapshotSource(Protocol):
 
 
 class ScoreService(ScoreServiceServicer):
-    """Coroutines of grpc.aio. A `ServiceError` becomes its status in the interceptor.
-
-    Replies of type bytes were serialized before; `status.serialised` passes them unchanged.
-    """
+    """Coroutines of grpc.aio. Replies of type bytes are serialized already."""
 
     def __init__(self, source: SnapshotSource, scores_port: Callable[[], int] = lambda: 0) -> None:
         """*scores_port*: returns the port for callers that poll; 0: this port."""
@@ -279,10 +270,8 @@ class ScoreService(ScoreServiceServicer):
         if name not in snapshot.names:
             raise NotFound(f"no node {name!r}: no host of that name has ever registered")
         index = snapshot.names.index(name)
-        host, sources = (
-            recompute.over_horizon(snapshot.hosts[index], hours),
-            snapshot.collector_statuses[index],
-        )
+        host = recompute.over_horizon(snapshot.hosts[index], hours)
+        sources = snapshot.collector_statuses[index]
         return score_messages.score_message(
             snapshot, host, hours, full=_is_full(request.view), sources=sources
         )
@@ -290,10 +279,7 @@ class ScoreService(ScoreServiceServicer):
     async def ListNodeScores(
         self, request: score_pb2.ListNodeScoresRequest, context: Any
     ) -> score_pb2.ListNodeScoresResponse:
-        """Return a page of all nodes, worst first, without ended simulated nodes.
-
-        Raises InvalidArgument, ServiceUnavailable.
-        """
+        """Return a page of all nodes, worst first. Raises InvalidArgument."""
         size = page_size_of(request.page_size)
         full, hours = _is_full(request.view), _hours(request)
         snapshot, order, begin = self._listing(request.page_token)
@@ -304,10 +290,8 @@ class ScoreService(ScoreServiceServicer):
             alarms=snapshot.alarms,
         )
         for index in order[begin : begin + size]:
-            host, sources = (
-                recompute.over_horizon(snapshot.hosts[index], hours),
-                snapshot.collector_statuses[index],
-            )
+            host = recompute.over_horizon(snapshot.hosts[index], hours)
+            sources = snapshot.collector_statuses[index]
             reply.node_scores.append(
                 score_messages.score_message(snapshot, host, hours, full=full, sources=sources)
             )
@@ -320,10 +304,7 @@ class ScoreService(ScoreServiceServicer):
         return reply
 
     async def ScoreNodes(self, request: score_pb2.ScoreNodesRequest, context: Any) -> bytes:
-        """Return packed columns; without a filter, bytes serialized once per snapshot.
-
-        Raises FailedPrecondition for a dictionary of another epoch, InvalidArgument, ServiceUnavailable.
-        """
+        """Return packed columns; without a filter, bytes of the snapshot. Raises ServiceError."""
         snapshot = self._snapshot()
         wanted = request.dictionary_version
         if wanted not in (0, snapshot.dictionary_version):
@@ -360,19 +341,13 @@ class ScoreService(ScoreServiceServicer):
     async def WatchNodeScores(
         self, request: score_pb2.WatchNodeScoresRequest, context: Any
     ) -> None:
-        """Stream all nodes, then their changes within a second.
-
-        Raises InvalidArgument, ServiceUnavailable, ResourceExhausted.
-        """
+        """Stream all nodes, then their changes within a second. Raises ServiceError."""
         await self._watchers.watch(request.bookmark, context.write)
 
     async def GetNodeDictionary(
         self, request: score_pb2.GetNodeDictionaryRequest, context: Any
     ) -> bytes:
-        """Return all names, by node index; serialized once until they change.
-
-        Raises ServiceUnavailable.
-        """
+        """Return all names, by node index; serialized once until they change."""
         snapshot = self._snapshot()
         key = (
             snapshot.dictionary_version,
@@ -399,10 +374,7 @@ class ScoreService(ScoreServiceServicer):
         return snapshot
 
     def _listing(self, token: str) -> tuple[Judgement, list[int], int]:
-        """Return (snapshot, node indexes worst first, start of the page).
-
-        Raises InvalidArgument.
-        """
+        """Return (snapshot, node indexes worst first, page start). Raises InvalidArgument."""
         if not token:
             snapshot = self._snapshot()
             known = self._listings.get(snapshot.version)

@@ -40,10 +40,7 @@ class ScoreProcessError(Exception):
 
 
 class ScoreProcess:
-    """The score process of an event loop.
-
-    Call `start`, `publish` for each snapshot, then `close`.
-    """
+    """The score process of an event loop: `start`, `publish` each snapshot, `close`."""
 
     def __init__(
         self,
@@ -76,10 +73,7 @@ class ScoreProcess:
         return self._worker.pid if self._worker else 0
 
     async def start(self) -> None:
-        """Start a process that listens, and restart it whenever it ends.
-
-        Raises ScoreProcessError, OSError.
-        """
+        """Start a process that listens, and restart it at its end. Raises ScoreProcessError."""
         try:
             await self._begin()
         except BaseException:
@@ -132,8 +126,7 @@ class ScoreProcess:
         self._updated.set()  # send the new process a snapshot
 
     def _spawn(self) -> socket.socket:
-        # In its own session: Ctrl-C is for the aggregator, and the scheduler gives it a separate
-        # CPU share.
+        # In its own session: Ctrl-C is for the aggregator, and it has its own CPU share.
         self._worker = WorkerProcess(score_process_main.__name__, own_session=True)
         self.started_count += 1
         settings = score_process_main.ScoreProcessSettings(

@@ -73,8 +73,7 @@ class ScoreServer:
         self._calls, self._reported = CallCounters(), _ReportedCounts()
         self._access_control = AccessControl(settings.config)
         self._dictionary: tuple[int, NameDictionary] | None = None
-        #: Batches sent since the last received snapshot: an aggregator that does not read gets no
-        #: further batches.
+        #: Batches since the last snapshot: an aggregator that does not read gets no more.
         self._unread_batches = 0
         self._decisions = DecisionRecorder(
             self._send_decisions, time.time_ns, self._announce_decisions
@@ -135,10 +134,7 @@ class ScoreServer:
         )
 
     def _send_decisions(self, encoded: bytes, count: int) -> bool:
-        """Send a batch.
-
-        Never raises. False: the aggregator does not read; the batch counts as dropped.
-        """
+        """Send a batch. False: the aggregator does not read; the batch is dropped."""
         if self._unread_batches < UNREAD_BATCHES_MAX:
             self._unread_batches += 1
             with suppress(OSError):
@@ -183,8 +179,7 @@ class _ReportedCounts:
 def main() -> int:
     """Run the score process on the socket in standard input; return the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    # Signals from a terminal or from systemd to the group are ignored: the aggregator ends this
-    # process.
+    # Signals to the group are ignored: the aggregator ends this process.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=os.dup(0))

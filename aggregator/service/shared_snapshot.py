@@ -165,10 +165,7 @@ def sealed_file(content: bytes) -> int:
 
 
 def mapped_file(descriptor: int, bytes_max: int) -> mmap.mmap:
-    """Map a file of `sealed_file`; the caller still owns the descriptor.
-
-    Raises OSError, ValueError.
-    """
+    """Map a file of `sealed_file`; the descriptor stays open. Raises OSError, ValueError."""
     size = os.fstat(descriptor).st_size
     if not 0 < size <= bytes_max or fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) != _SEALS:
         raise ValueError(f"a file of {size} bytes, expected a sealed one of 1 to {bytes_max}")

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from ...contract.wire import status_pb2
 from ..auth.access import wrap_handler
 from ..errors import (
+    AdviceFrozen,
     AlreadyExists,
     DeadlineExceeded,
     EtagMismatch,
@@ -42,6 +43,7 @@ STATUS: dict[type[ServiceError], grpc.StatusCode] = {
     NoSession: grpc.StatusCode.UNAUTHENTICATED,
     PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     NotFound: grpc.StatusCode.NOT_FOUND,
+    AdviceFrozen: grpc.StatusCode.FAILED_PRECONDITION,
     FailedPrecondition: grpc.StatusCode.FAILED_PRECONDITION,
     InsufficientData: grpc.StatusCode.FAILED_PRECONDITION,
     EtagMismatch: grpc.StatusCode.ABORTED,
@@ -67,10 +69,7 @@ Detail = tuple[str, Message]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Turns a ServiceError into its status, other exceptions into INTERNAL and a log entry.
-
-    It is the first interceptor, so that it also answers for the login check.
-    """
+    """The first interceptor: turns ServiceError into its status, others into INTERNAL."""
 
     def __init__(self, calls: CallCounters | None = None) -> None:
         """*calls*: counters of calls and failures."""
@@ -107,9 +106,7 @@ class Malformed(NamedTuple):
     reason: str
 
 
-def deserialised(
-    deserializer: Callable[[bytes], Any] | None,
-) -> Callable[[bytes], Any] | None:
+def deserialised(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
     """Wrap *deserializer* to return `Malformed` instead of raising DecodeError."""
     if deserializer is None:
         return None
@@ -124,10 +121,7 @@ def deserialised(
 
 
 def _readable(request: Any, name: str, context: Any) -> Any:
-    """Return *request*, or its checked stream.
-
-    Raises InvalidArgument, and logs, if it is malformed.
-    """
+    """Return *request*, or its checked stream. Raises InvalidArgument if malformed."""
     if isinstance(request, Malformed):
         log.warning("%s of %s: a malformed request: %s", name, context.peer(), request.reason)
         message = f"a malformed protobuf message ({request.reason}); expected the request of {name}"

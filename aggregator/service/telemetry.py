@@ -138,10 +138,7 @@ class AdmissionControl:
         self.backlog.drop(stream)
 
     def receipted(self, stream: AdmittedStream) -> None:
-        """Called by the writer thread when a stream has receipts to send.
-
-        The loop is woken once per commit, not per stream.
-        """
+        """Wake the loop once per commit. The writer thread calls it for each stream."""
         self._receipted.append(stream)
         if not self._is_waking:
             self._is_waking = True
@@ -324,10 +321,7 @@ class TelemetryStream:
         self.wake()
 
     def take_backlog(self, message: wire.TelemetryBatch, frames_max: int) -> int:
-        """Accept late frames of a message.
-
-        Return the count, below *frames_max* if the store is full.
-        """
+        """Accept late frames; return the count, below *frames_max* if the store is full."""
         for taken in range(frames_max):
             good, self._ready = self._ready, None
             try:
@@ -527,11 +521,10 @@ class TelemetryService(TelemetryServiceServicer):
     ) -> None:
         """Receive frames, send receipts."""
         session = self._session(context)
-        rate_limit = (
-            self._rate_limit(session.principal)
-            if self._rate_limit and session.principal.is_authenticated
-            else None
-        )
+        if self._rate_limit and session.principal.is_authenticated:
+            rate_limit = self._rate_limit(session.principal)
+        else:
+            rate_limit = None
         stream = TelemetryStream(
             self._ingest, session, self._admission_control, self._permit, rate_limit, self._verdict,
             self._recordings,

@@ -60,10 +60,7 @@ class AnswerJournal:
         os.ftruncate(self._descriptor, self._size)
 
     def append(self, records: Sequence[AnswerRecord]) -> None:
-        """Write and fsync *records*; on an error the journal contains none of them.
-
-        Raises ServiceUnavailable or ResourceExhausted.
-        """
+        """Write and fsync all of *records*, or none. Raises ServiceUnavailable."""
         data = b"".join(map(encode_answer, records))
         with self._lock:
             if self._size + len(data) > ANSWERS_BYTES_MAX:
@@ -86,9 +83,7 @@ class AnswerJournal:
             self._last = max(self._last, *(record.number for record in records))
 
     def mark_stored(self, number: int) -> None:
-        """Empty the file if the store has all events of the journal (*number*: its last). Never
-        raises.
-        """
+        """Empty the file if the store has event *number*, the journal's last. Never raises."""
         with self._lock, contextlib.suppress(OSError):
             if self._size and number >= self._last:
                 os.ftruncate(self._descriptor, 0)

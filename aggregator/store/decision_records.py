@@ -66,15 +66,13 @@ class DecisionCommit:
     """Rows of one transaction. *inputs*: by digest, compressed parts that may not be stored yet."""
 
     decisions: Sequence[DecisionRecord] = ()
-    inputs: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    inputs: Mapping[str, bytes] = field(default_factory=dict)
     choices: Sequence[ChoiceRecord] = ()
 
     @property
     def size_bytes(self) -> int:
         """Return the bytes that count against the limit while the commit is pending."""
-        return sum(decision.size_bytes for decision in self.decisions) + sum(
-            map(len, self.inputs.values())
-        )
+        return sum(d.size_bytes for d in self.decisions) + sum(map(len, self.inputs.values()))
 
 
 @dataclass(frozen=True, slots=True)

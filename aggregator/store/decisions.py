@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-import duckdb
 import pyarrow as pa
+from duckdb import DuckDBPyConnection as Connection
 
 from .decision_records import (
     ChoiceRecord,
@@ -50,9 +50,7 @@ class DecisionRow:
 
 
 def put_decisions(
-    connection: duckdb.DuckDBPyConnection,
-    commits: Sequence[DecisionCommit],
-    limits: DecisionLimits,
+    connection: Connection, commits: Sequence[DecisionCommit], limits: DecisionLimits
 ) -> list[str]:
     """Write *commits*, each decision and part once, and delete the excess over the byte limits.
 
@@ -79,14 +77,14 @@ def put_decisions(
     return [*(used_us.keys() - stored), *dropped]
 
 
-def drop_old_decisions(connection: duckdb.DuckDBPyConnection, before_ns: int) -> None:
+def drop_old_decisions(connection: Connection, before_ns: int) -> None:
     """Delete decisions before *before_ns*, their inputs and choices. Raises duckdb.Error."""
     since = [before_ns // 1000]
     for name in ("decisions", "decision_records", "decision_inputs", "decision_choices"):
         connection.execute(f"DELETE FROM {name} WHERE time < make_timestamp(?)", since)
 
 
-def read_decision(connection: duckdb.DuckDBPyConnection, decision: str) -> DecisionRow | None:
+def read_decision(connection: Connection, decision: str) -> DecisionRow | None:
     """Return the decision, None if it is not stored. Raises duckdb.Error."""
     row = connection.execute(
         "SELECT decision, epoch_ns(d.time), kind, caller, coalesce(workload, ''), score_version, dictionary_version, gangline_version, "
@@ -119,7 +117,7 @@ def read_decision(connection: duckdb.DuckDBPyConnection, decision: str) -> Decis
 
 
 def _put_inputs(
-    connection: duckdb.DuckDBPyConnection, parts: Mapping[str, bytes], used_us: Mapping[str, int]
+    connection: Connection, parts: Mapping[str, bytes], used_us: Mapping[str, int]
 ) -> None:
     known = _stored(connection, "decision_inputs", "digest", [*parts, *used_us])
     rows = [
@@ -139,9 +137,7 @@ def _put_inputs(
             connection.unregister("used_again")
 
 
-def _put_new(
-    connection: duckdb.DuckDBPyConnection, new: Sequence[DecisionRecord], stored: set[str]
-) -> None:
+def _put_new(connection: Connection, new: Sequence[DecisionRecord], stored: set[str]) -> None:
     rows = [
         (
             record.decision, time_us(record.time_ns), record.kind, record.caller, record.workload or None, record.score_version,
@@ -174,9 +170,7 @@ def _put_new(
     )
 
 
-def _put_choices(
-    connection: duckdb.DuckDBPyConnection, choices: Mapping[str, ChoiceRecord]
-) -> None:
+def _put_choices(connection: Connection, choices: Mapping[str, ChoiceRecord]) -> None:
     # A reservation's first choice stays; repetitions and restarts change nothing.
     known = _stored(connection, "decision_choices", "reservation", list(choices))
     rows = [
@@ -201,7 +195,7 @@ def _without_nan(options: list[list[dict[str, Any]]]) -> list[list[dict[str, Any
     ]
 
 
-def _drop_inputs(connection: duckdb.DuckDBPyConnection, bytes_max: int) -> list[str]:
+def _drop_inputs(connection: Connection, bytes_max: int) -> list[str]:
     """Delete the parts unused for longest; mark decisions that used them as not replayable."""
     dropped = _oldest(connection, "decision_inputs", "digest", bytes_max)
     if dropped:
@@ -216,7 +210,7 @@ def _drop_inputs(connection: duckdb.DuckDBPyConnection, bytes_max: int) -> list[
     return dropped
 
 
-def _drop_decisions(connection: duckdb.DuckDBPyConnection, bytes_max: int) -> None:
+def _drop_decisions(connection: Connection, bytes_max: int) -> None:
     if dropped := _oldest(connection, "decisions", "decision", bytes_max):
         for name in ("decisions", "decision_records", "decision_choices"):
             connection.execute(
@@ -224,9 +218,7 @@ def _drop_decisions(connection: duckdb.DuckDBPyConnection, bytes_max: int) -> No
             )
 
 
-def _oldest(
-    connection: duckdb.DuckDBPyConnection, name: str, key: str, bytes_max: int
-) -> list[str]:
+def _oldest(connection: Connection, name: str, key: str, bytes_max: int) -> list[str]:
     """Return the keys of the oldest rows beyond *bytes_max*, with a margin; none if within it."""
     ((total,),) = connection.execute(
         f"SELECT coalesce(sum(bytes), 0)::UBIGINT FROM {name}"
@@ -241,9 +233,7 @@ def _oldest(
     return [key_value for (key_value,) in rows]
 
 
-def _stored(
-    connection: duckdb.DuckDBPyConnection, name: str, key: str, wanted: Sequence[str]
-) -> set[str]:
+def _stored(connection: Connection, name: str, key: str, wanted: Sequence[str]) -> set[str]:
     if not wanted:
         return set()
     rows = connection.execute(
@@ -252,7 +242,7 @@ def _stored(
     return {key_value for (key_value,) in rows}
 
 
-def _insert(connection: duckdb.DuckDBPyConnection, name: str, arrow: Any) -> None:
+def _insert(connection: Connection, name: str, arrow: Any) -> None:
     if arrow.num_rows:
         connection.register("new_decisions", arrow)
         try:

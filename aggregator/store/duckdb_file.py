@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 
 import duckdb
+from duckdb import DuckDBPyConnection as Connection
 
 from .. import sql
 from ..durable_file import sync_folder
@@ -40,10 +41,8 @@ THREAD_NAME_PREFIX = "store-"
 SPILL_FOLDER = "spill"
 
 
-def open_store(path: Path) -> duckdb.DuckDBPyConnection:
-    """Return a connection to the store at *path*, after creating or migrating it. Raises
-    StoreError.
-    """
+def open_store(path: Path) -> Connection:
+    """Return a connection to the created or migrated store. Raises StoreError."""
     if (path.parent / RESTORE_FOLDER).exists():
         raise StoreError(
             f"{path.parent}: a restore into this folder has not ended; run it again: "
@@ -83,7 +82,7 @@ def _create(path: Path) -> None:
     sync_folder(path.parent)
 
 
-def _connect(path: Path) -> duckdb.DuckDBPyConnection:
+def _connect(path: Path) -> Connection:
     try:
         # Set here: replaying a log may spill, and afterwards DuckDB accepts no other folder.
         return duckdb.connect(
@@ -177,7 +176,7 @@ def check_file(path: Path) -> str:
     return message
 
 
-def _unreadable_table(connection: duckdb.DuckDBPyConnection) -> str:
+def _unreadable_table(connection: Connection) -> str:
     """Read every block; return the first table with an unreadable block, "" if there is none."""
     names = connection.execute("SELECT schema_name, table_name FROM duckdb_tables()").fetchall()
     for schema, table in names:
@@ -214,7 +213,7 @@ def ops_script() -> str:
     return actions_sql() + faults_sql() + "".join(map(script, names))
 
 
-def _migrate(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
+def _migrate(connection: Connection, path: Path) -> None:
     have, known = _version(connection, path), migrations()
     newest = known[-1][0]
     if have > newest:
@@ -231,7 +230,7 @@ def _migrate(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
             connection.execute("CHECKPOINT")  # so that no WAL with an ALTER is ever replayed
 
 
-def _version(connection: duckdb.DuckDBPyConnection, path: Path) -> int:
+def _version(connection: Connection, path: Path) -> int:
     tables = {
         name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()
     }

@@ -27,9 +27,7 @@ _MARK = struct.Struct(f"<QQQ{_BEGIN_BYTES}sI")
 
 @dataclass(frozen=True, slots=True)
 class DurabilityMark:
-    """State of a store: iteration of its checkpoint, length and beginning of the WAL, wall time in
-    ns.
-    """
+    """State of a store: checkpoint's iteration, WAL's length and beginning, wall time."""
 
     iteration: int
     wal_bytes: int
@@ -95,9 +93,7 @@ class MarkWriter:
         return read_open_header(self._file)
 
     def write(self, now_ns: int) -> None:
-        """Record that all data is durable at *now_ns*. Never raises: on a failing disk the old mark
-        stays.
-        """
+        """Record that all data is durable. Never raises: on a failing disk the old mark stays."""
         with suppress(OSError):
             header, size = self.header(), size_of(self._wal)
             iteration = header.iteration if header else 0

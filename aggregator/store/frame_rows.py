@@ -208,9 +208,7 @@ def _foreign_cells(
     valid = np.frombuffer(block.valid, np.uint8).reshape(shape)[unknown]
     columns, rows = np.nonzero(valid)
     cells = np.frombuffer(block.cells, np.uint64).reshape(shape)[unknown]
-    signals = np.array(
-        [name_codes.setdefault(signal.name, len(name_codes)) for signal in foreign], np.int32
-    )
+    signals = np.array([name_codes.setdefault(s.name, len(name_codes)) for s in foreign], np.int32)
     is_float = np.array([signal.is_float for signal in foreign], np.bool_)
     return ForeignCells(
         name_codes.setdefault(host_frame.host, len(name_codes)),

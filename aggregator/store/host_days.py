@@ -38,11 +38,7 @@ GROUP BY host, time
 
 
 def fill_host_days(connection: Any, now_us: int) -> None:
-    """Add missing rows of `host_days` for each day with scores whose first hour is over.
-    Idempotent.
-
-    Raises duckdb.Error.
-    """
+    """Add missing rows of `host_days` for days whose first hour is over. Raises duckdb.Error."""
     end_us = ((now_us - HOUR_US) // DAY_US + 1) * DAY_US
     for (day,) in connection.execute(_DAYS_OF_SCORES, {"end": end_us}).fetchall():
         span = {"begin": day * DAY_US, "end": day * DAY_US + HOUR_US}

@@ -170,9 +170,7 @@ class EventJournal:
                 self._compact(stored_bytes, waiting)
 
     def _compact(self, stored_bytes: int, waiting: int) -> None:
-        """Drop the first *stored_bytes* bytes of the file. A failure changes nothing; the next call
-        retries.
-        """
+        """Drop the file's first *stored_bytes* bytes; after a failure the next call retries."""
         try:
             data = os.pread(self._descriptor, waiting, stored_bytes)
             if len(data) != waiting:
@@ -189,17 +187,13 @@ class EventJournal:
             self._failure = ""
 
     def _replace(self, data: bytes) -> None:
-        """Replace the journal with a file of *data*. Raises OSError; then the old one stays.
-
-        The replacement survives a power cut only after `_sync_folder`.
-        """
+        """Replace the journal with a file of *data*, durable after `_sync_folder`."""
         new = self._path.with_name(self._path.name + NEW_SUFFIX)
         descriptor = os.open(new, _FLAGS | os.O_TRUNC, 0o640)
         try:
             _write_all(descriptor, data, 0)
             os.fsync(descriptor)
-            # First: an acknowledged position beyond the file's end would report a loss that did not
-            # occur.
+            # First: a position beyond the file's end would report a loss that did not occur.
             self._write_acknowledged(len(data))
             os.fsync(self._acknowledged_descriptor)
             os.replace(new, self._path)

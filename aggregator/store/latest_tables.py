@@ -56,8 +56,8 @@ class LatestTables:
     now_us: int
     lag_seconds: float  # how long readings had waited for a commit when the previous file was begun
     _since_us: int = 0
-    _columns: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    _previous_rows: dict[str, int] = field(default_factory=dict[str, int])  # of tables with any
+    _columns: dict[str, list[str]] = field(default_factory=dict)
+    _previous_rows: dict[str, int] = field(default_factory=dict)  # of tables with any
 
     def attach(self, previous: Path | None) -> None:
         """Attach the previous file if it is readable. Call this outside a transaction."""
@@ -173,9 +173,7 @@ class LatestTables:
         return bool(self.file.connection.execute(query).fetchall()[0][0])
 
     def _thin_out(self, table: str) -> list[str]:
-        """Keep each host's most recently reported devices; return a message that names affected
-        hosts.
-        """
+        """Keep each host's latest devices; return a message that names affected hosts."""
         rows = self.file.connection.execute(
             f"SELECT host FROM latest.{table} GROUP BY host HAVING count(*) > {DEVICES_PER_HOST_MAX} "
             "ORDER BY host LIMIT 4"
@@ -208,10 +206,7 @@ class LatestTables:
 
 
 def host_ranges(firsts: Sequence[str]) -> list[str]:
-    """Return conditions on `host` that split all names at *firsts* (sorted).
-
-    Each name matches exactly one condition.
-    """
+    """Return conditions on `host` that split all names at *firsts* (sorted)."""
     since = ["true", *(f"host >= {quoted(name)}" for name in firsts)]
     until = [*(f"host < {quoted(name)}" for name in firsts), "true"]
     return [f"({first} AND {second})" for first, second in zip(since, until, strict=True)]

@@ -20,6 +20,7 @@ from operator import itemgetter
 from pathlib import Path
 
 import duckdb
+from duckdb import DuckDBPyConnection as Connection
 
 from ...contract.host_policy import PolicyRow
 from ...contract.host_policy_file import builtin
@@ -58,7 +59,7 @@ def part_name(now_ns: int) -> str:
 class LiveTables:
     """The live tables of a store. Used only by the writer thread, within its transactions."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
+    def __init__(self, connection: Connection, folder: Path) -> None:
         self._connection = connection
         self._folder = folder
         self._current_part = ""
@@ -99,9 +100,7 @@ class LiveTables:
                 self._parts.setdefault(match["table"], {})[match["part"]] = types
 
     def table_for(self, table: str, now_ns: int) -> str:
-        """Return the live table of *table* for the five minutes of *now_ns*; create it if
-        necessary.
-        """
+        """Return *table*'s live table for the five minutes of *now_ns*, created if missing."""
         part = part_name(now_ns)
         if part != self._current_part:
             self._current_part, self._ready = part, set()
@@ -171,7 +170,7 @@ class LiveTables:
             self._view_digests.pop(f'{schema}."{table}"', None)
 
 
-def _stored_view_digests(connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
+def _stored_view_digests(connection: Connection) -> dict[str, str]:
     rows: list[tuple[str, str]] = connection.execute(
         """SELECT schema_name || '."' || view_name || '"', comment FROM duckdb_views() """
         "WHERE schema_name IN ('live', 'past', 'readings', 'latest') AND comment IS NOT NULL"

@@ -26,8 +26,7 @@ SCORES_WAITING_MAX = 100_000
 FINDINGS_WAITING_MAX = 20_000
 #: Limit of pending events while the disk is full; at the limit ReportEvents is refused.
 EVENTS_WAITING_MAX = 100_000
-#: A commit costs almost the same with few rows: below FEW_ROWS the writer waits for
-#: FEW_PERIODS times `commit_seconds`.
+#: A commit with few rows is as costly: below FEW_ROWS the writer waits FEW_PERIODS.
 FEW_ROWS, FEW_PERIODS = 32_768, 2.5
 #: Limit of pending readings of the aggregator's own health; the oldest are dropped.
 OWN_HEALTH_WAITING_MAX = 10_000
@@ -40,22 +39,18 @@ MISSING_INPUTS_MAX = 100_000
 class Pending:
     """Everything that the next commit will store."""
 
-    frames: list[tuple[HostFrame, OnDurable]] = field(
-        default_factory=list[tuple[HostFrame, OnDurable]]
-    )
+    frames: list[tuple[HostFrame, OnDurable]] = field(default_factory=list)
     rows: int = 0
     size_bytes: int = 0
-    events: list[StoredEvent] = field(default_factory=list[StoredEvent])
+    events: list[StoredEvent] = field(default_factory=list)
     journal_position: int = 0
-    hosts: dict[str, HostRecord] = field(default_factory=dict[str, HostRecord])
-    foreign: dict[int, ForeignSignal] = field(default_factory=dict[int, ForeignSignal])
-    scores: list[SnapshotScore] = field(default_factory=list[SnapshotScore])
-    memories: dict[str, HostMemory] = field(default_factory=dict[str, HostMemory])
-    findings: dict[tuple[str, str, str, int], Finding] = field(
-        default_factory=dict[tuple[str, str, str, int], Finding]
-    )
-    own_health: list[OwnHealthReading] = field(default_factory=list[OwnHealthReading])
-    decisions: list[DecisionCommit] = field(default_factory=list[DecisionCommit])
+    hosts: dict[str, HostRecord] = field(default_factory=dict)
+    foreign: dict[int, ForeignSignal] = field(default_factory=dict)
+    scores: list[SnapshotScore] = field(default_factory=list)
+    memories: dict[str, HostMemory] = field(default_factory=dict)
+    findings: dict[tuple[str, str, str, int], Finding] = field(default_factory=dict)
+    own_health: list[OwnHealthReading] = field(default_factory=list)
+    decisions: list[DecisionCommit] = field(default_factory=list)
     #: Monotonic time at which the first of `frames` was queued.
     first_seconds: float = 0.0
 
@@ -74,9 +69,7 @@ class Pending:
             "memories of judging": self.memories, "readings of ourselves": self.own_health,
             "batches of decisions": self.decisions,
         }  # fmt: skip
-        counts = ", ".join(
-            f"{len(collection)} {name}" for name, collection in items.items() if collection
-        )
+        counts = ", ".join(f"{len(c)} {name}" for name, c in items.items() if c)
         hosts = {frame.host for frame, _ in self.frames} | {event.host for event in self.events}
         return f"{counts} of {', '.join(sorted(hosts | self.hosts.keys())) or 'no one host'}"
 
@@ -136,9 +129,7 @@ class Pending:
             self.memories,
         )  # fmt: skip
         middle = max(len(collection) for collection in kinds) // 2
-        return [
-            batch for batch in (half(slice(middle)), half(slice(middle, None))) if not batch.empty
-        ]
+        return [b for b in (half(slice(middle)), half(slice(middle, None))) if not b.empty]
 
 
 class Queue:
@@ -150,8 +141,7 @@ class Queue:
         self._pending = Pending()
         self._committing = Pending()
         self._work_items: deque[Callable[[], None]] = deque()
-        #: Work queued before the pending commit was taken. Rows that came with later work are not
-        #: in that commit.
+        #: Work queued before the pending commit was taken; later work's rows are not in it.
         self._due_items: deque[Callable[[], None]] = deque()
         #: Work that runs before the pending commit; `_work_items` run after it.
         self._ahead_items: deque[Callable[[], None]] = deque()
@@ -160,8 +150,7 @@ class Queue:
         self.dropped_scores = 0
         #: Findings dropped at FINDINGS_WAITING_MAX.
         self.dropped_findings = 0
-        #: Decisions dropped at DECISION_BYTES_WAITING_MAX, or earlier in the process that made
-        #: them.
+        #: Decisions dropped at DECISION_BYTES_WAITING_MAX, or in the process that made them.
         self.dropped_decisions = 0
         self._decision_bytes = 0
         #: Digests of inputs of decisions that the store lacks and should be sent again.
@@ -188,8 +177,7 @@ class Queue:
             waiting = pending.size_bytes + self._committing.size_bytes
             if waiting and waiting + size > self._config.queue_bytes_max:
                 return False
-            # Wake the writer for the first frame and for a full commit only: a wake-up costs more
-            # than queueing a frame.
+            # Wake the writer for the first frame and a full commit only: a wake-up is costly.
             after = pending.rows + rows
             first = False
             full = pending.rows < due <= after or pending.rows < FEW_ROWS <= after
@@ -217,9 +205,7 @@ class Queue:
     @property
     def lag_seconds(self) -> float:
         """Return how long the oldest frame without a receipt has waited; 0 if there is none."""
-        waiting = [
-            batch.first_seconds for batch in (self._committing, self._pending) if batch.frames
-        ]
+        waiting = [b.first_seconds for b in (self._committing, self._pending) if b.frames]
         return max(0.0, time.monotonic() - min(waiting)) if waiting else 0.0
 
     @property
@@ -240,10 +226,7 @@ class Queue:
             self._change.notify_all()
 
     def submit_scores(
-        self,
-        snapshot: Snapshot,
-        changed: Sequence[HostScore],
-        memories: Iterable[HostMemory] = (),
+        self, snapshot: Snapshot, changed: Sequence[HostScore], memories: Iterable[HostMemory] = ()
     ) -> None:
         """Queue scores with their evidence and the state of these hosts, for the same commit."""
         snapshot_scores = records.snapshot_scores(snapshot, changed)
@@ -278,9 +261,7 @@ class Queue:
             self._change.notify_all()
 
     def submit_decisions(self, one: DecisionCommit) -> bool:
-        """Queue decisions, inputs and choices. False: at the limit; the decisions are counted as
-        dropped.
-        """
+        """Queue decisions, inputs and choices. False: at the limit; they count as dropped."""
         size = one.size_bytes
         with self._change:
             if self._decision_bytes + size > DECISION_BYTES_WAITING_MAX:
@@ -304,10 +285,7 @@ class Queue:
             self._change.notify_all()
 
     def _submit_work(self, work: Callable[[], None], *, ahead: bool = False) -> None:
-        """Queue *work* to run before (*ahead*) or after the next commit.
-
-        Raises StoreError after `_submit_end`.
-        """
+        """Queue *work* for before (*ahead*) or after the next commit. Raises StoreError."""
         with self._change:
             if self._closing:
                 raise StoreError("the store is closing")

@@ -129,19 +129,14 @@ def gpu_sets(connection: Connection) -> dict[str, dict[str, str]]:
 
 
 def recent_events(connection: Connection, now_ns: int) -> list[StoredEvent]:
-    """Return events received in the last EVENTS_SECONDS, and events of open findings of any age.
-
-    The oldest comes first.
-    """
+    """Return events of the last EVENTS_SECONDS and of open findings, the oldest first."""
     since_us = now_ns // 1000 - EVENTS_SECONDS * 1_000_000
     rows = connection.execute(_RECENT_EVENTS, {"since": since_us, "most": EVENTS_MAX}).fetchall()
     return [_event(*row) for row in rows]
 
 
 def last_scores(connection: Connection) -> list[LastScore]:
-    """Return the last score of each host received within RECEIVED_SECONDS_MAX before the last
-    score.
-    """
+    """Return each host's last score within RECEIVED_SECONDS_MAX before the last score."""
     # By row, not by time: the clock may have been ahead, and been set back.
     newest = connection.execute(
         "SELECT epoch_us(time) FROM scores WHERE rowid = (SELECT max(rowid) FROM scores)"
@@ -210,9 +205,7 @@ def _last_score(row: dict[str, Any]) -> LastScore:
 
 
 def _in_order(row: dict[str, Any]) -> tuple[Evidence, ...]:
-    """Return the evidence in its original order if that is stored: then the score can be recomputed
-    exactly.
-    """
+    """Return the evidence in its stored order, from which scores are recomputed exactly."""
     evidence = [evidence_of(evidence_row) for evidence_row in row["evidence"]]
     order = row["log_hazard_deltas"] or []
     positions_by_delta: dict[float, list[int]] = {}

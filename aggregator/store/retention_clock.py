@@ -30,9 +30,7 @@ class RetentionClock:
     """Thread-safe. Anchors ascend in both run time and wall clock, so a cutoff never moves back across a jump."""
 
     def __init__(self, steady_ns: Callable[[], int], anchors: Iterable[Anchor] = ()) -> None:
-        """*steady_ns*: a clock that cannot be set, such as CLOCK_MONOTONIC. *anchors*: `anchors()`
-        of the last run.
-        """
+        """*steady_ns*: a clock that cannot be set; *anchors*: `anchors()` of the last run."""
         self._steady_ns = steady_ns
         self._lock = threading.Lock()
         self._anchors: list[Anchor] = []

@@ -11,8 +11,7 @@ from .table_copies import ADVICE_DAYS, OUTCOMES_DAYS
 
 #: Retention of fingerprints of runs: a year and a margin.
 RUNS_RETAINED_DAYS = 400
-#: Maximum time from an event's arrival to the beginning of its finding: a code waits for
-#: companions.
+#: Maximum time from an event to its finding: a code waits for companions.
 _JUDGED_WITHIN = "INTERVAL 1 MINUTE"
 #: Selects the `rowid` of events of open findings, by host, signal and device, since the finding
 #: began. Subjects are made in `scoring/findings.py`; the kernel names a GPU by its PCI address. All
@@ -82,11 +81,9 @@ def drop_old(connection: Any, clock: RetentionClock, now_ns: int, history_days: 
     fill_host_days(connection, now_ns // 1000)
     for rule in _RETENTION_RULES:
         days = rule.days or max(rule.days_min, history_days)
-        exception = (
-            f" AND rowid NOT IN ({_RETAINED_LONGER[rule.table]})"
-            if rule.table in _RETAINED_LONGER
-            else ""
-        )
+        exception = ""
+        if rule.table in _RETAINED_LONGER:
+            exception = f" AND rowid NOT IN ({_RETAINED_LONGER[rule.table]})"
         connection.execute(
             f"DELETE FROM {rule.table} WHERE {rule.column} < make_timestamp(?){exception}",
             [cutoff_us(days)],

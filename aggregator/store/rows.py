@@ -173,9 +173,7 @@ def snapshot_scores(snapshot: Snapshot, chosen: Iterable[HostScore]) -> list[Sna
 
 
 class HostMemory(NamedTuple):
-    """State that scoring keeps of a host. *body*: makes its JSON, called in the writer thread;
-    None: no state.
-    """
+    """State that scoring keeps of a host. *body*: makes its JSON in the writer thread."""
 
     host: str
     time_ns: int

@@ -89,10 +89,7 @@ class RecentRows:
     def fitting_condition(
         self, ops_file: OpsFile, now_us: int, left_out: list[str], seconds_min: float = 0.0
     ) -> str:
-        """Return the condition, and append to *left_out* if it covers fewer seconds.
-
-        Below *seconds_min* nothing is copied.
-        """
+        """Return the condition; append to *left_out* if it covers fewer seconds."""
         span_us = self.seconds * 1_000_000
         while True:
             where = f"WHERE time > make_timestamp({now_us - span_us})"
@@ -120,16 +117,13 @@ class OpsFile:
     _hosts: tuple[Any, ...] = field(default=(), init=False)
     _base_ns: int = field(default=0, init=False)
     _base_devices: int = field(default=0, init=False)
-    _base_left_out: list[str] = field(default_factory=list[str], init=False)
+    _base_left_out: list[str] = field(default_factory=list, init=False)
     # As of the previous file.
     _lag_seconds: float = field(default=FIRST_LOOKBACK_SECONDS, init=False)
     _is_previous_damaged: bool = field(default=False, init=False)
 
     def write(self, now_ns: int, lag_seconds: float = 0.0) -> None:
-        """Write the file as of *now_ns*; *lag_seconds*: how long readings have waited for a commit.
-
-        Raises duckdb.Error or OSError; then the previous file stays.
-        """
+        """Write the file as of *now_ns*. Raises duckdb.Error, OSError; the old one stays."""
         target, base = self.folder / OPS_FILE, self.folder / BASE_FILE
         temporary = target.with_name("operators-new.duckdb")
         left_out = self._refresh_base(base, temporary, now_ns)
@@ -149,9 +143,7 @@ class OpsFile:
             raise
 
     def remove(self) -> None:
-        """Remove the file of an earlier process, which would become outdated unnoticed. Never
-        raises.
-        """
+        """Remove an earlier process's file, which would become outdated. Never raises."""
         with suppress(OSError):
             _remove(self.folder / OPS_FILE)
             _remove(self.folder / BASE_FILE)
@@ -184,10 +176,7 @@ class OpsFile:
 
     @contextmanager
     def rows(self, query: str) -> Iterator[Any]:
-        """Yield the result of a query of the live file as a `pyarrow.RecordBatchReader`.
-
-        Rows are read as the reader advances.
-        """
+        """Yield a `pyarrow.RecordBatchReader` of a query of the live file."""
         with self.cursor() as cursor:
             yield cursor.sql(query).to_arrow_reader(BATCH_ROWS)
 
@@ -246,9 +235,7 @@ class _BaseBuilder:
                 self._put(f"rollups.{name}", self._rollup(name, span), _ROLLUPS_COMMENT)
 
     def _rollup(self, name: str, span: RecentRows) -> Any:
-        """Return the rows of a rollup; none if its file is damaged, so that the rest is still
-        written.
-        """
+        """Return the rows of a rollup; none if its file is damaged."""
         try:
             where = span.fitting_condition(self.ops_file, self.now_us, self.left_out)
             return self.ops_file.read(f"FROM {span.table} {where}")
@@ -276,10 +263,7 @@ class _OpsFileBuilder:
     left_out: list[str]
 
     def fill(self, previous: Path | None, lag_seconds: float) -> None:
-        """Insert everything except the base; *lag_seconds*: as of the file *previous*.
-
-        Raises duckdb.Error, DamagedPreviousError.
-        """
+        """Insert everything except the base. Raises duckdb.Error, DamagedPreviousError."""
         latest = LatestTables(self.file, self.ops_file.cursor, self.now_us, lag_seconds)
         latest.attach(previous)
         stored = {name for (name,) in self.ops_file.fetch(_STORED_TABLES)}
@@ -336,9 +320,7 @@ def _seconds_of(table: str) -> int:
 
 @cache
 def _empty_tables() -> str:
-    """Return the SQL that creates all schemas and tables of readings; most stay empty on most
-    hosts.
-    """
+    """Return the SQL that creates all schemas and tables of readings, mostly empty."""
     sql_statements = [f"CREATE SCHEMA {schema}" for schema in ("latest", "readings", "ops")]
     for table, columns in COLUMNS.items():
         minutes = f"the last {_seconds_of(table) // 60} minutes, or as many as fit"

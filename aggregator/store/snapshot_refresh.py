@@ -17,13 +17,11 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import IO
 
-#: A file that takes more CPU is written periodically, not on request: a query would not wait for
-#: it.
+#: A file that takes more CPU is written periodically: a query would not wait for it.
 CHEAP_SECONDS = 6.0
 #: Without a request a cheap file is written once in this many periods (`ops_seconds`).
 IDLE_PERIODS = 8
-#: Pause after a cheap file, as a multiple of its CPU time: requests take at most a third of a
-#: processor.
+#: Pause after a cheap file, as a multiple of its CPU time: a third of a processor.
 PAUSE_FACTOR = 2
 #: Limit of a query's wait for a file.
 WAIT_SECONDS_MAX = 8.0
@@ -34,10 +32,7 @@ REQUESTS_FILE = "operators.requests"
 
 
 def pause_seconds(period_seconds: float, write_seconds: float) -> float:
-    """Return the pause after a file that took *write_seconds*: the rest of the period.
-
-    The period is extended, at most doubled, to limit the file to an eighth of a processor.
-    """
+    """Return the pause after a file: the rest of the period, at most doubled."""
     whole = max(period_seconds, min(2 * period_seconds, 8 * write_seconds))
     return max(0.0, whole - write_seconds)
 
@@ -68,17 +63,14 @@ class Refresh:
     #: Time of the last file's content; 0: this process has not written one.
     taken_ns: int = 0
     _ended: float = float("-inf")
-    _waiting: list[tuple[int, Future[None]]] = field(default_factory=list[tuple[int, Future[None]]])
+    _waiting: list[tuple[int, Future[None]]] = field(default_factory=list)
     _is_file_requested: bool = False  # another process requested a file
     _failed: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _wake: threading.Event = field(default_factory=threading.Event)
 
     def request(self, moment_ns: int) -> Future[None]:
-        """Return a future that completes when the file covers *moment_ns*, or writing it failed.
-
-        With `ops_seconds` 0 no file is ever written, and the future is complete.
-        """
+        """Return a future that completes when the file covers *moment_ns*, or failed."""
         done: Future[None] = Future()
         with self._lock:
             if self.taken_ns >= moment_ns or not self.cost.period_seconds:
@@ -146,9 +138,7 @@ class Refresh:
 
 
 class RequestFile:
-    """The aggregator's side of requests by file. Without that file others use the existing
-    snapshot.
-    """
+    """The aggregator's side of requests by file; without it the snapshot stays."""
 
     def __init__(self, folder: Path, *, enabled: bool = True) -> None:
         """Create the file if *enabled*; `poll` locks it, to show that requests are served."""

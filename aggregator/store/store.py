@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import duckdb
+from duckdb import DuckDBPyConnection as Connection
 
 from ..config import AggregatorConfig
 from ..metrics import Histogram
@@ -148,8 +149,7 @@ class Store(Queue):
                 "event journal: %d bytes at its end are not a complete record",
                 self._journal.torn_bytes,
             )
-        #: Message about acknowledged data that the file lost while no aggregator ran; "" if none is
-        #: known.
+        #: Message about acknowledged data lost while no aggregator ran; "" if none is known.
         self.loss_message = "; ".join(
             filter(None, (self._writer.loss_message, self._journal.loss_message))
         )
@@ -186,10 +186,7 @@ class Store(Queue):
         wall_ns: Callable[[], int] = time.time_ns,
         steady_ns: Callable[[], int] = time.monotonic_ns,
     ) -> Store:
-        """Open or create the store in *folder* and start its threads. Raises StoreError.
-
-        *steady_ns*: see `RetentionClock`.
-        """
+        """Open or create the store in *folder* and start its threads. Raises StoreError."""
         store = cls(folder, config or AggregatorConfig(), wall_ns, steady_ns)
         for thread in store._threads:
             thread.start()
@@ -232,9 +229,7 @@ class Store(Queue):
         """
         self._submit_events(events, self._journal.append(events))
 
-    def in_transaction(
-        self, work: Callable[[duckdb.DuckDBPyConnection], T], *, ahead: bool = False
-    ) -> T:
+    def in_transaction(self, work: Callable[[Connection], T], *, ahead: bool = False) -> T:
         """Run *work* on the writer's connection, between two commits, in a transaction of its own.
 
         *ahead*: before the pending commit, which takes a tenth of a second or more, instead of
@@ -245,10 +240,7 @@ class Store(Queue):
         return self.run_on_writer_thread(lambda writer: writer.transact(work), ahead=ahead)
 
     def run_on_writer_thread(self, work: Callable[[Writer], T], *, ahead: bool = False) -> T:
-        """Run *work* with the writer, between two commits: nothing is stored until it returns.
-
-        Blocks. Raises the exception of *work*; StoreError if the store closes first.
-        """
+        """Run *work* in the writer, between two commits. Blocks. Raises its errors, StoreError."""
         done: Future[T] = Future()
 
         def run() -> None:
@@ -260,14 +252,12 @@ class Store(Queue):
         self._submit_work(run, ahead=ahead)
         return done.result()
 
-    def reading(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
+    def reading(self) -> AbstractContextManager[Connection]:
         """Return a context with a cursor for reading, for use by one thread."""
         return self._writer.cursor()
 
     def journal_records(self) -> bytes:
-        """Return the journal's records; in `run_on_writer_thread` they are consistent with the
-        file.
-        """
+        """Return the journal's records, consistent with the file in the writer's thread."""
         return self._journal.records()
 
     @property

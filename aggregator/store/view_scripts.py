@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from hashlib import sha256
 
 import duckdb
+from duckdb import DuckDBPyConnection as Connection
 
 DIGEST_VIEW = "scripts_run"
-#: For `readings` only the comments, which name the columns (`live_tables.py`): the Parquet files
-#: change often.
+#: For `readings` only the comments (`live_tables.py`): the Parquet files change often.
 _VIEWS = (
     "SELECT schema_name, view_name, comment, if(schema_name = 'readings', '', sql) FROM duckdb_views() "
     f"WHERE schema_name IN ('main', 'ops', 'history', 'readings') AND NOT internal AND view_name <> '{DIGEST_VIEW}'"
@@ -32,11 +32,8 @@ _WORD = re.compile(r"\w+")
 _IGNORED_WORDS = {"CROSS", "JOIN", "MATERIALIZED", "lambda", "row"}
 
 
-def run_scripts(connection: duckdb.DuckDBPyConnection, scripts: Iterable[str]) -> bool:
-    """Run the scripts in the caller's transaction if their digest changed; return whether they ran.
-
-    Raises duckdb.Error.
-    """
+def run_scripts(connection: Connection, scripts: Iterable[str]) -> bool:
+    """Run the scripts if their digest changed; return whether. Raises duckdb.Error."""
     text = ";\n".join(scripts)
     stored_digest = _stored_digest(connection)
     if stored_digest and stored_digest == _digest(connection, text):
@@ -47,7 +44,7 @@ def run_scripts(connection: duckdb.DuckDBPyConnection, scripts: Iterable[str]) -
     return True
 
 
-def _stored_digest(connection: duckdb.DuckDBPyConnection) -> str:
+def _stored_digest(connection: Connection) -> str:
     rows = connection.execute(
         "SELECT comment FROM duckdb_views() WHERE schema_name = 'main' AND view_name = ?",
         [DIGEST_VIEW],
@@ -55,7 +52,7 @@ def _stored_digest(connection: duckdb.DuckDBPyConnection) -> str:
     return rows[0][0] or "" if rows else ""
 
 
-def _digest(connection: duckdb.DuckDBPyConnection, text: str) -> str:
+def _digest(connection: Connection, text: str) -> str:
     existing = [
         (*names, sorted(word for word in _WORD.findall(sql or "") if word not in _IGNORED_WORDS))
         for query in (_VIEWS, _MACROS, _TABLES)

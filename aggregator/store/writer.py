@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import duckdb
+from duckdb import DuckDBPyConnection as Connection
 
 from ..durable_file import sync_folder
 from ..errors import CAPACITY_RETRY_SECONDS, ResourceExhausted
@@ -38,8 +39,7 @@ from .view_scripts import run_scripts
 #: Runs per host in the table `received`. A host's spool contains one run; older runs are resent
 #: only if an old disk is put back. The oldest are deleted, so that no host can fill the table.
 RUNS_PER_HOST_MAX = 1000
-#: Period of storing the run time. A kill loses at most one period of run time, and data stays for
-#: one period longer.
+#: Period of storing the run time: a kill loses one, and data stays one longer.
 RUN_TIME_STORED_NS = 60_000_000_000
 
 log = logging.getLogger(__name__)
@@ -60,9 +60,7 @@ PINNED_WAL_BYTES_MAX = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class PinnedFile:
-    """A file that is currently not changed by checkpoints; its content is consistent up to
-    `wal_bytes` of the WAL.
-    """
+    """A file that no checkpoint changes now; it is consistent up to `wal_bytes` of the WAL."""
 
     path: Path
     header: Header | None
@@ -82,10 +80,7 @@ class Writer:
         steady_ns: Callable[[], int] = time.monotonic_ns,
         on_missing_inputs: Callable[[Iterable[str]], None] = lambda _: None,
     ) -> None:
-        """Open the store at *path*. Raises StoreError.
-
-        *on_missing_inputs*: called with the digests of decisions' inputs that the store lacks.
-        """
+        """Open the store. Raises StoreError. *on_missing_inputs*: called with digests."""
         self._path = path
         self._retention_ns = retention_hours * HOUR_NS
         self._history_days = history_days
@@ -195,21 +190,15 @@ class Writer:
         self._needs_reopen = False
 
     def commit(self, pending: Pending, now_ns: int) -> None:
-        """Store *pending* in one transaction.
-
-        Raises duckdb.Error, OSError or StoreError; then the next call reopens the file first.
-        """
+        """Store *pending* in one transaction. Raises duckdb.Error, OSError, StoreError."""
         if self._needs_reopen:
             self._reopen()
         self._needs_reopen = True
         self._commit(pending, now_ns)
         self._needs_reopen = False
 
-    def transact(self, work: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
-        """Run *work* in a transaction, and reload the live tables afterwards.
-
-        Raises the exception of *work*, duckdb.Error, OSError or StoreError, and rolls back.
-        """
+    def transact(self, work: Callable[[Connection], T]) -> T:
+        """Run *work* in a transaction, or roll back and raise its error or StoreError."""
         if self._needs_reopen:
             self._reopen()
         self._needs_reopen = True
@@ -416,7 +405,7 @@ class Writer:
             self._open()
 
     @contextmanager
-    def cursor(self) -> Iterator[duckdb.DuckDBPyConnection]:
+    def cursor(self) -> Iterator[Connection]:
         """Yield a cursor for reading in another thread."""
         with self._cursor_lock:
             cursor = self._connection.cursor()

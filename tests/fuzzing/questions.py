@@ -8,7 +8,8 @@ from functools import cache
 import duckdb
 
 from gangline.aggregator.query import sandbox
-from gangline.aggregator.query.sandbox import StatementRefused, explain_error
+from gangline.aggregator.query.messages import QueryRefused
+from gangline.aggregator.query.sandbox import explain_error
 from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged, flipped
 
 STATEMENTS = (
@@ -34,7 +35,7 @@ def fuzz_question(source: random.Random) -> str:
     sql = damage(source.choice(STATEMENTS), source).decode(errors="replace")
     try:
         sandbox.check(_connection(), sql)
-    except StatementRefused as refused:
+    except QueryRefused as refused:
         message = str(refused)
     except duckdb.Error as error:
         message = explain_error(error, sql, list)

@@ -56,20 +56,14 @@ FINDINGS = {
 @detects(rules.DEVICE_HANGS, rules.DRIVER_HANGS)
 def hung_devices(view: FleetView) -> Iterator[Symptom]:
     """Name each device whose calls hang; all devices of one driver are one finding."""
-    states, seconds = (
-        view.state("probe_1s", "state"),
-        view.gauge("probe_1s", "hung_seconds"),
-    )
+    states, seconds = (view.state("probe_1s", "state"), view.gauge("probe_1s", "hung_seconds"))
     rows = np.flatnonzero((states != OK) & ((seconds > 0.0) | (states == SLOW))).tolist()
     names: dict[int, Row] = {row: view.name("probe_1s", row) for row in rows}
     driver_rows = {row_name for row_name in names.values() if _is_driver_row(view, row_name)}
     for row, (host, name) in names.items():
         if (host, name) in driver_rows:
-            within = [
-                other_name
-                for other, other_name in names.values()
-                if other == host and _driver_row(view, other, other_name) == name
-            ]
+            others = [other for other_host, other in names.values() if other_host == host]
+            within = [other for other in others if _driver_row(view, host, other) == name]
             yield _driver_hangs(view, row, float(seconds[row]), sorted(within))
         elif (host, _driver_row(view, host, name)) not in driver_rows:
             yield _device_hangs(view, row, float(seconds[row]), int(states[row]) == SLOW)
@@ -91,23 +85,14 @@ def _driver_row(view: FleetView, host: int, name: str) -> str:
 def _driver_hangs(view: FleetView, row: int, seconds: float, within: list[str]) -> Symptom:
     host, name = view.name("probe_1s", row)
     hang, collector = view.fleet.hangs.of(host, name), name.partition(" ")[2]
-    devices = ", ".join(
-        device_name.partition(" ")[2] for device_name in within if device_name != name
-    )
+    devices = ", ".join(d.partition(" ")[2] for d in within if d != name)
     first = f" ({devices} first)" if devices else ""
     subject = f"what {collector} reads" if collector else "the GPU driver as a whole"
     action = ACTIONS["other" if collector else "driver"]
     message = f"{subject} has not answered {_duration_text(view, hang, seconds)}{_call_text(hang)}{first}: {action}"
     kind = collector.partition("_")[0]
-    return _symptom(
-        view,
-        row,
-        rules.DEVICE_HANGS if collector else rules.DRIVER_HANGS,
-        device=collector or "host",
-        seconds=seconds,
-        message=message,
-        kind=kind,
-    )
+    rule = rules.DEVICE_HANGS if collector else rules.DRIVER_HANGS
+    return _symptom(view, row, rule, collector or "host", seconds, message, kind)
 
 
 def _device_hangs(view: FleetView, row: int, seconds: float, is_slow: bool) -> Symptom:
@@ -118,10 +103,8 @@ def _device_hangs(view: FleetView, row: int, seconds: float, is_slow: bool) -> S
     key = gpu_at(view, host, device) if kind == "gpu" else device
     subject = f"{'GPU' if kind == 'gpu' else kind} {device}".strip()
     subject += f" ({short(key)})" if key != device else ""
-    since, action = (
-        _duration_text(view, hang, seconds),
-        ACTIONS["gpu" if kind == "gpu" else "other"],
-    )
+    since = _duration_text(view, hang, seconds)
+    action = ACTIONS["gpu" if kind == "gpu" else "other"]
     if is_slow:
         message = f"{subject} answers too slowly for its neighbours {since}{_call_text(hang)}: {ACTIONS['other']}"
     elif seconds < DIED_SECONDS_MAX:
@@ -131,19 +114,12 @@ def _device_hangs(view: FleetView, row: int, seconds: float, is_slow: bool) -> S
         message = f"{subject} is skipped{lasts}, as the agent's process {died}{_call_text(hang)}: {action}"
     else:
         message = f"{subject} has not answered {since}{_call_text(hang)}: {action}"
-    return _symptom(
-        view,
-        row,
-        rules.DEVICE_HANGS,
-        device=key,
-        seconds=seconds,
-        message=message,
-        kind="" if is_slow else kind,
-    )
+    kind = "" if is_slow else kind
+    return _symptom(view, row, rules.DEVICE_HANGS, key, seconds, message, kind)
 
 
 def _symptom(
-    view: FleetView, row: int, rule: Rule, *, device: str, seconds: float, message: str, kind: str
+    view: FleetView, row: int, rule: Rule, device: str, seconds: float, message: str, kind: str
 ) -> Symptom:
     """Return the symptom of a row. *kind*: device kind whose hang is worse, or ""."""
     return Symptom(
@@ -195,12 +171,11 @@ def new_hosts(view: FleetView) -> Iterator[Symptom]:
     """Name each host that is too new to judge: missing data is neither zero nor healthy."""
     last_received, first = view.fleet.last_received_ns, view.fleet.first_received_ns
     for host in np.flatnonzero(last_received - first < RECEIVED_SECONDS_MIN * 1e9).tolist():
-        seconds = (last_received[host] - first[host]) / 1e9 if last_received[host] else 0.0
-        known = (
-            f"reporting for {seconds:.0f} s only"
-            if last_received[host]
-            else "registered, has never reported"
-        )
+        seconds = 0.0
+        known, sql = "registered, has never reported", _registration_sql(view, host)
+        if last_received[host]:
+            seconds = (last_received[host] - first[host]) / 1e9
+            known, sql = f"reporting for {seconds:.0f} s only", _first_received_sql(view, host)
         yield Symptom(
             rule=rules.NEW,
             host=host,
@@ -210,9 +185,7 @@ def new_hosts(view: FleetView) -> Iterator[Symptom]:
             unit="seconds",
             normal=f"reports for {RECEIVED_SECONDS_MIN:.0f} s",
             message=known,
-            sql=_first_received_sql(view, host)
-            if last_received[host]
-            else _registration_sql(view, host),
+            sql=sql,
             clears=f"it has reported for {RECEIVED_SECONDS_MIN:.0f} s",
         )
 
@@ -226,6 +199,10 @@ def silent_hosts(view: FleetView, frozen: frozenset[int]) -> Iterator[Symptom]:
         backlog = view.fleet.backlog_age_seconds(host, view.now_ns)
         if backlog < 15.0:
             message += ", but it is sending the data kept meanwhile"
+        if is_frozen:
+            message += (
+                ", as are many others: more likely a fault of the aggregator than of the hosts"
+            )
         yield Symptom(
             rule=rules.SILENT,
             host=host,
@@ -234,12 +211,7 @@ def silent_hosts(view: FleetView, frozen: frozenset[int]) -> Iterator[Symptom]:
             value=float(round(silent[host])),
             unit="seconds",
             normal="a frame every second",
-            message=message
-            + (
-                ", as are many others: more likely a fault of the aggregator than of the hosts"
-                if is_frozen
-                else ""
-            ),
+            message=message,
             sql=last_received(view.fleet.names[host], view.now_ns),
             state=HealthState.HEALTHY if is_frozen else None,
             hazard_factor=1.0 if is_frozen else 0.0,
@@ -262,9 +234,8 @@ def failing_collectors(view: FleetView) -> Iterator[Symptom]:
         outcome, source = int(code), name.partition("_")[0]
         if outcome == HUNG and host in named:
             continue
-        message = next(
-            (s.message for s in view.fleet.collector_statuses.of(host) if s.name == name), ""
-        )
+        statuses = view.fleet.collector_statuses.of(host)
+        message = next((s.message for s in statuses if s.name == name), "")
         rule = rules.HANGS if outcome == HUNG else rules.FAILS
         verb = {BLIND: "is blind", ERROR: "fails", HUNG: "hangs in the driver"}[outcome]
         yield Symptom(
@@ -283,7 +254,7 @@ def failing_collectors(view: FleetView) -> Iterator[Symptom]:
 
 
 def _has_failed(outcomes: NDArray[Any]) -> Flags:
-    return np.asarray((outcomes >= BLIND) & (outcomes <= HUNG), dtype=bool)
+    return (outcomes >= BLIND) & (outcomes <= HUNG)
 
 
 @detects(rules.STUCK)

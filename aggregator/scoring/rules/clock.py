@@ -41,22 +41,18 @@ from .gang import members
 #: all of them. A GPU without a cause from the driver must also be below
 #: `gpu.unexplained_below_ratio`.
 SLOW_BELOW = "gpu.slow_below_ratio"
-#: Limits for GPUs that the driver reports as limited by heat, a brake or a cap. A level ends at its
-#: limit plus LEAVES_*.
+#: Limits of a GPU that the driver reports as throttled. A level ends at it plus LEAVES_*.
 THROTTLED_WATCH, THROTTLED_BELOW = "gpu.held_watch_ratio", "gpu.held_below_ratio"
 LEAVES_WATCH, LEAVES_DEGRADED = 0.01, 0.02
-#: Half a step of NVIDIA's clocks (15 MHz). WATCH begins this much above its limit, because readings
-#: are rounded to steps.
+#: Half a step of NVIDIA's clocks (15 MHz), by which WATCH begins above its limit.
 CLOCK_ERROR_HERTZ = 7.5e6
 #: A GPU that is only slightly limited is reported after this time.
 MILD_SECONDS = 15.0
-#: A cap that is active for less of the time is caused by bursts of work that reach the limit
-#: (assumed).
+#: A cap active for less of the time comes from bursts that reach the limit (assumed).
 CAPPED_SHARE_MIN = 0.8
 #: Software slowdown begins a few degrees below the threshold that the driver reports.
 NEAR_SLOWDOWN_CELSIUS = 8.0
-#: Used if no threshold is known; the lowest brake temperature of NVIDIA's data-center parts is in
-#: the eighties.
+#: Used if no threshold is known; NVIDIA's lowest brake temperature is in the eighties.
 HOT_CELSIUS, HOT_MEMORY_CELSIUS = 80.0, 95.0
 #: Newer parts report the distance to their limit.
 MARGIN_CELSIUS = 3.0
@@ -65,8 +61,7 @@ THROTTLED_SHARE = 0.05
 #: Seconds of a GPU's own past in its evidence query.
 BASELINE_SHOWN_SECONDS = 900.0
 
-#: A cap below its own limit needs longer: only the flag shows it, which comes and goes with work
-#: that reaches the limit.
+#: A cap below its own limit needs longer: its flag also comes with work at the limit.
 EXTERNAL_CAP = replace(rules.POWER, enter_seconds=20.0)
 
 

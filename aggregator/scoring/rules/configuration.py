@@ -165,11 +165,10 @@ def returned_hosts(
             continue
         days = max(view.now_ns - probation.since_ns, 0) / DAY_NS
         factor = 1.0 if is_trained else factor_after(days)
-        often = (
-            ""
-            if is_trained
-            else f"; this soon after a return hosts fail {factor:,.3g} times as often as others"
-        )
+        if is_trained:
+            often = ""
+        else:
+            often = f"; this soon after a return hosts fail {factor:,.3g} times as often as others"
         yield Symptom(
             rule=rules.HOST_RETURNED,
             host=host,

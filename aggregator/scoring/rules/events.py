@@ -56,8 +56,7 @@ CLEARS = "its link stays up and counts no error for 24 hours, the GPU is reset, 
 FATAL_HAZARD_FACTOR = 20_000.0
 #: Hazards from this factor on are SUSPECT, below it WATCH.
 SUSPECT_FACTOR = 20.0
-#: XID 154 reports a change of `gpu.recovery_action_state`; that reading is later, and so has more
-#: weight.
+#: XID 154 reports a change of `gpu.recovery_action_state`, which is the later reading.
 RECOVERY_COLUMN = "recovery_action_state"
 RECHECK_SECONDS = 10.0
 
@@ -107,11 +106,10 @@ def _as_previous_boot(kind: EventKind) -> EventKind:
 def _kernel_symptom(view: FleetView, record: EventRecord, kind: EventKind) -> Symptom:
     counts = record.count >= kind.count_min and not record.hit_cgroup_limit
     state = kind.rule.state if counts else HealthState.HEALTHY
-    rule = (
-        replace(kind.rule, name=f"{kind.rule.name}.own_limit")
-        if record.hit_cgroup_limit
-        else kind.rule
-    )
+    if record.hit_cgroup_limit:
+        rule = replace(kind.rule, name=f"{kind.rule.name}.own_limit")
+    else:
+        rule = kind.rule
     quoted_message = f': "{record.message}"' if record.message else ""
     message = f"{kind.message}{event_symptom.times_text(record)}{quoted_message}"
     return event_symptom.event_symptom(

@@ -36,14 +36,12 @@ PEERS_RATIO = 10.0
 #: (assumed).
 LIGHT_TRAFFIC, HEAVY_TRAFFIC = 1e6, 1e8
 CHANGES, TABLE_AER = "rdma_1s_changes", "pcie_10s_changes"
-#: After a boot drivers load, links train and a subnet manager sweeps, in about the time that
-#: NVLinks take (assumed).
+#: After a boot drivers load, links train, and a subnet manager sweeps (assumed).
 TRAINING_SECONDS = 300.0
 ACTIVE, DISABLED = 4, 3
 PER_TEN_MINUTES = "events in 10 min"
 
-#: PORT_DOWN on a booting host: a training port is not yet a fault. A port that was down before the
-#: boot remains so.
+#: PORT_DOWN on a booting host, unless the port was down before the boot.
 PORT_TRAINS = replace(rules.PORT_DOWN, enter_seconds=TRAINING_SECONDS)
 
 #: Parts of the names of boards whose NVLinks lead to a bridge that a host may lack. Other boards
@@ -62,10 +60,7 @@ def retransmitting_ports(view: FleetView) -> Iterator[Symptom]:
 
 
 def _median_at_same_traffic(view: FleetView, table: str, rates: Floats) -> Floats:
-    """Return each port's median over the ports of its link layer in its class of traffic.
-
-    NaN for moving ports with too few peers, 0 for others.
-    """
+    """Return each port's median over ports of its link layer and class of traffic."""
     result = np.zeros(rates.shape)
     if not rates.any():
         return result
@@ -133,10 +128,7 @@ def _retransmit_symptom(view: FleetView, one: PeerOutlier, least: float) -> Symp
 
 @detects(rules.PORT_DOWN)
 def ports_down(view: FleetView) -> Iterator[Symptom]:
-    """Name each port that is down and was up.
-
-    A port that never was up is not cabled; a disabled port is so on purpose.
-    """
+    """Name each port that is down and was up; others are not cabled, or disabled."""
     state = view.state("rdma_1s", "port_state")
     known = view.known("rdma_1s", "port_state")
     physical = view.state("rdma_1s", "physical_state")
@@ -339,10 +331,8 @@ def links_never_up(view: FleetView) -> Iterator[Symptom]:
 
 
 def _missing_links(view: FleetView, host: int, never_up: list[int]) -> Iterator[Symptom]:
-    devices, state = (
-        view.fleet.tables[nvlink.CHANGES].devices,
-        view.state(nvlink.CHANGES, "link_state"),
-    )
+    devices = view.fleet.tables[nvlink.CHANGES].devices
+    state = view.state(nvlink.CHANGES, "link_state")
     if _is_bridged(view, host, devices.names[never_up[0]].partition("/")[0]):
         return
     missing = Counter(devices.names[row].partition("/")[0] for row in never_up)

@@ -19,12 +19,7 @@ import numpy as np
 from ....fingerprints.group_statistics import medians, outliers_max, per_member
 from ....fingerprints.stragglers import BIRTH_FACTOR, CHANCE_MAX, PAIR_SIZE_MIN, Change
 from ...arrays import Codes, Flags, Floats, Indexes
-from ...fleet.gang_changes import (
-    BUSY_CHANGE_MIN,
-    CHANGE_WORK,
-    POWER_CHANGE_MIN,
-    POWER_SLOW_MIN,
-)
+from ...fleet.gang_changes import BUSY_CHANGE_MIN, CHANGE_WORK, POWER_CHANGE_MIN, POWER_SLOW_MIN
 from ...fleet.gang_comparison import GangComparison
 from ...fleet.gangs import CHANGE_CPU, CHANGE_IO, CHANGE_STEAL, WINDOW_NS, WINDOWS
 from ...rule_catalogue import gang as rules
@@ -38,15 +33,13 @@ from ..view import FleetView
 WORK_SHARE_MAX = 0.5
 #: A host keeps pace if its excess is below this share of the slow-host threshold.
 ALIKE_SHARE_MAX = 0.5
-#: In smaller gangs the slow host is ambiguous: a waiting host may spin on its GPUs and look busier
-#: than the culprit.
+#: In smaller gangs a waiting host may spin and look busier than the slow host.
 HOSTS_MIN = 3
 #: Larger gangs need as many windows as a gang of this size, because their chance is smaller.
 _GANG_HOSTS_MAX = 64
 #: A GPU is judged only in a job with at least this many GPUs.
 GPUS_MIN = 6
-#: If only power shows who computes, and nothing measures the work, one host of a smaller gang may
-#: be a pipeline stage.
+#: If only power shows who computes, a host of a smaller gang may be a pipeline stage.
 POWER_HOSTS_MIN = 8
 #: A power limit at or below this ratio to its earlier value was lowered; a clock at or below this
 #: ratio to the other members' median is held down by it.
@@ -119,12 +112,11 @@ def _changed(view: FleetView, comparison: GangComparison, change: Change) -> Fla
     """Return the hosts that *change* names, in large gangs with few other named hosts."""
     named = change.is_named & view.awake[: change.is_named.size]
     named &= sizes(comparison) >= HOSTS_MIN
-    # Two hosts that changed together are not a pipeline stage if their work is known to be the same
-    # as before.
+    # Two hosts that changed together are no pipeline stage if their work is the same.
     by_power = comparison.by_power[np.maximum(comparison.gang, 0)]
     may_be_pair = (sizes(comparison) >= PAIR_SIZE_MIN) & ~change.from_birth & ~by_power
     few = np.maximum(outliers_max(sizes(comparison)), np.where(may_be_pair, 2, 1))
-    return np.asarray(named & (sizes(comparison, named) <= few), dtype=bool)
+    return named & (sizes(comparison, named) <= few)
 
 
 def _is_of_usual_part(view: FleetView, comparison: GangComparison, host: int) -> bool:
@@ -147,11 +139,9 @@ def _interval(change: Change, at: int) -> str:
 def _changed_symptom(view: FleetView, comparison: GangComparison, host: int) -> Symptom:
     change = comparison.busy_change
     excess, work = float(change.excess[host]), float(change.companions[CHANGE_WORK, host])
-    since = (
-        "than the others of its job"
-        if change.from_birth[host]
-        else "than before, and the others of its job do not"
-    )
+    since = "than before, and the others of its job do not"
+    if change.from_birth[host]:
+        since = "than the others of its job"
     message = f"computes {100 * excess:.0f} % longer {since} ({_interval(change, host)}): they wait for it"
     rule = rules.SLOW
     if work > WORK_SHARE_MAX * excess:
@@ -205,7 +195,7 @@ def _named_gpus(view: FleetView, comparison: GangComparison) -> Flags:
     change, gpus = comparison.gpu_change, view.fleet.devices["gpu"]
     named = np.zeros(gpus.count, dtype=bool)
     named[: change.is_named.size] = change.is_named
-    return np.asarray(named & view.awake[gpus.host], dtype=bool)
+    return named & view.awake[gpus.host]
 
 
 def _hosts_of_few_slow_gpus(view: FleetView, comparison: GangComparison) -> Flags:
@@ -215,7 +205,7 @@ def _hosts_of_few_slow_gpus(view: FleetView, comparison: GangComparison) -> Flag
     gang, host = comparison.of_gpus(gpus.host), gpus.host
     total = np.bincount(host[known & (gang >= 0)], minlength=hosts)
     slow = np.bincount(host[known & _named_gpus(view, comparison)], minlength=hosts)
-    return np.asarray((slow > 0) & (2 * slow < total), dtype=bool)
+    return (slow > 0) & (2 * slow < total)
 
 
 @detects(rules.SLOW_GPU, rules.UNKNOWN, rules.WORKLOAD)
@@ -243,11 +233,9 @@ def _gpu_symptom(
     row, host, gang = where
     excess, work = float(change.excess[row]), float(change.companions[CHANGE_WORK, row])
     by_power = bool(comparison.by_power[gang])
-    since = (
-        "than the other GPUs of its job"
-        if change.from_birth[row]
-        else "than before, and the other GPUs of its job do not"
-    )
+    since = "than before, and the other GPUs of its job do not"
+    if change.from_birth[row]:
+        since = "than the other GPUs of its job"
     message = (
         f"computes {100 * excess:.0f} % longer {since} ({_interval(change, row)}): they wait for it"
     )
@@ -263,10 +251,8 @@ def _gpu_symptom(
     elif by_power and (
         change.from_birth[row] or not view.clock_over_baseline[row] >= CLOCK_USUAL_MIN
     ):
-        rule, message = (
-            rules.UNKNOWN,
-            f"{message}; whether it has more work is unknown: nothing measures it",
-        )
+        rule = rules.UNKNOWN
+        message = f"{message}; whether it has more work is unknown: nothing measures it"
     elif by_power and excess < POWER_SLOW_MIN:
         rule, message = rules.UNKNOWN, f"{message}; a hotter part may draw that much more power"
     else:
@@ -448,12 +434,12 @@ def _is_persistent(
     is_sure = np.rint(often * comparison.windows) >= _BEYOND_CHANCE[comparison.windows, hosts]
     if run is not None:
         is_sure |= run >= _RUN_MIN
-    return np.asarray((often >= view.threshold("gang.identity_ratio")) & is_sure)
+    return (often >= view.threshold("gang.identity_ratio")) & is_sure
 
 
 def _are_few(comparison: GangComparison, found: Flags) -> Flags:
     few = sizes(comparison, found) <= outliers_max(sizes(comparison))
-    return np.asarray((comparison.gang >= 0) & few, dtype=bool)
+    return (comparison.gang >= 0) & few
 
 
 def _rows(found: Flags) -> list[int]:
@@ -531,10 +517,7 @@ def _condition(hosts: list[str], gpus: list[str]) -> str:
 def members(
     view: FleetView, comparison: GangComparison, host: int, gang: int, most: int
 ) -> tuple[list[str], list[str]]:
-    """Return host names of *gang*, *host* first; on shared hosts the gang's GPUs instead.
-
-    Stop adding hosts at *most* names.
-    """
+    """Return up to *most* host names of *gang*, *host* first; GPUs on shared hosts."""
     hosts: list[str] = []
     gpus: list[str] = []
     others: Indexes = np.flatnonzero(comparison.gang == gang)[: most + 1]

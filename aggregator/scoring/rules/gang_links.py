@@ -193,10 +193,8 @@ def _job_symptoms(
     minimums = np.array([[counter.rate_min] for counter in CONGESTION_COUNTERS])
     which = int(np.nansum(congestion[:, affected] / minimums, axis=1).argmax())
     counter, shared = CONGESTION_COUNTERS[which], _shared_network(view, ports[which], members)
-    slowed, waits = (
-        float(np.median(comparison.slowed[affected])),
-        float(np.median(comparison.waits[affected])),
-    )
+    slowed = float(np.median(comparison.slowed[affected]))
+    waits = float(np.median(comparison.waits[affected]))
     if members.size == 1:
         statement = f"its ports {counter.description} {waits:.1f} times as much as before, and it moves {100 * slowed:.0f} % less"
         message = f"{statement}: {shared}"

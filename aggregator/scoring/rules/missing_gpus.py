@@ -23,8 +23,7 @@ from ..symptom import Symptom, short
 from ..view import FleetView
 from .gpu import OutOfServiceGpus
 
-#: After a boot the driver is built and loaded, and starts its GPUs (assumed; ports have the same
-#: time).
+#: After a boot the driver is built, loaded, and starts its GPUs (assumed).
 BOOTING_SECONDS = 300.0
 #: Maximum GPUs named in a message.
 NAMED_MAX = 4
@@ -98,11 +97,10 @@ def _find_missing(
 def _symptom(view: FleetView, host: int, missing: MissingGpus) -> Symptom:
     known = view.fleet.known_gpus.of(view.fleet.names[host])
     booting = 0 < view.host_now_ns[host] < BOOTING_SECONDS * 1e9
-    expected_text = (
-        f"{missing.expected} declared ({missing.declared})"
-        if missing.declared
-        else f"it had {missing.expected}"
-    )
+    if missing.declared:
+        expected_text = f"{missing.expected} declared ({missing.declared})"
+    else:
+        expected_text = f"it had {missing.expected}"
     return Symptom(
         rule=BOOTING if booting else rules.MISSING,
         host=host,

@@ -80,8 +80,7 @@ def links_above(view: FleetView) -> Iterator[Symptom]:
             loaded_at = below[column][links.lower] & loaded[links.user]
             at_links = np.flatnonzero(loaded_at)
             now = view.gauge_at("pcie_10s", column, links.lower[at_links])
-            # If the other end's maximum is unknown, np.minimum keeps the NaN, and the link is not
-            # judged.
+            # If the other end's maximum is unknown, the NaN stays: the link is not judged.
             maximum = np.minimum(
                 *(view.gauge_at("pcie_10s", most_column, ends[at_links]) for ends in links[1:])
             )
@@ -100,7 +99,7 @@ def _below_maximum(view: FleetView, column: str, most_column: str) -> Flags:
     """Return functions below their own maximum at the last reading; others are not slow."""
     table = view.fleet.tables["pcie_10s"]
     with np.errstate(invalid="ignore"):
-        return np.asarray(table.raw(column) < table.raw(most_column), dtype=bool)
+        return table.raw(column) < table.raw(most_column)
 
 
 def _is_reported_by_driver(view: FleetView, kind: str, row: int, user: int) -> bool:
@@ -150,7 +149,7 @@ def _gpus_loaded(view: FleetView) -> Flags:
     moved: Floats = np.zeros(computing.shape)
     for column in ("pcie_transmitted_bytes_per_second", "pcie_received_bytes_per_second"):
         moved += np.nan_to_num(_of_gpus(view, "gpu_fast_1s", column))
-    return np.asarray(computing | (moved > TRAFFIC_BYTES_PER_SECOND), dtype=bool)
+    return computing | (moved > TRAFFIC_BYTES_PER_SECOND)
 
 
 def _of_gpus(view: FleetView, table: str, column: str) -> Floats:
@@ -164,4 +163,4 @@ def _of_gpus(view: FleetView, table: str, column: str) -> Floats:
 def _moving(view: FleetView, kind: str) -> Flags:
     table = f"{kind}_1s"
     rates = view.rates(table, "received_bytes") + view.rates(table, "transmitted_bytes")
-    return np.asarray(rates > TRAFFIC_BYTES_PER_SECOND, dtype=bool)
+    return rates > TRAFFIC_BYTES_PER_SECOND

@@ -32,12 +32,7 @@ from ...durable_file import (
 from ...model import gangline_version
 from ..answer_journal import ANSWERS_FILE
 from ..durability_mark import size_of
-from ..store_folder import (
-    JOURNAL_FILE,
-    STORE_FILE,
-    cause,
-    wal_of,
-)
+from ..store_folder import JOURNAL_FILE, STORE_FILE, cause, wal_of
 from . import backup_files, verify
 from .backup_files import BackupFile, Manifest
 from .consistent_view import ConsistentView, FileChangedError
@@ -62,9 +57,7 @@ class ProgressSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BackupResult:
-    """A finished backup, its copied (not linked) bytes, and the time during which nothing was
-    stored.
-    """
+    """A finished backup: bytes copied (not linked), and how long nothing was stored."""
 
     folder: Path
     manifest: Manifest
@@ -164,10 +157,7 @@ class Backup:
             shutil.copymode(path, part / name)
 
     def _fold_wal(self, part: Path, data: Path) -> tuple[int, int, set[str]]:
-        """Merge the WAL into the copy, which proves that it opens.
-
-        Return rows, schema version, and recorded Parquet files.
-        """
+        """Merge the WAL into the copy; return rows, schema version, recorded Parquet files."""
         file = part / STORE_FILE
         with verify.open_database(file, read_only=False, copy_of=data / STORE_FILE) as connection:
             try:
@@ -189,9 +179,7 @@ class Backup:
         self, stage: Path, part: Path, names: list[str], new: set[str],
         previous: Path | None, known: dict[str, BackupFile],
     ) -> list[str]:  # fmt: skip
-        """Link files of the backup *previous*, copy the rest; return the names that no longer
-        exist.
-        """
+        """Link files of the backup *previous*, copy the rest; return names that are gone."""
         self._progress.begin("segments and rollups", sum(size_of(stage / name) for name in new))
         gone: list[str] = []
         for name in names:

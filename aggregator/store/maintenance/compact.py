@@ -35,11 +35,9 @@ Table = tuple[str, str]
 
 #: Rows per piece, and per batch in memory.
 PIECE_ROWS, BATCH_ROWS = 500_000, 50_000
-#: Growing tables are copied again while more than TAIL_ROWS came meanwhile, at most TURNS_MAX times
-#: if ingest is faster.
+#: Growing tables are copied again while more than TAIL_ROWS came, at most TURNS_MAX times.
 TAIL_ROWS, TURNS_MAX = 50_000, 20
-#: Schemas with tables that only grow or are dropped; all other tables are copied while nothing is
-#: stored.
+#: Schemas with growing tables; all others are copied while nothing is stored.
 GROWING = ("hours",)
 
 _TABLE = (
@@ -158,10 +156,7 @@ class Compaction:
         return self._target
 
     def _create_table(self, source: Connection, each: Table) -> bool:
-        """Create the table in the new file, with its defaults and comment, unless it exists there.
-
-        False: it no longer exists in the old file.
-        """
+        """Create the table in the new file. False: it is gone from the old file."""
         if each in self._copied:
             return True
         rows = source.execute(_TABLE, list(each)).fetchall()
@@ -205,11 +200,9 @@ class Compaction:
     def _complete(self, open_cursor: OpenCursor) -> None:
         """Make the new file equal to the old one after all concurrent changes."""
         with open_cursor() as source:
-            source_tables, source_shapes, copied_shapes = (
-                tables(source),
-                _shapes(source),
-                _shapes(self._target_connection),
-            )
+            source_tables = tables(source)
+            source_shapes = _shapes(source)
+            copied_shapes = _shapes(self._target_connection)
             for schema in schemas(source):
                 self._target_connection.execute(
                     f"CREATE SCHEMA IF NOT EXISTS {quoted_identifier(schema)}"

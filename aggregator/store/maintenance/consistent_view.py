@@ -48,10 +48,7 @@ class CheckpointHold:
 
 @contextmanager
 def hold_checkpoints(store: Store) -> Iterator[CheckpointHold]:
-    """Prevent changes of the file until the context ends. Blocks for the running commit.
-
-    Raises StoreError, ResourceExhausted.
-    """
+    """Prevent changes of the file, after the running commit. Raises StoreError."""
     checkpoint_hold = store.run_on_writer_thread(lambda writer: _hold(store, writer))
     try:
         yield checkpoint_hold
@@ -115,10 +112,7 @@ class ConsistentView:
 
 @contextmanager
 def open_stopped_store(data: Path) -> Iterator[ConsistentView]:
-    """Yield the store in *data*, and keep any aggregator from starting on it.
-
-    Raises StoreError if an aggregator uses it, CopyError if there is no store.
-    """
+    """Yield the store in *data*, locked. Raises StoreError if in use, CopyError if missing."""
     if not (data / STORE_FILE).exists():
         raise CopyError(no_store_message(data))
     folder_lock = lock_folder(data)
@@ -161,10 +155,7 @@ def no_store_message(data: Path) -> str:
 
 
 def why_no_migration(data: Path) -> str:
-    """Return why this version would not migrate the store in *data*; "" if it would, or might.
-
-    Reads `store_version`, because opening the store would migrate it. Raises CopyError.
-    """
+    """Return why this version would not migrate the store in *data*; "" if it might."""
     if not (data / STORE_FILE).exists():
         return f"{data}: no store yet, nothing to back up"
     newest = duckdb_file.migrations()[-1][0]

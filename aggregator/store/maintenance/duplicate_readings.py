@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import duckdb
+from duckdb import DuckDBPyConnection as Connection
 
 from ...sql import quoted as sql_quoted
 from ..layout import BY_NAME
@@ -49,9 +50,7 @@ class Duplicates(NamedTuple):
 
 def spans(sources: Sequence[ReadingSource]) -> Iterator[TimeSpan]:
     """Yield spans that together cover *sources*, oldest first."""
-    cuts = sorted(
-        {source.first_us for source in sources} | {source.last_us + 1 for source in sources}
-    )
+    cuts = sorted({s.first_us for s in sources} | {s.last_us + 1 for s in sources})
     upcoming = sorted(sources, key=lambda source: source.first_us, reverse=True)
     active: list[ReadingSource] = []
     chosen: dict[ReadingSource, None] = {}
@@ -76,7 +75,7 @@ def _duration_us(one: ReadingSource) -> int:
 
 
 def find_duplicates(
-    connection: duckdb.DuckDBPyConnection,
+    connection: Connection,
     table: str,
     sources: Sequence[ReadingSource],
     report_progress: Callable[[str, int, int], None],
@@ -94,9 +93,7 @@ def find_duplicates(
             yield error
 
 
-def _host_ranges(
-    connection: duckdb.DuckDBPyConnection, table: str, span: TimeSpan
-) -> list[HostRange]:
+def _host_ranges(connection: Connection, table: str, span: TimeSpan) -> list[HostRange]:
     """Return the ranges of hosts in which to search the span."""
     everyone = HostRange(None, None, int(span.rows))
     if span.rows <= SPAN_ROWS:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import duckdb
+from duckdb import DuckDBPyConnection as Connection
 
 from ...durable_file import CopyError
 from ..duckdb_file import CONNECTION_CONFIG, migrations
@@ -30,17 +31,14 @@ class VerifyReport:
     rows: int = 0
     frames: int = 0
     parquet_files: int = 0
-    problems: list[str] = field(default_factory=list[str])
+    problems: list[str] = field(default_factory=list)
 
 
 @contextmanager
 def open_database(
     file: Path, *, read_only: bool, spill: Path | None = None, copy_of: Path | None = None
-) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield a connection to a store's file. Raises CopyError.
-
-    *copy_of*: path to show in the message instead.
-    """
+) -> Iterator[Connection]:
+    """Yield a connection to a store's file. Raises CopyError about *copy_of*, if set."""
     # Set here: replaying a log may spill, and afterwards DuckDB accepts no other folder.
     config = (
         CONNECTION_CONFIG if spill is None else CONNECTION_CONFIG | {"temp_directory": str(spill)}
@@ -60,7 +58,7 @@ def open_database(
         connection.close()
 
 
-def schema_version(connection: duckdb.DuckDBPyConnection, file: Path) -> int:
+def schema_version(connection: Connection, file: Path) -> int:
     """Return the store's version. Raises CopyError if it is not Gangline's, or is too new."""
     try:
         version_rows = connection.execute(
@@ -76,7 +74,7 @@ def schema_version(connection: duckdb.DuckDBPyConnection, file: Path) -> int:
     return have
 
 
-def tables(connection: duckdb.DuckDBPyConnection) -> list[tuple[str, str]]:
+def tables(connection: Connection) -> list[tuple[str, str]]:
     """Return (schema, table) of all tables, sorted."""
     rows: list[tuple[str, str]] = connection.execute(
         "SELECT schema_name, table_name FROM duckdb_tables() WHERE NOT internal "
@@ -85,7 +83,7 @@ def tables(connection: duckdb.DuckDBPyConnection) -> list[tuple[str, str]]:
     return rows
 
 
-def schemas(connection: duckdb.DuckDBPyConnection) -> list[str]:
+def schemas(connection: Connection) -> list[str]:
     """Return all schemas except DuckDB's own."""
     rows: list[tuple[str]] = connection.execute(
         "SELECT schema_name FROM duckdb_schemas() WHERE NOT internal "
@@ -94,11 +92,9 @@ def schemas(connection: duckdb.DuckDBPyConnection) -> list[str]:
     return [name for (name,) in rows]
 
 
-def count_rows(connection: duckdb.DuckDBPyConnection) -> int:
+def count_rows(connection: Connection) -> int:
     """Return the number of rows of all tables, from their metadata."""
-    queries = [
-        f"SELECT count(*) AS n FROM {qualified_name(*table)}" for table in tables(connection)
-    ]
+    queries = [f"SELECT count(*) AS n FROM {qualified_name(*t)}" for t in tables(connection)]
     ((rows,),) = connection.execute(
         f"SELECT sum(n) FROM ({' UNION ALL '.join(queries)})"
     ).fetchall()
@@ -108,10 +104,7 @@ def count_rows(connection: duckdb.DuckDBPyConnection) -> int:
 def verify_store(
     file: Path, folder: Path, spill: Path, report_progress: StepCallback
 ) -> VerifyReport:
-    """Read the store's *file* entirely, and its Parquet files in *folder*.
-
-    Raises CopyError if the store does not open.
-    """
+    """Read the store's *file* and its Parquet files in *folder*. Raises CopyError."""
     report = VerifyReport()
     with open_database(file, read_only=True, spill=spill) as connection:
         report.schema_version = schema_version(connection, file)
@@ -130,9 +123,7 @@ def verify_store(
     return report
 
 
-def _read_table(
-    connection: duckdb.DuckDBPyConnection, schema: str, table: str, report: VerifyReport
-) -> int:
+def _read_table(connection: Connection, schema: str, table: str, report: VerifyReport) -> int:
     # Reading all columns of all rows makes DuckDB check each block's checksum.
     name = qualified_name(schema, table)
     try:
@@ -145,7 +136,7 @@ def _read_table(
     return int(rows)
 
 
-def _read_parquet(connection: duckdb.DuckDBPyConnection, path: Path, report: VerifyReport) -> int:
+def _read_parquet(connection: Connection, path: Path, report: VerifyReport) -> int:
     try:
         ((rows, _),) = connection.execute(
             "SELECT count(*), bit_xor(hash(one)) FROM read_parquet(?) AS one", [str(path)]
@@ -156,7 +147,7 @@ def _read_parquet(connection: duckdb.DuckDBPyConnection, path: Path, report: Ver
     return int(rows)
 
 
-def _check_ledger(connection: duckdb.DuckDBPyConnection, report: VerifyReport) -> None:
+def _check_ledger(connection: Connection, report: VerifyReport) -> None:
     """Check that ranges of received frames are valid and disjoint."""
     query = """
         SELECT
@@ -184,10 +175,7 @@ def _check_ledger(connection: duckdb.DuckDBPyConnection, report: VerifyReport) -
 
 
 def _check_duplicates(
-    connection: duckdb.DuckDBPyConnection,
-    folder: Path,
-    report: VerifyReport,
-    report_progress: StepCallback,
+    connection: Connection, folder: Path, report: VerifyReport, report_progress: StepCallback
 ) -> None:
     """Search for duplicate readings, and for hosts with readings but without a ledger entry."""
     known: set[str] | None = None
@@ -218,9 +206,7 @@ def _check_duplicates(
             )
 
 
-def _live_sources(
-    connection: duckdb.DuckDBPyConnection, table: str, live: list[str]
-) -> Iterator[ReadingSource]:
+def _live_sources(connection: Connection, table: str, live: list[str]) -> Iterator[ReadingSource]:
     """Yield the live tables with readings of *table*."""
     for name in live:
         if name.rpartition("__")[0] != table:
@@ -233,9 +219,7 @@ def _live_sources(
                 yield ReadingSource(qualified_name("hours", name), False, first_us, last_us, rows)
 
 
-def _parquet_sources(
-    connection: duckdb.DuckDBPyConnection, folder: Path, table: str
-) -> Iterator[ReadingSource]:
+def _parquet_sources(connection: Connection, folder: Path, table: str) -> Iterator[ReadingSource]:
     for segment in segment_files.recorded_segments(connection, table=table):
         if segment.grain == RAW and (folder / segment.path).exists():
             yield ReadingSource(
@@ -243,7 +227,7 @@ def _parquet_sources(
             )
 
 
-def recorded_paths(connection: duckdb.DuckDBPyConnection) -> set[str]:
+def recorded_paths(connection: Connection) -> set[str]:
     """Return the paths of all recorded Parquet files, except those marked for deletion."""
     if ("main", "segments") not in tables(connection):
         return set()
@@ -251,16 +235,14 @@ def recorded_paths(connection: duckdb.DuckDBPyConnection) -> set[str]:
     return {path for (path,) in rows}
 
 
-def _recorded_tables(connection: duckdb.DuckDBPyConnection) -> list[str]:
+def _recorded_tables(connection: Connection) -> list[str]:
     if ("main", "segments") not in tables(connection):
         return []
     query = "SELECT DISTINCT table_name FROM main.segments WHERE gone IS NULL ORDER BY ALL"
     return [table for (table,) in connection.execute(query).fetchall()]
 
 
-def _check_recorded(
-    connection: duckdb.DuckDBPyConnection, folder: Path, report: VerifyReport
-) -> None:
+def _check_recorded(connection: Connection, folder: Path, report: VerifyReport) -> None:
     """Check that each recorded Parquet file exists and is unchanged."""
     for table in _recorded_tables(connection):
         for segment in segment_files.recorded_segments(connection, table=table):

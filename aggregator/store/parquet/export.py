@@ -28,9 +28,7 @@ _PART, _HOUR, _DAY = 12, 10, 8  # digits of a bucket
 
 
 class TableChangedError(Exception):
-    """Rows were added to a table during its export, as the clock was set back. The export is
-    repeated.
-    """
+    """A table grew during its export, as the clock was set back. The export is repeated."""
 
 
 def export(segment_store: SegmentStore, table: str, part: str) -> Iterator[str]:
@@ -46,9 +44,7 @@ def export(segment_store: SegmentStore, table: str, part: str) -> Iterator[str]:
     old_tails = segment_store.of_grain(TAIL, table) if rows else []
     new: list[ParquetSegment] = []
     if rows:
-        before = [
-            segment.path for segment in old_tails[-1:] if not fault(segment_store.folder, segment)
-        ]
+        before = [s.path for s in old_tails[-1:] if not fault(segment_store.folder, s)]
         with segment_store.files(table, part, grains) as file_set:
             rows_max = rows_within(segment_store.rows_max, len(COLUMNS[table]))
             for host_range in ranges(counts, rows_max):

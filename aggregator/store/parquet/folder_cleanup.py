@@ -12,14 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from . import segment_files
-from .segment_files import (
-    MINUTE,
-    RAW,
-    SEGMENT_PATH,
-    TAIL,
-    UNFINISHED_SUFFIX,
-    ParquetSegment,
-)
+from .segment_files import MINUTE, RAW, SEGMENT_PATH, TAIL, UNFINISHED_SUFFIX, ParquetSegment
 
 _HOUR_DIGITS = 10
 

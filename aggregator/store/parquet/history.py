@@ -42,8 +42,7 @@ BEHIND_SECONDS = 120
 RETRY_SECONDS = 60
 #: Period of maintenance.
 ROUND_SECONDS = 30
-#: Minimum deviation of the wall clock between two turns that is reported, and duration of the
-#: finding.
+#: Minimum reported deviation of the wall clock between turns, and the finding's duration.
 JUMP_SECONDS, JUMP_REPORTED_SECONDS = 3600, 86_400
 _FAILURES = (
     OSError, duckdb.Error, pa.ArrowException, StoreError, PackerError, MemoryError, TableChangedError, ValueError,
@@ -116,8 +115,7 @@ class History:
         #: Readings exported since the start, and the time taken.
         self.exported_rows = 0
         self.busy_seconds = 0.0
-        #: Time at which the last turn ended or the thread started: ns since 1970; 0 without a
-        #: thread.
+        #: When the last turn ended or the thread started: ns since 1970; 0 without a thread.
         self.last_turn_ns = 0
 
     @property

@@ -28,13 +28,7 @@ from .retention import (
     expired,
     free_bytes_target,
 )
-from .segment_files import (
-    GRACE_SECONDS,
-    HOUR,
-    MINUTE,
-    RAW,
-    ParquetSegment,
-)
+from .segment_files import GRACE_SECONDS, HOUR, MINUTE, RAW, ParquetSegment
 from .segment_store import SegmentStore
 from .views import span_us
 
@@ -51,9 +45,7 @@ _LIVE_NAME = re.compile(r"(\w+?)__(\d{12}|\d{10})")
 
 
 class StoreFindings:
-    """Findings of the store, each reported when it begins and when it ends. The owner sets
-    `now_ns`.
-    """
+    """The store's findings, reported when they begin and end. The owner sets `now_ns`."""
 
     def __init__(self, submit: Callable[[Sequence[Finding]], None]) -> None:
         self.now_ns = 0
@@ -209,10 +201,7 @@ class HistoryMaintenance:
             yield message
 
     def run_round(self, failing: str) -> Job:
-        """Run all maintenance once; a failed merge does not prevent the rest.
-
-        Raises OSError, duckdb.Error, PackerError, DamagedSegmentError.
-        """
+        """Run all maintenance once; a failed merge does not prevent the rest."""
         merge_error: Exception | None = None
         try:
             yield from self._merge_due()
@@ -288,11 +277,7 @@ class HistoryMaintenance:
     def _unlink_gone(self) -> Job:
         before_us = self.segment_store.now_us - GRACE_SECONDS * 1_000_000
         with self.segment_store.cursor() as cursor:
-            gone = [
-                segment
-                for segment in segment_files.gone_segments(cursor)
-                if (segment.gone_us or 0) <= before_us
-            ]
+            gone = [s for s in segment_files.gone_segments(cursor) if (s.gone_us or 0) <= before_us]
         for batch in _batches(gone):
             self.segment_store.drop([segment.path for segment in batch])
             yield f"unlinked {len(batch)} files"

@@ -87,9 +87,7 @@ class ParquetFile:
         return int(self._times[1]) if self._times else 0
 
     def metadata(self) -> dict[str, Any]:
-        """Return the fields of a closed file's segment, and `encodings` for the next file of its
-        kind.
-        """
+        """Return the fields of a closed file's segment, and `encodings` for the next file."""
         return {
             "path": self.path,
             "rows": self.rows,

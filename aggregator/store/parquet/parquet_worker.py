@@ -49,9 +49,7 @@ ROW_BYTES_MAX = 8 << 10
 
 @dataclass(frozen=True, slots=True)
 class PackerSettings:
-    """Settings of a packer. `parent`: process with which it ends. `is_behind`: it keeps normal
-    priority.
-    """
+    """Settings of a packer, which ends with `parent`. `is_behind`: at normal priority."""
 
     folder: str
     rows_max: int
@@ -72,7 +70,7 @@ class _FileSet:
     """Files of a table and bucket by grain, and the ranges of hosts in which they are written."""
 
     files: dict[str, ParquetFile]
-    ranges: list[HostRange] = field(default_factory=list[HostRange])
+    ranges: list[HostRange] = field(default_factory=list)
 
 
 class Packer:
@@ -170,9 +168,7 @@ class Packer:
         )
 
     def ranges(self, file_set: str, source: str, rows_max: int) -> int:
-        """Split the hosts of *source* (a table function or subquery) into ranges; return their
-        number.
-        """
+        """Split the hosts of *source* (table function or subquery); return the range count."""
         hosts = self._count("host", source)
         result = ranges(
             hosts, rows_max, lambda host: self._count("device", f"{source} WHERE host = ?", host)

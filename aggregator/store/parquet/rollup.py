@@ -136,10 +136,7 @@ class _Chunk:
         self.late: Flags = ~self.is_tail & (self.index < np.repeat(tails, lengths))
 
     def steps(self, column: Any, signal: Signal) -> tuple[_CounterSteps, Indexes]:
-        """Return the steps from reading to reading, and each device's last row with a usable value.
-
-        For a device without a usable value that row is less than its first row.
-        """
+        """Return the steps between readings, and each device's last usable row, if any."""
         shape = Shape.of([nature_of(signal)])
         value, valid = _uints(column)
         outcome = unusable(value[None], valid[None], shape)[0]
@@ -258,9 +255,7 @@ class _Groups:
         }
         if signal.unit == "flags":
             parts["any"] = self._reduce(np.bitwise_or, np.where(valid, value, np.uint64(0)))
-        return {
-            f"{signal.column}_{part}": pa.array(values, mask=none) for part, values in parts.items()
-        }
+        return {f"{signal.column}_{part}": pa.array(v, mask=none) for part, v in parts.items()}
 
     def _sum(self, values: Any) -> Any:
         return self._reduce(np.add, values)

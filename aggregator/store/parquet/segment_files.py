@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import duckdb
+from duckdb import DuckDBPyConnection as Connection
 
 from ....ext.intake import TIME_NS_MAX
 
@@ -184,7 +184,7 @@ def damage(folder: Path, segment: ParquetSegment) -> str:
     return reason
 
 
-def table_hashes(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
+def table_hashes(connection: Connection) -> dict[str, int]:
     """Return table -> a number that changes with its readings in Parquet."""
     rows: list[tuple[str, int]] = connection.execute(
         "SELECT table_name, bit_xor(hash(path, recorded)) FROM main.segments "
@@ -194,7 +194,7 @@ def table_hashes(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
 
 
 def recorded_segments(
-    connection: duckdb.DuckDBPyConnection, grain: str | None = None, table: str | None = None
+    connection: Connection, grain: str | None = None, table: str | None = None
 ) -> list[ParquetSegment]:
     """Return the valid files, oldest received first."""
     rows = connection.execute(
@@ -205,14 +205,14 @@ def recorded_segments(
     return [ParquetSegment(*row) for row in rows]
 
 
-def gone_segments(connection: duckdb.DuckDBPyConnection) -> list[ParquetSegment]:
+def gone_segments(connection: Connection) -> list[ParquetSegment]:
     """Return the files that are marked as gone and may still exist."""
     rows = connection.execute(f"{_SELECT} WHERE gone IS NOT NULL ORDER BY path").fetchall()
     return [ParquetSegment(*row) for row in rows]
 
 
 def record(
-    connection: duckdb.DuckDBPyConnection, new: Sequence[ParquetSegment], now_us: int
+    connection: Connection, new: Sequence[ParquetSegment], now_us: int
 ) -> list[ParquetSegment]:
     """Record *new* as valid; return them with the time."""
     for segment in new:
@@ -227,9 +227,7 @@ def record(
     return [replace(segment, recorded_us=now_us) for segment in new]
 
 
-def mark_gone(
-    connection: duckdb.DuckDBPyConnection, old: Sequence[ParquetSegment], now_us: int
-) -> None:
+def mark_gone(connection: Connection, old: Sequence[ParquetSegment], now_us: int) -> None:
     """Mark *old* as gone; their files are unlinked after GRACE_SECONDS."""
     if old:
         connection.execute(
@@ -238,7 +236,7 @@ def mark_gone(
         )
 
 
-def forget(connection: duckdb.DuckDBPyConnection, paths: Sequence[str]) -> None:
+def forget(connection: Connection, paths: Sequence[str]) -> None:
     """Delete the records of removed files."""
     connection.execute("DELETE FROM main.segments WHERE path IN (SELECT unnest(?))", [list(paths)])
 

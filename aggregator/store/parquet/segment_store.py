@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 import pyarrow.ipc
+from duckdb import DuckDBPyConnection as Connection
 
 from . import segment_files
 from .segment_files import RAW, UNFINISHED_SUFFIX, ParquetSegment
@@ -24,7 +24,7 @@ ASIDE_FOLDER = "aside"
 #: Rows per batch from the live file, which limits memory.
 BATCH_ROWS = 30_000
 
-Work = Callable[[duckdb.DuckDBPyConnection], Any]
+Work = Callable[[Connection], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,11 @@ class StoreAccess:
     """Access to the live file, provided by `Store`."""
 
     transact: Callable[[Work], Any]
-    cursor: Callable[[], AbstractContextManager[duckdb.DuckDBPyConnection]]
+    cursor: Callable[[], AbstractContextManager[Connection]]
 
 
 class SegmentStore:
-    """Use it in one thread. `step` is called with the name of each step; a crash between any two
-    steps must lose nothing.
-    """
+    """For one thread. A crash between any two of the steps named to `step` loses nothing."""
 
     def __init__(
         self,
@@ -59,7 +57,7 @@ class SegmentStore:
         self._access = access
         self._packer = packer
 
-    def cursor(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
+    def cursor(self) -> AbstractContextManager[Connection]:
         """Return a cursor for reading from the live file."""
         return self._access.cursor()
 
@@ -157,7 +155,7 @@ class SegmentStore:
     ) -> None:
         """Record *new*, mark *old* as gone, and run *work*, in one transaction."""
 
-        def run(connection: duckdb.DuckDBPyConnection) -> list[ParquetSegment]:
+        def run(connection: Connection) -> list[ParquetSegment]:
             if work is not None:
                 work(connection)
             counted = segment_files.record(connection, new, self.now_us)
@@ -212,13 +210,9 @@ class SegmentStore:
 
     def make_rollup_views(self, table: str) -> None:
         """Recreate the live file's views of a table's rollups."""
-        segments = [
-            segment
-            for segment in self.recorded.values()
-            if segment.table == table and segment.grain != RAW
-        ]
+        segments = [s for s in self.recorded.values() if s.table == table and s.grain != RAW]
 
-        def run(connection: duckdb.DuckDBPyConnection) -> None:
+        def run(connection: Connection) -> None:
             for statement in rollup_views(self.folder, table, segments):
                 connection.execute(statement)
 

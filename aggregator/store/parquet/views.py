@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import duckdb
+from duckdb import DuckDBPyConnection as Connection
 
 from ...model import DUPLICATE_GPU, GPU_RELEASED
 from ...sql import quoted
@@ -33,8 +33,7 @@ _PARQUET = re.compile(r"'((?:[^']|'')+\.parquet)'")
 STINTS_PER_HOST_MAX = 4096
 #: Slot of a part: the first of these attributes that it has.
 _SLOT = "coalesce(d.attributes['pci_address'], d.attributes['index'])"
-#: Hosts with a GPU that another host reports, too: its owner is undecided (`ingest/findings.py`),
-#: and its row stays.
+#: Hosts with a GPU that another host reports: its owner is undecided, and its row stays.
 _OPEN = f"SELECT subject FROM main.findings WHERE name = '{DUPLICATE_GPU}' AND cleared IS NULL"
 #: Time of each host's last registration, or of the end of a duplicate in its favor.
 _HOSTS = f"""
@@ -101,10 +100,8 @@ def span_us(bucket: str) -> tuple[int, int]:
 def _source(folder: Path, group: Iterable[ParquetSegment]) -> str:
     files = list(group)
     names = ", ".join(quoted(str(_place(folder, segment))) for segment in files)
-    first, last = (
-        min(segment.first_us for segment in files),
-        max(segment.last_us for segment in files),
-    )
+    first = min(segment.first_us for segment in files)
+    last = max(segment.last_us for segment in files)
     return (
         f"read_parquet([{names}]) "
         f"WHERE time >= TIMESTAMP '{_time(first)}' AND time <= TIMESTAMP '{_time(last)}'"
@@ -153,7 +150,7 @@ def rollup_views(
     ]
 
 
-def repair_rollup_views(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
+def repair_rollup_views(connection: Connection, folder: Path) -> None:
     """Recreate rollup views that are missing, that are in BOUND_AT_START and outdated, or that name
     files of another folder because the store was restored.
 
@@ -188,7 +185,7 @@ def repair_rollup_views(connection: duckdb.DuckDBPyConnection, folder: Path) -> 
                 connection.execute(statement)
 
 
-def _named_files(connection: duckdb.DuckDBPyConnection) -> dict[str, set[str]]:
+def _named_files(connection: Connection) -> dict[str, set[str]]:
     """Return view of `rollups` -> the files that it reads."""
     rows = connection.execute(
         "SELECT view_name, sql FROM duckdb_views() WHERE schema_name = 'rollups'"
@@ -234,7 +231,7 @@ def union(columns: Mapping[str, str], sources: Mapping[str, Mapping[str, str]]) 
 # where a GPU has been, which parts a slot had, and that a host was renamed.
 
 
-def registrations(cursor: duckdb.DuckDBPyConnection) -> dict[str, int]:
+def registrations(cursor: Connection) -> dict[str, int]:
     """Return host -> its last registration, or later release of a GPU: microseconds since 1970."""
     rows: list[tuple[str, int]] = cursor.execute(
         f"SELECT host, epoch_us(registered) FROM ({_HOSTS})"
@@ -247,7 +244,7 @@ def newly_registered(known: Mapping[str, int], now: Mapping[str, int]) -> list[s
     return [host for host, time_us in now.items() if known.get(host) != time_us]
 
 
-def track_parts(connection: duckdb.DuckDBPyConnection, hosts: list[str]) -> None:
+def track_parts(connection: Connection, hosts: list[str]) -> None:
     """Record the registered devices of *hosts* as present. Call this in a transaction."""
     connection.execute(f"CREATE OR REPLACE TEMP TABLE parts_now AS {_NOW}", {"hosts": hosts})
     connection.execute(_NOT_THERE_NOW, {"hosts": hosts})

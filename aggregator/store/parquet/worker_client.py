@@ -88,9 +88,7 @@ class PackerProcess:
         self._worker.control.settimeout(self._answer_seconds_max)
 
     def call(self, name: str, *arguments: Any, memory: int | None = None) -> Any:
-        """Call a method of `Packer`; *memory*: descriptor passed as the last argument. Raises
-        PackerError.
-        """
+        """Call a method of `Packer`; *memory*: a descriptor to pass last. Raises PackerError."""
         if self._worker is None:
             raise PackerError("the process that writes Parquet has ended")
         try:

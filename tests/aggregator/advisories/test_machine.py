@@ -8,7 +8,6 @@ import pytest
 
 from gangline.aggregator.advisories.advisory import (
     Action,
-    Advisory,
     AdvisoryState,
     Basis,
     Price,
@@ -31,6 +30,14 @@ from gangline.aggregator.advisories.messages import (
     Renew,
     Unavailable,
     Well,
+)
+from gangline.aggregator.advisories.rows import to_json
+from gangline.aggregator.errors import (
+    AdviceFrozen,
+    EtagMismatch,
+    FailedPrecondition,
+    InvalidArgument,
+    PermissionDenied,
 )
 from tests.aggregator.advisories.machine_world import AdviceMachine, proposing, published, told
 
@@ -300,7 +307,8 @@ def test_nothing_comes_of_what_was_rejected() -> None:
         assert told(world.answer("a1", AdvisoryState.REJECTED, "alice", message=nothing), Refused)
     world.answer("a1", AdvisoryState.REJECTED, "alice", message="it is in a burn-in")
     (refused,) = world.answer("a1", AdvisoryState.ACCEPTED)
-    assert isinstance(refused, Refused) and refused.why == "state" and "burn-in" in refused.message
+    assert isinstance(refused, Refused) and type(refused.error) is FailedPrecondition
+    assert "burn-in" in refused.message
     ends = datetime.fromtimestamp(world.now_ns // SECOND_NS + 86_400, UTC)
     later = world.later(3600)
     assert told(later, Publish) == []  # it is not proposed again either
@@ -334,7 +342,7 @@ def test_an_answer_to_what_it_was_before_is_refused() -> None:
     world.see("h1", "PCIE")
     world.later(3)
     (refused,) = world.answer("a1", AdvisoryState.ACCEPTED, etag=publication.advisory.etag)
-    assert isinstance(refused, Refused) and refused.why == "etag"
+    assert isinstance(refused, Refused) and isinstance(refused.error, EtagMismatch)
 
 
 def test_what_its_owner_left_goes_into_what_is_asked_for_beside_it() -> None:
@@ -384,14 +392,15 @@ def test_a_lease_is_bounded(to: AdvisoryState, seconds: float, message: str) -> 
     """A lease for a year would keep a host from others after its owner left."""
     world = proposing("h1")
     event = Acked(world.now_ns, "a1", to, "x", "why", lease_seconds=seconds)
-    would = world.machine.preview(event)
-    refused = told(world.give(event), Refused)
-    assert isinstance(would, Refused) is bool(message) is bool(refused)
-    if refused:
-        assert refused[0].why == "field" and message in refused[0].message
+    if message:
+        with pytest.raises(InvalidArgument, match=message):
+            world.machine.preview(event)
+        (refused,) = told(world.give(event), Refused)
+        assert isinstance(refused.error, InvalidArgument) and message in refused.message
     else:
         until_ns = world.now_ns + int(seconds * 1e9)
-        assert isinstance(would, Advisory) and would.lease_until_ns == until_ns
+        assert world.machine.preview(event).lease_until_ns == until_ns
+        assert told(world.give(event), Refused) == []
         assert world.machine.state.advisories["a1"].lease_until_ns == until_ns
 
 
@@ -402,7 +411,8 @@ def test_an_owner_that_falls_silent_loses_its_lease() -> None:
     assert published(world.later(600)) == [("host h1", "EVICT_NOW", "PROPOSED")]
     (second,) = told(world.answer("a1", AdvisoryState.ACCEPTED, "y"), Act)
     assert second.token > first.token
-    assert told(world.answer("a1", AdvisoryState.DONE, "x"), Refused)[0].why == "owner"
+    (refused,) = told(world.answer("a1", AdvisoryState.DONE, "x"), Refused)
+    assert isinstance(refused.error, PermissionDenied)
 
 
 def test_what_is_set_is_renewed_while_its_cause_stands_and_else_runs_out() -> None:
@@ -423,7 +433,9 @@ def test_while_frozen_nothing_is_proposed_and_nothing_granted() -> None:
     world.give(Frozen(world.now_ns, "half is silent"))
     world.see("h20")
     assert world.later(10) == []
-    assert told(world.answer("a1", AdvisoryState.ACCEPTED), Refused)[0].why == "frozen"
+    (refused,) = told(world.answer("a1", AdvisoryState.ACCEPTED), Refused)
+    assert isinstance(refused.error, AdviceFrozen)
+    assert to_json(refused).startswith('{"name":"a1","why":"frozen","message":"nothing is granted')
     world.give(Frozen(world.now_ns, ""))
     assert published(world.later(1)) == [("host h20", "EVICT_NOW", "PROPOSED")]
 

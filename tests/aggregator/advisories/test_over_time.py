@@ -25,6 +25,7 @@ from gangline.aggregator.advisories.messages import (
     Unavailable,
     Well,
 )
+from gangline.aggregator.errors import FailedPrecondition
 from tests.aggregator.advisories.machine_world import AdviceMachine, proposing, published, told
 
 
@@ -222,9 +223,10 @@ def test_what_is_asked_of_a_host_waits_while_others_have_it_out(by: str, *, put_
     else:
         until_ns = world.now_ns + 3 * HOUR_NS
         world.give(TakenOut(world.now_ns, by, "burn-in", until_ns, (Member("h1"),)))
-    would = world.machine.preview(Acked(world.now_ns, "a1", AdvisoryState.ACCEPTED, "x"))
+    with pytest.raises(FailedPrecondition) as previewed:
+        world.machine.preview(Acked(world.now_ns, "a1", AdvisoryState.ACCEPTED, "x"))
     (refused,) = told(world.answer("a1", AdvisoryState.ACCEPTED), Refused)
-    assert refused == would and refused.why == "state"
+    assert refused.message == str(previewed.value) and type(refused.error) is FailedPrecondition
     assert refused.message.startswith(f"the host is out already: {by}: nothing is granted on it")
     for _ in range(8):
         assert {state for _, _, state in published(world.later(900))} <= {"DEFERRED"}

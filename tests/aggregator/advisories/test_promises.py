@@ -22,6 +22,7 @@ from gangline.aggregator.advisories import (
 )
 from gangline.aggregator.advisories.advisory import (
     Action,
+    Advisory,
     AdvisoryState,
     Basis,
     Case,
@@ -46,6 +47,7 @@ from gangline.aggregator.advisories.state import StateEditor
 from tests.aggregator.advisories.walk import HOSTS, REASONS, Walk, walk
 
 STEPS = 6000
+ANSWERED_ADVISORY = answers._answered_advisory
 
 
 @pytest.mark.slow
@@ -86,13 +88,17 @@ def _without_word(desk: StateEditor) -> list[limits.OutMember]:
     return [*own, *((host, hold.place, hold.job) for host, hold in desk.state.taken.items())]
 
 
+def _any_answer(editor: StateEditor, event: Acked) -> Advisory:
+    return editor.find(event.name) or ANSWERED_ADVISORY(editor, event)
+
+
 #: Module, name, replacement: each is a fault that a change could introduce.
 SABOTAGE: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "no budget": (limits, "refusal", _no_words),
     "statistics evict": (state_machine, "restrict_to_basis", _as_it_is),
     "statistics reset": (state_machine, "restrict_to_basis", _then_as_it_is),
     "returns unverified": (proposals, "is_verified", _always),
-    "anything is answered": (answers, "_answer_error", lambda *_: ("", "")),
+    "anything is answered": (answers, "_answered_advisory", _any_answer),
     "nothing expires": (
         timers,
         "_renew_or_clear",

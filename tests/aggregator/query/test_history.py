@@ -11,7 +11,13 @@ import duckdb
 import pytest
 
 from gangline.aggregator.query import sandbox, worker
-from gangline.aggregator.query.messages import HEADER, SUMMARY, QuerySettings, Question
+from gangline.aggregator.query.messages import (
+    HEADER,
+    SUMMARY,
+    QueryError,
+    QuerySettings,
+    Question,
+)
 from gangline.aggregator.store.parquet import views
 
 
@@ -35,7 +41,11 @@ def answer(folder: Path, sql: str) -> tuple[str, dict[str, object]]:
     """Return the end of a query answered in this process: the error message, and the summary."""
     written: list[bytes] = []
     stream = types.SimpleNamespace(write=written.append, flush=lambda: None)
-    _, message = worker.run_question(Question(sql, 60.0), QuerySettings(folder, 1 << 30, 2), stream)
+    try:
+        worker.run_question(Question(sql, 60.0), QuerySettings(folder, 1 << 30, 2), stream)
+        message = ""
+    except QueryError as error:
+        message = str(error)
     last = written[-1] if written else b""
     return message, json.loads(last[HEADER.size :]) if last[:1] == SUMMARY else {}
 

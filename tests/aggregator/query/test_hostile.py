@@ -10,8 +10,7 @@ import duckdb
 import pytest
 
 from gangline.aggregator.query import sandbox
-from gangline.aggregator.query.messages import QueryCutOff, QueryRefused
-from gangline.aggregator.query.sandbox import StatementRefused
+from gangline.aggregator.query.messages import QueryOutOfMemory, QueryOutOfTime, QueryRefused
 from tests.aggregator.query.asking import Reply, ask_all
 from tests.aggregator.query.corpus import FOLDER, Statement, statements
 
@@ -30,7 +29,7 @@ def wrong(statement: Statement, reply: Reply) -> str:
     if statement.outcome == "refused":
         good = isinstance(error, QueryRefused) and statement.message in str(error)
     elif statement.outcome == "cut":
-        good = isinstance(error, QueryCutOff) and (
+        good = isinstance(error, QueryOutOfTime | QueryOutOfMemory) and (
             "ran longer" in str(error) or "more than" in str(error)
         )
     elif statement.outcome == "cut rows":
@@ -49,8 +48,8 @@ def at_the_fence(folder: Path, known: Sequence[Statement]) -> dict[str, Reply]:
             with suppress(duckdb.Error):  # a parse error; the process words it differently
                 try:
                     sandbox.check(connection, statement.sql)
-                except StatementRefused as refused:
-                    refused_replies[statement.name] = Reply(error=QueryRefused(str(refused)))
+                except QueryRefused as refused:
+                    refused_replies[statement.name] = Reply(error=refused)
     return refused_replies
 
 

@@ -20,8 +20,9 @@ from gangline.aggregator.process_limits import SESSION_NICE, query_processors
 from gangline.aggregator.query.messages import (
     AnswerSummary,
     NoSnapshot,
-    QueryCutOff,
     QueryFailed,
+    QueryOutOfMemory,
+    QueryOutOfTime,
     QueryRefused,
     Question,
     TooManyQueries,
@@ -111,7 +112,9 @@ def test_a_process_goes_last_and_cannot_write(snapshot: Path, until: Until) -> N
             assert os.getpriority(os.PRIO_PROCESS, processes.fork_server_pid) == ours
             os.kill(pid, signal.SIGKILL)
             reply = await task
-            assert isinstance(reply.error, QueryCutOff) and "ran out of memory" in str(reply.error)
+            assert isinstance(reply.error, QueryOutOfMemory) and "ran out of memory" in str(
+                reply.error
+            )
             assert (await ask(processes, "SELECT 1")).summary
 
     asyncio.run(way())
@@ -270,11 +273,11 @@ def test_trouble_after_the_first_rows(snapshot: Path) -> None:
         rows_max=0,
         bytes_max=0,
     )
-    assert isinstance(cast.error, QueryRefused | QueryCutOff)
-    assert isinstance(cast.error, QueryCutOff) or "Could not convert" in str(cast.error)
+    assert isinstance(cast.error, QueryRefused | QueryOutOfTime)
+    assert isinstance(cast.error, QueryOutOfTime) or "Could not convert" in str(cast.error)
     assert "exception_type" not in str(cast.error), "words, not DuckDB's JSON"
     for reply in (interrupted, deaf):
-        assert isinstance(reply.error, QueryCutOff) and reply.error.of_time, reply.error
+        assert isinstance(reply.error, QueryOutOfTime), reply.error
 
 
 def test_enumerations_and_every_kind_of_value_travel(snapshot: Path) -> None:
