@@ -5,7 +5,7 @@ Also the bounded extra memory while the operators' file is written: the limit is
 
 from __future__ import annotations
 
-from .fleet_memory import LIMIT_BYTES
+from .judging import LIMIT_BYTES
 from .load.fleet_run import run as run_load
 from .measure import Result
 

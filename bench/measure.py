@@ -7,7 +7,7 @@ import os
 import struct
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -25,7 +25,6 @@ class Result:
     peer: str
     peer_value: float
     notes: str = ""
-    detail: dict[str, float] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float:

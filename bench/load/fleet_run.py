@@ -96,12 +96,9 @@ def run(
     probe: bool = True,
     settings: Sequence[str] = (),
     folder: Path | None = None,
-    background: Callable[[Running], None] | None = None,
     progress: Progress | None = None,
 ) -> LoadReport:
-    """Run the plan against an aggregator of its own. *background* is called once the load has
-    begun.
-    """
+    """Run the plan against an aggregator of its own."""
     report = LoadReport(plan, period_seconds)
     length = sum(seconds for _, seconds in plan)
     with aggregator(folder, *settings) as running:
@@ -124,8 +121,6 @@ def run(
                 assert prober.stdout and prober.stdout.readline() == "ready\n"
                 _go(prober)
             _go(generator)
-            if background is not None:
-                background(running)
             _follow(report, running, generator, length, progress)
             report.figures = running.figures()
             report.memory_peak_bytes = running.peak_bytes()

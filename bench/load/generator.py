@@ -219,7 +219,6 @@ class Generator:
             "flying": sum(len(host.flying) for host in self.hosts),
             "held": sum(len(host.unacked) for host in self.hosts),
             "receipt": self.span_receipts.summary(),
-            "receipt_milliseconds": self.span_receipts.counts(),
             "words": self.error_message,
             **counts,
         }
