@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -16,7 +14,7 @@ from numpy.typing import NDArray
 from bench.quality import forecast_runs
 from bench.quality.forecast_runs import KnownRun
 from bench.quality.markdown import number, table
-from bench.quality.progress import Bar, Progress
+from bench.quality.progress import Progress
 from gangline.fingerprints.forecast import (
     CHECKPOINT,
     DEMANDS,
@@ -307,7 +305,7 @@ def section(seed: int, progress: Progress) -> str:
         gangs.append(forecast_runs.gang(kind, seed * 100 + offset))
     available = [path for path in RECORDINGS if path.exists()]
     lines = [
-        "## What comes next", "", "    python -m bench.quality.forecasts", "",
+        "## What comes next", "", "    python -m bench.quality.jobs --only forecasts", "",
         str(forecast_runs.__doc__).split("\n\n", 1)[1].strip(), "",
         f"A forecast is made every {EVERY_SECONDS} s from second {FIRST_SECONDS} on. An onset is scored once, by the forecast made in the middle of the interval",
         "before it. Windows are widened by 1 s on both sides, because readings have a resolution of seconds.",
@@ -331,14 +329,3 @@ def section(seed: int, progress: Progress) -> str:
             *_tables(score(recorded)),
         ]  # fmt: skip
     return "\n".join(lines)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.quality.forecasts", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
-    print(section(parser.parse_args().seed, Bar()))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

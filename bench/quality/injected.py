@@ -1,11 +1,7 @@
-"""The section "Injected": real agents and a real aggregator, with faults at the hardware boundary.
-
-python -m bench.quality.injected --seed 1 [--rounds 5] [--only XID]
-"""
+"""The section "Injected": real agents and a real aggregator, with faults at the hardware boundary."""
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +12,7 @@ from .injected_faults import KINDS, InjectedKind
 from .injected_hosts import MEMORY, folder, prepare
 from .injected_stage import APART_SECONDS, LISTED_SECONDS, POLL_SECONDS, InjectedHost, Stage
 from .markdown import counted, table
-from .progress import Bar, Progress
+from .progress import Progress
 
 #: Number of fleets, and how many run concurrently, each under an aggregator of its own: about 40 MB
 #: of memory a host.
@@ -190,20 +186,3 @@ def _answers(played: Sequence[RoundResult]) -> str:
         sum(result.unanswered for result in played),
     )
     return f"Of {requests:,} requests to the API {unanswered:,} were not answered within 5 s.\n"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.quality.injected", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--only", default="", help="rows whose name holds this")
-    options = parser.parse_args()
-    kinds = [kind for kind in KINDS if options.only in kind.name]
-    result = rounds(kinds, options.seed, options.rounds, Bar())
-    print(page(result, options.seed))
-
-
-if __name__ == "__main__":
-    main()

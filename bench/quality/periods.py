@@ -8,15 +8,14 @@ for these, only abstaining is right.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.quality.markdown import table
+from bench.quality.progress import Progress
 from gangline.ext.periods import estimate
 
 Floats = NDArray[np.float64]
@@ -168,7 +167,7 @@ def run(
     return rows, figures
 
 
-def section(seed: int, progress: Callable[..., None]) -> str:
+def section(seed: int, progress: Progress) -> str:
     lines = [
         "## The period of a step",
         "",
@@ -185,14 +184,3 @@ def section(seed: int, progress: Callable[..., None]) -> str:
             table(HEADINGS, rows), "",
         ]  # fmt: skip
     return "\n".join(lines)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.quality.periods", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
-    print(section(parser.parse_args().seed, lambda *_: None))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -17,13 +17,10 @@ begin plus one interval, with certainty. *The base rate* of the interval. No win
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import statistics
-import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -35,6 +32,7 @@ from bench.quality.markdown import table
 from bench.quality.pipeline_readings import RATE, DriverReadings
 from bench.quality.pipeline_scenario import GPUS, Floats, GangScenario
 from bench.quality.pipeline_world import play
+from bench.quality.progress import Progress, in_processes
 from gangline.ext.phases import SIGNALS, STATES
 
 SECOND_NS = 1_000_000_000
@@ -384,46 +382,15 @@ def rows(runs: Sequence[TrackedRun]) -> tuple[list[list[str]], list[list[str]]]:
     return states, forecasts
 
 
-def section(seed: int, progress: Callable[..., None], per_world: int = PER_WORLD) -> str:
+def section(seed: int, progress: Progress) -> str:
     plans = [
         (world, kind, 1000 * seed + number, has_gpm)
-        for world, kind in RUNS for has_gpm in (True, False) for number in range(per_world if has_gpm else per_world // 2)
+        for world, kind in RUNS for has_gpm in (True, False) for number in range(PER_WORLD if has_gpm else PER_WORLD // 2)
     ]  # fmt: skip
-    runs: list[TrackedRun] = []
-    with ProcessPoolExecutor() as pool:
-        for run in pool.map(track, plans):
-            runs.append(run)
-            progress("phase forecasts", len(runs) / len(plans))
-    states, forecasts = rows(runs)
+    states, forecasts = rows(in_processes(track, plans, progress, "phase forecasts"))
     return "\n".join([
         "## States and the next checkpoint", "", "*Simulated.* " + str(__doc__).strip(), "",
         f"Runs of {SECONDS} s, {len(FOLLOWED)} GPUs of each. A forecast counts for the lead time if it is within a tenth of the interval, and remains so.",
         "Brier scores: 0 is best. *Base* is the score of a forecast that only knows the frequency.", "",
         table(STATE_HEADINGS, states), "", table(NEXT_HEADINGS, forecasts), "",
     ])  # fmt: skip
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.quality.phase_forecasts", description=__doc__
-    )
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--per",
-        type=int,
-        default=PER_WORLD,
-        help="runs of each kind with GPM; without, half as many",
-    )
-    options = parser.parse_args()
-    print(
-        section(
-            options.seed,
-            lambda what, share: print(f"\r{what} {100 * share:.0f} %", end="", file=sys.stderr),
-            options.per,
-        )
-    )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,7 +14,8 @@ from bench.quality.intervals import weighted_rate
 from bench.quality.markdown import counted, table
 from bench.quality.pipeline_readings import EVIDENCE
 from bench.quality.pipeline_scenario import CONTROL_KINDS, FAULT_KINDS, GangScenario, HostFault
-from bench.quality.pipeline_verdicts import NAIVE, GangOutcome, judge_all
+from bench.quality.pipeline_verdicts import NAIVE, GangOutcome, judge_scenario
+from bench.quality.progress import Progress, in_processes
 from bench.quality.straggler_replay import JUDGE_SECONDS
 from gangline.aggregator.model import Reason
 
@@ -384,7 +383,7 @@ def healing_text(outcomes: Sequence[GangOutcome]) -> str:
     return ", ".join(sorted(times)) or "no fault that healed was named"
 
 
-def section(seed: int, progress: Callable[..., None]) -> str:
+def section(seed: int, progress: Progress) -> str:
     plan = GangPlan.of_seed(seed)
     scenarios = [
         *plan.faults,
@@ -392,7 +391,7 @@ def section(seed: int, progress: Callable[..., None]) -> str:
         *(scenario for _, scenario in plan.varied),
         *(scenario for _, scenario in plan.ablated),
     ]
-    outcomes = iter(judge_all(scenarios, lambda share: progress("pipeline gangs", share)))
+    outcomes = iter(in_processes(judge_scenario, scenarios, progress, "pipeline gangs"))
     faults = [next(outcomes) for _ in plan.faults]
     controls = [next(outcomes) for _ in plan.controls]
     varied = [(name, next(outcomes)) for name, _ in plan.varied]
@@ -447,22 +446,3 @@ def section(seed: int, progress: Callable[..., None]) -> str:
         table(ABLATION_HEADINGS, ablation_rows(base, ablated, controls)), "",
     ]  # fmt: skip
     return "\n".join(lines)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.quality.pipeline_gangs", description=__doc__
-    )
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    print(
-        section(
-            options.seed,
-            lambda what, share: print(f"\r{what} {100 * share:.0f} %", end="", file=sys.stderr),
-        )
-    )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,26 +1,17 @@
 """Verdicts on the third world (`pipeline_world`): real frames, the real fleet and judge, in process, a second at a time.
 
-A host counts as named as in `stragglers`: DEGRADED or worse, or with evidence that costs speed. One run by itself:
-
-    python -m bench.quality.pipeline_verdicts --seed 25103 --fault silent_gpu:0.15:5:2 --no-gpm
+A host counts as named as in `stragglers`: DEGRADED or worse, or with evidence that costs speed.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from bench.quality.pipeline_readings import DriverReadings, HostAgent
 from bench.quality.pipeline_scenario import (
-    CONTROL_KINDS,
-    FAULT_KINDS,
-    FOREVER,
     GPUS,
     Floats,
     GangRun,
@@ -236,63 +227,3 @@ def naive_verdicts(readings: DriverReadings) -> dict[str, frozenset[int]]:
 def _z_scores(values: Floats) -> Floats:
     middle = np.median(values)
     return np.asarray((values - middle) / (1.4826 * np.median(np.abs(values - middle)) + 1e-9))
-
-
-def judge_all(
-    scenarios: Sequence[GangScenario], progress: Callable[[float], None] = lambda _: None
-) -> list[GangOutcome]:
-    """Judge *scenarios*, one process per processor."""
-    result: list[GangOutcome] = []
-    with ProcessPoolExecutor() as pool:
-        for outcome in pool.map(judge_scenario, scenarios):
-            result.append(outcome)
-            progress(len(result) / len(scenarios))
-    return result
-
-
-def main() -> int:
-    """Judge one run, and print the named hosts: for a figure of the page that needs an explanation."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.quality.pipeline_verdicts", description=__doc__
-    )
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--fault", action="append", default=[], metavar="KIND:SLOWDOWN:HOST[:GPU]")
-    parser.add_argument("--control", choices=CONTROL_KINDS, default="")
-    parser.add_argument("--onset", type=float, default=180.0)
-    parser.add_argument("--heals", type=float, default=FOREVER)
-    parser.add_argument("--seconds", type=int, default=480)
-    parser.add_argument("--no-gpm", action="store_true")
-    parser.add_argument("--untold", action="store_true", help="neither processes nor ReportGangs")
-    options = parser.parse_args()
-    faults = []
-    for text in options.fault:
-        kind, slowdown, host, *gpu = text.split(":")
-        if kind not in FAULT_KINDS:
-            parser.error(f"no fault {kind!r}, expected one of {', '.join(FAULT_KINDS)}")
-        which = int(gpu[0]) if gpu else 5
-        faults.append(
-            HostFault(kind, float(slowdown), int(host), options.onset, options.heals, which)
-        )
-    outcome = judge_scenario(
-        GangScenario(
-            options.seed, tuple(faults), options.control, seconds=options.seconds, has_gpm=not options.no_gpm,
-            is_attributed=not options.untold, is_reported=not options.untold,
-        )
-    )  # fmt: skip
-    print(f"pace lost: {100 * outcome.pace_lost:.1f} %; naive detectors: {outcome.naive}")
-    for host, verdict in sorted(outcome.verdicts.items()):
-        rules = ", ".join(
-            f"{rule} ({reason.name}) from {at:.0f} s"
-            for (rule, reason), at in verdict.rules.items()
-        )
-        named = (
-            f"named from {verdict.named[0]:.0f} to {verdict.named[-1]:.0f} s: {rules}"
-            if verdict.named
-            else "watched only"
-        )
-        print(f"host {host} {named}; {', '.join(verdict.devices)}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -328,36 +328,37 @@ def packing_or_words(seed: int) -> str:
     return f"## Real: packing\n\nLeft out: its recordings are not in {DATA_TEXT}."
 
 
-def scaling_of(seed: int) -> str:
-    """Return the section of sizes, which needs no seed."""
-    return scaling_section()
+#: Section -> its function, and whether its seed is JUDGED_SEED; in the order of the page.
+SECTIONS: dict[str, tuple[Callable[[int], str], bool]] = {
+    "faults": (fault_section, False),
+    "speed": (speed_section, False),
+    "scaling": (lambda _: scaling_section(), False),
+    "packing": (packing_or_words, True),
+    "simulated": (simulated_section, True),
+    "recovery": (recovery_section, True),
+}
 
 
-#: The function of each section in the page's order, and whether its seed is JUDGED_SEED.
-SECTIONS: tuple[tuple[Callable[[int], str], bool], ...] = (
-    (fault_section, False), (speed_section, False), (scaling_of, False),
-    (packing_or_words, True), (simulated_section, True), (recovery_section, True),
-)  # fmt: skip
-
-
-def made_section(number: int, seed: int, commit: str, resume: bool) -> str:
-    """Return one section by its index in SECTIONS; it is stored for `--resume`."""
-    file = KEPT / f"{number}-{seed}-{'-'.join(commit.split())}.md"
+def made_section(name: str, seed: int, commit: str, resume: bool) -> str:
+    """Return one section of SECTIONS; it is stored for `--resume`."""
+    file = KEPT / f"{name}-{seed}-{'-'.join(commit.split())}.md"
     if resume and file.exists():
         return file.read_text()
-    text = SECTIONS[number][0](seed)
+    text = SECTIONS[name][0](seed)
     KEPT.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
     return text
 
 
-def made_sections(seed: int, judged_seed: int, *, resume: bool) -> list[str]:
-    """Return all sections, computed by two processes, the longest first."""
+def made_sections(names: Sequence[str], seed: int, judged_seed: int, *, resume: bool) -> list[str]:
+    """Return sections, computed by two processes, the longest first."""
     commit = commit_of(ROOT)
-    seeds = [judged_seed if is_judged else seed for _, is_judged in SECTIONS]
     with ProcessPoolExecutor(2) as pool:
-        result = {at: pool.submit(made_section, at, seeds[at], commit, resume) for at in reversed(range(len(SECTIONS)))}  # fmt: skip
-        return [result[index].result() for index in range(len(SECTIONS))]
+        result = {}
+        for name in reversed(names):
+            own_seed = judged_seed if SECTIONS[name][1] else seed
+            result[name] = pool.submit(made_section, name, own_seed, commit, resume)
+        return [result[name].result() for name in names]
 
 
 def main() -> int:
@@ -373,14 +374,17 @@ def main() -> int:
     parser.add_argument(
         "--resume", action="store_true", help="take sections that were made before from the same commit by the same seeds"
     )  # fmt: skip
+    parser.add_argument("--only", choices=SECTIONS, help="print this section; write nothing")
     parser.add_argument("--write", action="store_true", help="write docs/quality_placement.md")
     options = parser.parse_args()
     if not (DATA / "gpu_speed").is_dir() or not RECORDING.exists() or not RUNS.exists():
         # A clean clone has no recordings: `make evaluate` continues, and the page stays unchanged.
         print(f"left out: placement: its recordings are not in {DATA_TEXT}", file=sys.stderr)
         return 0
-    text = "\n\n".join(made_sections(options.seed, options.judged_seed, resume=options.resume))
-    if not options.write:
+    names = [options.only] if options.only else list(SECTIONS)
+    sections = made_sections(names, options.seed, options.judged_seed, resume=options.resume)
+    text = "\n\n".join(sections)
+    if options.only or not options.write:
         print(text)
         return 0
     head_facts = ReportHead.now(

@@ -1,6 +1,6 @@
 """Packing of pods on a real cluster: share of its GPUs allocated when no more fit, by method of choosing a node.
 
-    python -m bench.quality.placement_packing --seed 1
+    python -m bench.quality.placement --only packing --judged-seed 1
 
 OpenB (alibaba/clusterdata, gpu-v2023): 1,213 nodes with 6,212 GPUs, and 8,152 pods of which most take one GPU or a share of one.
 Pods are drawn from the list with replacement and arrive one after another until those that came ask for 130 % of all GPUs. One
@@ -9,9 +9,7 @@ that fits nowhere is turned away and does not come back. All ways see the same p
 
 from __future__ import annotations
 
-import argparse
 import csv
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +18,6 @@ from pathlib import Path
 import numpy as np
 
 from bench.quality.captures import DATA
-from bench.quality.head import DATA_TEXT
 from bench.quality.markdown import table
 from gangline.aggregator.arrays import Floats, Indexes
 from gangline.aggregator.decisions import planner
@@ -70,7 +67,7 @@ are shuffled.
   Apache-2.0). The plan is compared with its best policy, FGD, whose measure is one half of the planner's (Weng et al.,
   2023).
 
-Command: `python -m bench.quality.placement_packing --seed N`."""
+Command: `python -m bench.quality.placement --only packing --judged-seed N`."""
 
 
 @dataclass(frozen=True)
@@ -315,20 +312,3 @@ def packing_section(seed: int) -> str:
 def is_here() -> bool:
     """Return whether the recordings exist."""
     return NODES.exists() and PUBLISHED.exists()
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.quality.placement_packing", description=__doc__
-    )
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    if not is_here():
-        print(f"left out: packing: its recordings are not in {DATA_TEXT}", file=sys.stderr)
-        return 0
-    print(packing_section(options.seed))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

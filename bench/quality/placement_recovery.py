@@ -1,6 +1,6 @@
 """Recovery in synthetic incidents: regret of the chosen way, and calibration of its price.
 
-    python -m bench.quality.placement_recovery --seed 1
+    python -m bench.quality.placement --only recovery --judged-seed 1
 
 A gang loses nodes. `plan_recovery` prices the ways to continue; then the world draws what each really costs. The world is written
 apart from the planner and shares none of its constants: other families of distributions, other medians, sites that differ from
@@ -11,8 +11,6 @@ NVLink domain were added, which the planner had to take for unknown.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -77,7 +75,7 @@ added, with the cost of leaving NVLink. After seed 3 the number of sites was rai
 - `requeue`: the cheapest option that stops all processes, where there is one.
 - Calibration: the shares of incidents that cost at most p50, and p90.
 
-Command: `python -m bench.quality.placement_recovery --seed N`."""
+Command: `python -m bench.quality.placement --only recovery --judged-seed N`."""
 REASON = """\
 **Why calibration misses its target**: crossing tiers is a third of what an option costs. The planner assumes that leaving
 NVLink takes up to 50 % longer; in this world it is up to 15 %. This uncertainty makes p90 too high.
@@ -421,16 +419,3 @@ def recovery_section(seed: int) -> str:
     if misses:
         parts.append(REASON)
     return "\n\n".join(parts)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.quality.placement_recovery", description=__doc__
-    )
-    parser.add_argument("--seed", type=int, default=1)
-    print(recovery_section(parser.parse_args().seed))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

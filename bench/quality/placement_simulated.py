@@ -1,6 +1,6 @@
 """Placement in simulated fleets: gain of a plan over topology packing without health, and the distance to an oracle.
 
-    python -m bench.quality.placement_simulated --seed 1
+    python -m bench.quality.placement --only simulated --judged-seed 1
 
 At some midnights of a world an aggregator that never saw its hosts hears them for some minutes (`simulated_feed.py`), and takes
 from it hazards, speeds and states as the service has them. The hazard of a host without a symptom is a model's that is trained on
@@ -11,8 +11,6 @@ All are priced by the truth, with the planner's own formula and its assumed cost
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -92,7 +90,7 @@ A real service receives data all the time; this is what the time for the test al
   received data beats `detectable while observed` only by luck.
 - The control gives each host the figures of another one.
 
-Command: `python -m bench.quality.placement_simulated --seed N`."""
+Command: `python -m bench.quality.placement --only simulated --judged-seed N`."""
 
 REASON = """\
 **What is missed is speed** (`with true speeds`: the plan's hazards and the oracle's speeds). One slow member takes the
@@ -431,16 +429,3 @@ def simulated_section(seed: int) -> str:
     if missed:
         summary += f"\n\n{REASON}"
     return "\n\n".join(["## Simulated: fleets", TEXT, table(heads, cells), summary])
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.quality.placement_simulated", description=__doc__
-    )
-    parser.add_argument("--seed", type=int, default=1)
-    print(simulated_section(parser.parse_args().seed))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -174,8 +174,3 @@ def rows(seed: int) -> list[list[str]]:
         )
         result.append([title, wanted, output or "nobody"])
     return result
-
-
-if __name__ == "__main__":
-    for row in rows(1):
-        print(*row, sep=" | ")

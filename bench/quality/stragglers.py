@@ -6,11 +6,8 @@ that it is DEGRADED or worse, or that evidence says it costs speed; as right whe
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import replace
 
 from bench.quality import bsp_world as bsp
@@ -18,6 +15,7 @@ from bench.quality import straggler_traces
 from bench.quality.bsp_world import Plan
 from bench.quality.intervals import weighted_rate, wilson
 from bench.quality.markdown import table
+from bench.quality.progress import Progress, in_processes
 from bench.quality.straggler_replay import NEW_HOST, REASONS, Outcome, judge
 from gangline.aggregator.model import Reason
 
@@ -46,18 +44,6 @@ VARIATIONS: tuple[tuple[str, Plan], ...] = (
     ("two hosts' agents are silent", Plan("", silent_hosts=(9, 11))),
 )
 SILENT_KINDS = ("silent", "gpu", "cpu", "storage")
-
-
-def run_all(
-    plans: Sequence[Plan], progress: Callable[[float], None] = lambda _: None
-) -> list[Outcome]:
-    """Judge *plans*, one process per processor."""
-    result: list[Outcome] = []
-    with ProcessPoolExecutor() as pool:
-        for outcome in pool.map(judge, plans):
-            result.append(outcome)
-            progress(len(result) / len(plans))
-    return result
 
 
 def culprit_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
@@ -175,7 +161,7 @@ def _recall(outcomes: Sequence[Outcome], least: float, below: float) -> str:
     return _share(sum(outcome.is_named(host) for outcome, host in those), len(those))
 
 
-def section(seed: int, progress: Callable[..., None]) -> str:
+def section(seed: int, progress: Progress) -> str:
     base = Plan("")
     groups: list[tuple[str, list[Plan]]] = [
         ("", _plans(seed, bsp.NODE_KINDS, (0.15, 0.10, 0.05), 4, base)),
@@ -192,10 +178,7 @@ def section(seed: int, progress: Callable[..., None]) -> str:
     ]
     groups.append(("two culprits at once", pairs))
     outcomes = iter(
-        run_all(
-            [plan for _, plans in groups for plan in plans],
-            lambda share: progress("stragglers", share),
-        )
+        in_processes(judge, [plan for _, plans in groups for plan in plans], progress, "stragglers")
     )
     played = {title: [next(outcomes) for _ in plans] for title, plans in groups}
     faults, controls = played[""], [*played["controls"], *played["controls without GPM"]]
@@ -262,46 +245,3 @@ def section(seed: int, progress: Callable[..., None]) -> str:
     ]
     lines.append(table(("recording", "to blame", "named"), recorded) if recorded else "Not here.")
     return "\n".join(lines)
-
-
-def main() -> int:
-    """Print tables as selected by the options."""
-    parser = argparse.ArgumentParser(prog="python -m bench.quality.stragglers", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kinds", default=",".join(bsp.NODE_KINDS))
-    parser.add_argument("--controls", default=",".join(bsp.CONTROL_KINDS))
-    parser.add_argument("--slowdowns", default="0.15,0.10,0.05")
-    parser.add_argument("--hosts", type=int, default=16)
-    parser.add_argument("--per", type=int, default=2)
-    parser.add_argument("--no-gpm", action="store_true")
-    parser.add_argument("--unattributed", action="store_true")
-    options = parser.parse_args()
-    common = {
-        "hosts": options.hosts,
-        "has_gpm": not options.no_gpm,
-        "is_attributed": not options.unattributed,
-    }
-    seeds = [100 * options.seed + index for index in range(options.per)]
-    kinds, controls = (
-        list(filter(None, text.split(","))) for text in (options.kinds, options.controls)
-    )
-    plans = [
-        Plan(kind, float(slowdown), seed=seed, culprits=(seed * 5 % options.hosts,), **common)
-        for kind in kinds for slowdown in options.slowdowns.split(",") for seed in seeds
-    ]  # fmt: skip
-    quiet = [Plan(kind, 0.15, seed=seed, **common) for kind in controls for seed in seeds]
-    outcomes = run_all(
-        plans + quiet, lambda share: print(f"\r{100 * share:.0f} %", end="", file=sys.stderr)
-    )
-    print(file=sys.stderr)
-    faults = outcomes[: len(plans)]
-    if faults:
-        print(table(CULPRIT_HEADINGS, culprit_rows(faults)))
-        print(f"\nmacro F1 of causes: {macro_f1(faults):.2f}\n")
-    if quiet:
-        print(table(CONTROL_HEADINGS, control_rows(outcomes[len(plans) :])))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
