@@ -32,8 +32,7 @@ WARM_UP_SECONDS = 12
 #: Seconds in which calls are counted: two turns of the ten-second readings.
 COUNTED_SECONDS = 20
 MEASURED_SECONDS = 60
-#: The run is invalid if the floor's number of calls differs from the agent's by more than this
-#: share.
+#: Maximum difference between the floor's and the agent's number of calls, as a share.
 CALLS_SHARE_MAX = 0.05
 #: Targets (issue 4): ratio of CPU, MB, wake-ups a second.
 MEMORY_MB, WAKES_MAX = 40.0, 25.0
@@ -131,10 +130,7 @@ def _floor(ground: Ground, calls: CallTimer, wanted: Mapping[str, float]) -> Ite
 
 
 def run(seed: int) -> list[Result]:
-    """Measure agent, floor and node_exporter on the same folder at the same time.
-
-    On a shared machine the cost of a second varies by a factor of two. *seed* is ignored.
-    """
+    """Measure agent, floor and node_exporter on one folder at the same time; *seed* is ignored."""
     del seed
     memory = MEMORY_FOLDER if os.access(MEMORY_FOLDER, os.W_OK) else None
     with (

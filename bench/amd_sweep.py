@@ -54,9 +54,7 @@ def run(seed: int) -> list[Result]:
 
 
 class PassingClock:
-    """A clock that advances a second per reading, so that ten-second readings are due every ten
-    turns.
-    """
+    """A clock that advances a second per reading: ten-second readings are due every ten turns."""
 
     def __init__(self) -> None:
         self.now_ns = 10**18

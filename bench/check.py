@@ -31,9 +31,7 @@ if __name__ == "__main__":
 
 
 def run(seed: int) -> list[Result]:
-    """Start each in turn, RUNS times; return the medians: installed as from a wheel, and from this
-    tree.
-    """
+    """Start each command in turn, RUNS times; return the medians."""
     with tempfile.TemporaryDirectory() as folder:
         where = Path(folder)
         _show(where)

@@ -26,8 +26,7 @@ ROUNDS = 500
 PASSES = 15
 STAMP = Stamp(b"r" * 16, b"b" * 16, 1, 10**15, 17 * 10**17)
 STREAM_SECONDS = 300
-#: Bytes per GPU row of about 45 samples in Prometheus remote-write (snappy-compressed protobuf,
-#: labels by series), measured once with the prototype, not in this run.
+#: Bytes per GPU row of about 45 samples in remote-write, measured once with the prototype.
 REMOTE_WRITE_BYTES_A_ROW = 454.0
 
 
@@ -52,9 +51,7 @@ def gpu_blocks(source: random.Random) -> Iterator[Block]:
 
 
 def _microseconds(call: Callable[[], object]) -> float:
-    """Return the CPU of a call: the median of PASSES, since shared cores change their pace within a
-    second.
-    """
+    """Return the CPU of a call: the median of PASSES, because shared cores change their pace."""
     passes = []
     for _ in range(PASSES):
         begin = time.process_time_ns()
@@ -72,9 +69,7 @@ def _simulated(seed: int) -> Iterator[list[Block]]:
 
 
 def _plain(source: random.Random, seconds: Iterable[list[Block]]) -> tuple[list[bytes], int]:
-    """Return the frames of successive seconds, with slightly irregular clocks, and their number of
-    rows.
-    """
+    """Return the frames of successive seconds and their number of rows; clocks are irregular."""
     builder, sent, rows = FrameBuilder(STAMP.run_id, STAMP.boot_id), [], 0
     for second, blocks in enumerate(seconds, 1):
         boottime_ns = STAMP.boottime_ns + second * 10**9 + source.randrange(10**5)
@@ -85,9 +80,7 @@ def _plain(source: random.Random, seconds: Iterable[list[Block]]) -> tuple[list[
 
 
 def _stream(source: random.Random, what: str, seconds: Iterable[list[Block]]) -> list[Result]:
-    """Measure a stream after its first two frames, which name its tables; check that it decodes to
-    its input.
-    """
+    """Measure a stream after its first two frames, which name its tables; check its decoding."""
     sent, rows = _plain(source, seconds)
     whole = [frames.deflate_frame(frame) for frame in sent]
     encode, decode, differences = [], [], list[bytes]()

@@ -59,9 +59,7 @@ def _agent(ground: Ground, name: str, engine: fake_dcgm.HostEngine, *options: st
 
 
 def _engine(folder: Path, capability: int) -> fake_dcgm.HostEngine:
-    """Return an engine that watches every profiling field at 1 Hz, XIDs and the health of all
-    systems.
-    """
+    """Return an engine that watches all profiling fields at 1 Hz, XIDs and all health systems."""
     engine = fake_dcgm.HostEngine(folder / "engine")
     for number, gpu in enumerate(gpus(GPUS)):
         engine.gpu(number, gpu.uuid, gpu.address, capability)
@@ -86,10 +84,7 @@ def _wait_for_lanes(pid: int, *, with_dcgm: bool) -> None:
 
 
 def run(seed: int) -> list[Result]:
-    """Measure Hopper GPUs, and older GPUs, whose profiling metrics are read each second.
-
-    *seed* is ignored.
-    """
+    """Measure Hopper GPUs, and older GPUs, whose profiling metrics are read each second."""
     del seed
     return [*_measure("Hopper", 9), *_measure("before Hopper", 8)]
 

@@ -43,8 +43,7 @@ from tests.slurm_cluster import MISSING, SlurmCluster, has_slurm, running_slurm
 RUNS, NODES, JOB_NODES = 20, 8, 3
 LARGE_NODES, ADVISORIES = 10_000, 100
 QUIET_SECONDS = 30.0
-#: Without slurmd these nodes are down, and no advisories are made for nodes that are out of
-#: service.
+#: Nodes without slurmd are down, and nodes out of service get no advisories.
 LARGE = (
     f"NodeName=host[0-{LARGE_NODES - 1}] NodeHostname=localhost NodeAddr=127.0.0.1 "
     f"Port=[20000-{20_000 + LARGE_NODES - 1}] State=DOWN"

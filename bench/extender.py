@@ -38,9 +38,7 @@ def run(seed: int) -> list[Result]:
 
 @contextmanager
 def fresh_mirror(path: Path) -> Iterator[None]:
-    """Run a mirror that is written every 3 s, as by `gangline mirror`: reading it is part of the
-    measurement.
-    """
+    """Rewrite a mirror every 3 s, as `gangline mirror` does: reading it is measured, too."""
     result = [
         mirror_node(f"n{index}", index % 4, ready=index % 100 != 7) for index in range(1, NODES + 1)
     ]

@@ -41,9 +41,7 @@ CODE = "xid79"
 
 
 class RoundSeconds(NamedTuple):
-    """Seconds from the line to the host's own status and to the watcher, and of an empty call by
-    the watcher.
-    """
+    """Seconds from the line to the host's status and to the watcher, and of an empty call."""
 
     status: float
     proposed: float

@@ -36,9 +36,7 @@ NOT_OF_FILES = (
 
 
 def make_host(folder: Path) -> Roots:
-    """Create the folder of an H100 host; its first RDMA device is copied until there are PORTS of
-    them.
-    """
+    """Create the folder of an H100 host; copy its first RDMA device until there are PORTS."""
     host = unpack("h100-ib", folder / "host")
     devices = host.root / "sys/class/infiniband"
     first = min(devices.iterdir())

@@ -81,9 +81,7 @@ _STATE_AT = [_AT[name] for name in _STATES]
 
 @dataclass(frozen=True, slots=True)
 class GeneratedRuns:
-    """`values`: (runs, NUMBERS); `workload`, `label`: (runs); `slowdown`: share of pace lost; 0:
-    none.
-    """
+    """`values`: (runs, NUMBERS); `workload`, `label`: (runs); `slowdown`: share of pace lost."""
 
     values: Floats
     workload: np.ndarray[tuple[int], np.dtype[np.intp]]

@@ -43,8 +43,7 @@ from gangline.contract.wire import telemetry_pb2 as wire
 from gangline.contract.wire.telemetry_pb2_grpc import TelemetryServiceStub
 from tests.aggregator.auth.hostile import ATTACKS, BOOT, HOUR_NS, gpu_block, host_of
 
-#: Honest agents, and the period at which each sends a frame, with or without receipts: 80 frames a
-#: second in all.
+#: Honest agents, and seconds between the frames of each: 80 frames a second in all.
 HOSTS, PERIOD_SECONDS = 20, 0.25
 COMMIT_SECONDS = 0.1
 #: The default limit of reconnects, after which clients wait.

@@ -57,8 +57,7 @@ STREAMS = 256
 TEMPLATES = 8
 BATCHES_ROWS = (8_000, 122_880)
 THREADS = 1
-#: Frames come faster than their stamps say: with a larger step each frame would cause a clock
-#: finding.
+#: A larger step would cause a clock finding, because frames arrive faster than their stamps say.
 STEP_NS = 5_000_000
 BOOTED_NS = 1_700_000_000 * 10**9
 CREDIT_FRAMES = 64

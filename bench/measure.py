@@ -132,10 +132,7 @@ class CallTimer:
     """Calls of each function of the stand-in NVML by all processes that play a scenario."""
 
     def __init__(self, library: Path, scenario: Path) -> None:
-        """Create the counters.
-
-        *scenario*: its path, beside the counts. Call this before the first process loads it.
-        """
+        """Create zero counters beside *scenario*. Call this before the first process loads it."""
         name_of = ctypes.CDLL(str(library)).fake_nvml_call_name
         name_of.restype = ctypes.c_char_p
         self.names: list[str] = []
@@ -150,9 +147,7 @@ class CallTimer:
         return list(struct.unpack(f"{len(self.names)}L", self._counts.read_bytes()))
 
     def rates(self, seconds: int, gpus: int) -> dict[str, float]:
-        """Count for *seconds*; return the calls per GPU and second of each function that was
-        called.
-        """
+        """Count for *seconds*; return the calls per GPU and second of each called function."""
         before = self.counts()
         time.sleep(seconds)
         result = zip(self.names, before, self.counts(), strict=True)

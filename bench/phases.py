@@ -86,9 +86,7 @@ class PhaseLoad:
         return struct.pack(f"<{len(cells)}d", *cells)
 
     def run(self, seconds: int) -> tuple[float, float]:
-        """Take the samples of *seconds* seconds; return the CPU seconds of the samples and of the
-        work per second.
-        """
+        """Take *seconds* of samples; return their CPU seconds, and those of the work per second."""
         block, jobs = Block("gpu_fast_1s", ["g"] * GPUS), Block("gpu_fast_10s", ["g"] * GPUS)
         second_columns = [index_of(f"gpu_fast.{name}") for name in SECOND_COLUMNS]
         job_columns = [index_of(f"gpu_fast.{name}") for name in JOB_COLUMNS]
@@ -124,9 +122,7 @@ def _period_seconds(load: PhaseLoad) -> float:
 
 
 def _parts_seconds(seed: int) -> float:
-    """Return the CPU seconds to find the parts of a step of one GPU in its last two minutes; the
-    maximum of three step lengths.
-    """
+    """Return the CPU seconds to find the parts of a step of one GPU: maximum of three lengths."""
     result: list[float] = []
     for period in (5.0, 8.0, 20.0):
         draw = np.random.default_rng(seed)

@@ -62,9 +62,7 @@ def _requests() -> dict[str, bytes]:
 
 
 def _recovery() -> bytes:
-    """Return a request of a gang that lost three members on two leaves, and has hot spares and free
-    nodes.
-    """
+    """Return a request of a gang with three failed members on two leaves, spares and free nodes."""
     gang: Any = wire.GangRequirements(gpus_per_node=8)
     gang.length.FromSeconds(48 * 3600)
     bits = np.packbits(np.arange(HOSTS) >= GANG_NODES, bitorder="little").tobytes()
@@ -85,9 +83,7 @@ def _seconds(call: Call, request: bytes) -> float:
 def _alternate(
     plan: Call, echo: Call, request: bytes, seconds: float
 ) -> tuple[list[float], list[float]]:
-    """Return the seconds of plans and echoes; they alternate, and each goes first in every second
-    round.
-    """
+    """Return the seconds of alternating plans and echoes; each goes first in every second round."""
     ours, theirs, at, end = list[float](), list[float](), 0, time.monotonic() + seconds
     for _ in range(WARM_UP_CALLS):
         plan(request)
@@ -120,9 +116,7 @@ def _other(name: str, call: Call, request: bytes, limit: float, what: str) -> Re
 def _beside(
     scores: Call, plan: Any, request: bytes | None, per_second: float
 ) -> tuple[list[float], list[float]]:
-    """Return the seconds of *scores* calls, and of another caller's concurrent plans, at most one
-    in flight.
-    """
+    """Return the seconds of *scores* calls, and of concurrent plans, at most one in flight."""
     result, plans, pending = list[float](), list[float](), None
     end, due = time.monotonic() + BESIDE_SECONDS, 0.0
     while (now := time.monotonic()) < end:

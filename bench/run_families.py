@@ -16,8 +16,7 @@ import numpy as np
 from gangline.fingerprints.fingerprint import NUMBERS, Floats
 
 _AT = {name: index for index, name in enumerate(NUMBERS)}
-#: Peak of a GPU: arithmetic, HBM, NVLink and its share of the NICs. Rounded figures of an H100 and
-#: of an A100.
+#: Peak arithmetic, HBM, NVLink and NIC share, rounded figures.
 _GPUS = {
     "H100": (990e12, 3.3e12, 4.5e11, 5e10, 0.85),
     "A100": (312e12, 2.0e12, 3.0e11, 2.5e10, 0.7),

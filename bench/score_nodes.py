@@ -29,11 +29,9 @@ from gangline.contract.wire import score_pb2
 HOSTS = 10_000
 PHASE_SECONDS = 10.0
 WARM_UP_CALLS = 50
-#: Every this many rounds a call goes to the aggregator's own port: an odd number, so that it delays
-#: both alike.
+#: Rounds between calls to the aggregator's own port; odd, so that both are delayed alike.
 SERVICE_EVERY = 11
-#: Hosts that send all their tables each second, in addition to the judged hosts; and the rows per
-#: second of all judged GPUs.
+#: Hosts that send all their tables beside the judged hosts; rows per second of all GPUs.
 LOAD_HOSTS, LOAD_SECONDS = 150, 21
 GPU_ROWS_PER_SECOND = 80_000
 #: Limit of a call from a scheduler's loop.
@@ -61,9 +59,7 @@ class Times:
 
 @contextmanager
 def _child(module: str, *arguments: str) -> Iterator[tuple[IO[str], IO[str]]]:
-    """Run a module of this package in a session of its own, like the score process; yield its stdin
-    and stdout.
-    """
+    """Run a module of this package in its own session; yield its stdin and stdout."""
     child = subprocess.Popen(
         [sys.executable, "-m", f"bench.{module}", *arguments],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
@@ -89,9 +85,7 @@ def _seconds(call: Call) -> float:
 
 
 class Callers:
-    """One client that calls in a loop; calls to the aggregator's own port, which may take seconds,
-    run concurrently.
-    """
+    """A client that calls in a loop, and at the same time the aggregator's own port."""
 
     def __init__(self, score_process: Call, echo: Call, service: Any) -> None:
         self._score_process, self._echo, self._service = score_process, echo, service
@@ -181,9 +175,7 @@ def _loads(address: str, seed: int) -> dict[str, tuple[str, ...]]:
 def _loaded(
     load: tuple[str, ...], callers: Callers, watched: str
 ) -> tuple[Times, list[float], str]:
-    """Return call times during ingest, the delays of changes, and the rates of rows sent and
-    receipted.
-    """
+    """Return call times during ingest, delays of changes, and rates of rows."""
     with _child(*load) as (stdin, address):
         address.readline()  # connected
         stdin.write("go\n")

@@ -66,9 +66,7 @@ async def _move(aggregator: Aggregator) -> None:
 
 
 def _declared_places(folder: Path, hosts: int) -> str:
-    """Write the places of the hosts: racks of 8, leaves of 32, spines of 512, power domains of 16;
-    return the file.
-    """
+    """Write each host's rack (of 8), leaf (32), spine (512), power domain (16); return the file."""
     path = folder / "places.csv"
     rows = [
         f"host-{index:05d},r{index // 8},l{index // 32},s{index // 512},p{index // 16}"

@@ -147,9 +147,7 @@ def _live_bytes(store: Store, table: str) -> float:
 
 
 def _export(one: Fed) -> float:
-    """Export everything that is closed; return the CPU seconds of this process and the packer,
-    without its start.
-    """
+    """Export what is closed; return CPU seconds of this process and the running packer."""
     packing = one.history._packer
     assert isinstance(packing, PackerProcess)
     packing.start()

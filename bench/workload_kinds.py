@@ -17,8 +17,7 @@ from gangline.fingerprints.fingerprint import NUMBERS, Floats
 
 Range = tuple[float, float]
 
-#: Classes, in the order of `KindRuns.label`; the last contains kinds without a class. Fine-tuning
-#: is training: from outside it differs only in its duration.
+#: Classes, in the order of `KindRuns.label`; the last contains kinds without a class.
 CLASSES = ("training", "inference", "data preparation", "interactive", "reserved", "")
 #: Share of the runs without GPM, without phases, and with any one other number unknown.
 _WITHOUT_GPM, _WITHOUT_PHASES, _UNKNOWN = 0.2, 0.1, 0.04
@@ -158,9 +157,7 @@ KINDS: dict[str, JobKind] = {
 
 
 class KindRuns(NamedTuple):
-    """`values`: (runs, NUMBERS); `label`: index of each run's class in CLASSES; `kind`: its index
-    in KINDS.
-    """
+    """`values`: (runs, NUMBERS); `label`, `kind`: indexes in CLASSES and KINDS."""
 
     values: Floats
     label: npt.NDArray[np.intp]

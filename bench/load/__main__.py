@@ -94,10 +94,7 @@ def _counts(text: str) -> list[int]:
 
 
 def main() -> int:
-    """Run, and print the tables.
-
-    Return 1 if stored and receipted rows differ, or nothing was measured.
-    """
+    """Run, and print the tables; return 1 if stored and receipted rows differ."""
     parser = argparse.ArgumentParser(
         prog="make load", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

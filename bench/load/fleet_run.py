@@ -21,8 +21,7 @@ from gangline.aggregator.config import AggregatorConfig
 
 from .aggregator import Running, aggregator
 
-#: A frame waits for the commit in progress, for the next commit's time, and for that commit. A
-#: commit that takes longer than its period falls behind.
+#: A frame waits for the current commit, the next commit's time, and that commit.
 RECEIPT_SECONDS_MAX = 3 * AggregatorConfig.commit_seconds
 #: Minimum share of the due frames: a generator that sends fewer measures itself.
 SENT_SHARE = 0.97
@@ -80,9 +79,7 @@ class LoadReport:
 
 
 def is_sustained(row: dict[str, float], due: float) -> bool:
-    """Return whether receipts came in time, no host waited for credit, and all *due* frames a
-    second were sent.
-    """
+    """Return whether receipts were in time, credit sufficed, and *due* frames/s were sent."""
     in_time = row["p99"] <= RECEIPT_SECONDS_MAX and row["flying"] <= RECEIPT_SECONDS_MAX * due
     return in_time and not row["stalls"] and row["frames"] >= SENT_SHARE * due
 

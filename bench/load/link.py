@@ -66,9 +66,7 @@ def _varint(number: int) -> bytes:
 
 
 class LoadLink:
-    """Connects at once; `register`, then `open`, then `send`. `receive` yields the stream's
-    messages.
-    """
+    """Connects at once; call `register`, `open`, `send`. `receive` yields the stream's messages."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.socket = socket.create_connection(address)

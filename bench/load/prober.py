@@ -88,9 +88,7 @@ class Prober:
         self._waiting[at] = now_ns
 
     def _poll(self, at: int) -> None:
-        """Request the host from the API; record the age of its last reading when it becomes
-        visible.
-        """
+        """Request the host; record the age of its last reading when it becomes visible."""
         name = f"nodes/load-{FIRST + at:08x}"
         try:
             score = self._stub.GetNodeScore(score_pb2.GetNodeScoreRequest(name=name), timeout=10.0)

@@ -38,9 +38,7 @@ STEPFUN = "faults of 400 nodes (GitHub: stepfun-ai/InfiniteHBD-Trace)"
 
 
 def sections() -> tuple[Section, ...]:
-    """Return the parts of the page, in its order: each a module with `section(seed, progress) ->
-    str`.
-    """
+    """Return the page's parts in order: modules with `section(seed, progress) -> str`."""
     recorded = tuple((captures.DATA / capture.path, capture.what) for capture in captures.CAPTURES)
     return (
         Section("hazard", "Real: hazard", ((hazard.RECORDING, STEPFUN),)),

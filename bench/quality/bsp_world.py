@@ -41,10 +41,7 @@ CONTROL_KINDS = (
 
 @dataclass(frozen=True)
 class Plan:
-    """One episode.
-
-    *slowdown*: share of the culprit's work; seconds of the episode, of onset and of healing.
-    """
+    """One episode. *slowdown*: share of the culprit's work; *onset*, *heals*: seconds."""
 
     kind: str
     slowdown: float = 0.1
@@ -174,9 +171,7 @@ def _strength(plan: Plan, now: float) -> float:
 def _steps(
     plan: Plan, levels: _Levels, random: np.random.Generator
 ) -> tuple[Floats, NDArray[np.int64], Floats, Floats, Floats]:
-    """Return breaks (parts + 1, hosts, 8), the state of each part, and by step: its end, clocks,
-    and work of each rank.
-    """
+    """Return breaks (parts + 1, hosts, 8), states of parts; ends, clocks and work of steps."""
     breaks = [np.zeros((plan.hosts, GPUS))]
     states: list[int] = []
     ends: list[float] = []

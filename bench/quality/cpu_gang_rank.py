@@ -40,9 +40,7 @@ class RankPlan:
 
 
 def unit_of_work() -> Callable[[], object]:
-    """Return a function that does one unit of work. numpy reads the limit of threads from the
-    environment when it is loaded.
-    """
+    """Return a function that does a unit of work. numpy reads its thread limit when loaded."""
     import numpy as np
 
     source = np.random.default_rng(0)
@@ -63,10 +61,7 @@ def unit_seconds(trials: int = 200) -> float:
 
 @contextmanager
 def barrier(plan: RankPlan) -> Iterator[Callable[[], None]]:
-    """Yield a function that returns once all ranks have called it.
-
-    It raises ConnectionError if a rank has ended.
-    """
+    """Yield a function that waits for all ranks; it raises ConnectionError if a rank has ended."""
     with ExitStack() as left:
         if plan.rank == 0:
             server = left.enter_context(socket.create_server(("127.0.0.1", plan.port)))

@@ -212,9 +212,7 @@ def smi(path: Path, bed: Bed) -> tuple[int, str]:
 
 
 def _number(text: str, factor: float = 1.0) -> float | None:
-    """Return the number at the start of *text*, in the unit of a column; None for other texts
-    ("[N/A]").
-    """
+    """Return the number at the start of *text*; None for other texts ("[N/A]")."""
     if text in ("No", "Yes"):
         return float(text == "Yes")
     if text.startswith("0x"):

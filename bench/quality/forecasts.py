@@ -47,24 +47,19 @@ PREDICTORS = ("forecast", "persistence", "period alone", "mix so far")
 
 @dataclass
 class Scores:
-    """Scores of the forecasts of several runs.
-
-    By horizon: sums of Brier scores of each predictor, and of errors.
-    """
+    """Scores of the forecasts of several runs, by horizon."""
 
     count: dict[int, int] = field(default_factory=lambda: dict.fromkeys(HORIZONS_SECONDS, 0))
     abstained: int = 0
     asked: int = 0
     brier: dict[str, dict[int, float]] = field(default_factory=dict)
-    #: Horizon -> (forecast, cadence alone, base rate) squared errors of "a checkpoint begins
-    #: within".
+    #: Horizon -> squared errors of "a checkpoint begins within": forecast, cadence, base rate.
     within: dict[int, list[tuple[float, float, float]]] = field(default_factory=dict)
     #: Kind of pause -> per onset (true in 50 %, true in 90 %, width of 90 %, error, error of the
     #: last interval again), and the count without a window.
     windows: dict[int, list[tuple[bool, bool, float, float, float]]] = field(default_factory=dict)
     unpredicted: dict[int, int] = field(default_factory=dict)
-    #: Kind -> seconds before each onset since which every window of 90 % contained it; 0: the last
-    #: window did not.
+    #: Kind -> seconds before each onset since which every window of 90 % contained it.
     lead: dict[int, list[float]] = field(default_factory=dict)
     #: (stated probability, whether it came within a tenth of the interval).
     stated: list[tuple[float, bool]] = field(default_factory=list)
@@ -138,9 +133,7 @@ def _checkpoint_seconds(seconds: Sequence[JobSecond]) -> float:
 
 
 def _by_period(at: float, hint: tuple[float, float], duration: float, seen: Floats) -> Floats:
-    """Return the forecast from the interval of checkpoints alone: checkpoint with certainty when
-    due, else the usual state.
-    """
+    """Forecast from the interval alone: checkpoint with certainty when due, else the usual."""
     due, interval = hint
     usual = seen.copy()
     usual[CHECKPOINT] = 0.0
@@ -186,9 +179,7 @@ def _score_demands(
 def _score_onsets(
     run: KnownRun, scores: Scores, kind: int, told: list[tuple[int, EventForecast]], end: float
 ) -> None:
-    """Score each onset by the forecast made in the middle of the interval before it, and by later
-    forecasts up to it.
-    """
+    """Score each onset by the forecast in the middle of the interval before it, and later ones."""
     windows, leads = scores.windows.setdefault(kind, []), scores.lead.setdefault(kind, [])
     scores.unpredicted.setdefault(kind, 0)
     before, again = 0.0, np.nan

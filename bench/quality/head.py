@@ -50,10 +50,7 @@ class Tree:
         self.later = ""
 
     def is_same(self) -> bool:
-        """Check the tree, and return whether it was unchanged at each check so far.
-
-        Never raises.
-        """
+        """Return whether the tree was unchanged at each check so far. Never raises."""
         if not self.later and (now := commit_of(self._root)) != self._commit:
             self.later = now
         return not self.later
@@ -79,10 +76,7 @@ class Section:
 
 
 def head(made: ReportHead, sections: Sequence[Section], later: str = "") -> str:
-    """Return the start of the page.
-
-    *later*: another commit of its tree, found before the page was complete.
-    """
+    """Return the start of the page. *later*: another commit, found before it was complete."""
     left_out = [f"**{section.title}**" for section in sections if section.is_left_out]
     partly = [
         f"**{section.title}**"

@@ -14,11 +14,9 @@ from .injected_stage import APART_SECONDS, LISTED_SECONDS, POLL_SECONDS, Injecte
 from .markdown import counted, table
 from .progress import Progress
 
-#: Number of fleets, and how many run concurrently, each under an aggregator of its own: about 40 MB
-#: of memory a host.
+#: Number of fleets, and how many run at once: a host takes about 40 MB of memory.
 ROUNDS, AT_ONCE = 5, 3
-#: The slowest fault: a narrow link is named after 26 s under load, and link and load are read every
-#: 10 s.
+#: A narrow link is named last, after 26 s under load: link and load are read every 10 s.
 WATCH_SECONDS = 42.0 + APART_SECONDS
 #: After the aggregator was killed and answers again, each host must keep its state for this long.
 RESTART_SECONDS = 12.0
@@ -80,9 +78,7 @@ def rounds(
 
 
 def round_of(kinds: Sequence[InjectedKind], seed: int) -> RoundResult:
-    """Play all *kinds* concurrently, each on a host of its own; kill the aggregator at the end, and
-    check the hosts again.
-    """
+    """Play *kinds* at once, each on its own host; restart the aggregator, and check again."""
     with folder() as disk, folder(MEMORY) as memory, Stage(disk, memory, kinds, seed) as stage:
         stage.open()
         stage.settle()

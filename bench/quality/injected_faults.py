@@ -17,8 +17,7 @@ from tests.fake_nvml.scenario import Gpu, Steps
 from tests.fake_nvml.sick import is_lost
 from tests.processes import with_group
 
-#: Actions on a host: prepare before the start, up to the first yield; then inject, and yield the
-#: seconds to wait before the next action.
+#: Actions on a host: prepare, first yield, inject; a yield is the seconds to the next action.
 Act = Iterator[float]
 Doing = Callable[[InjectedHostFolder], Act]
 

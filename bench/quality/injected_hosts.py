@@ -32,8 +32,7 @@ from tests.survival.faults import Faults
 from .injected_cable import Cable
 
 KIND = "h100-ib"
-#: Values for which a working host shows the second of the stand-in's two steps (idle, at work). Of
-#: all other values it shows the first, because their second step is a fault.
+#: Values whose second step means at work; the second step of all others is a fault.
 AT_WORK = frozenset(
     [
         "power",
@@ -100,10 +99,7 @@ class KernelLogFile:
 
 
 class InjectedHostFolder:
-    """One host; one GPU (`gpu`) and one port (`port`) are chosen for faults.
-
-    Call `start` after creation.
-    """
+    """One host with a GPU (`gpu`) and a port (`port`) for faults. Call `start` after creation."""
 
     def __init__(self, folder: Path, name: str, port: int, source: random.Random) -> None:
         """Create *folder*. *port*: of the aggregator on the loopback."""
@@ -118,10 +114,7 @@ class InjectedHostFolder:
         self._step = 0
 
     def lay_cable(self) -> None:
-        """Connect its agent to the aggregator by a wire that can be cut.
-
-        Call this before the start.
-        """
+        """Connect its agent by a wire that can be cut. Call this before the start."""
         self.cable = Cable(self.port)
 
     def keep_clock(self) -> None:

@@ -24,9 +24,7 @@ CellText = TypeVar("CellText", str, tuple[str, str, str])
 def most_common(
     counts: Mapping[CellText, int], most: int | None = None
 ) -> list[tuple[CellText, int]]:
-    """Return the counts in falling order, equal counts in the order of their texts: a Counter would
-    use the order of sets.
-    """
+    """Return falling counts, equal ones by text: a Counter would use the order of sets."""
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]
 
 
@@ -42,9 +40,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def wrapped(text: str) -> str:
-    """Return a page with paragraphs and list items wrapped at `COLUMNS_MAX`; code, tables and short
-    lines stay unchanged.
-    """
+    """Return a page with prose wrapped at COLUMNS_MAX; code and tables stay unchanged."""
     lines: list[str] = []
     block: list[str] = []
     is_code = False

@@ -27,8 +27,7 @@ JOBS, SECONDS = 200, 600
 BEGIN_SECONDS = 60
 #: Seconds of the bands of steps.
 BANDS = ((0.1, 0.3), (0.3, 0.6), (0.6, 2.0), (2.0, 10.0), (10.0, 30.0), (30.0, 60.0))
-#: A step is right within this share; a step near the checkpoint cycle within CYCLE_NEAR counts as
-#: confused with it.
+#: A step is right within the first share; within the second it is confused with the cycle.
 STEP_NEAR, CYCLE_NEAR = 0.1, 0.12
 #: Bands of stated probabilities.
 PROBABILITIES = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.01)
@@ -53,8 +52,7 @@ class Judged:
     #: Counted after the fourth checkpoint.
     known_seconds: float = 0.0
     known_labeled_seconds: float = 0.0
-    #: Stated probability, whether it came true, error in seconds, and the error of the last
-    #: interval again.
+    #: Stated probability, whether it came true, its error, and the last interval's error (seconds).
     predictions: list[tuple[float, bool, float, float]] = field(
         default_factory=list[tuple[float, bool, float, float]]
     )

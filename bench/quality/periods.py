@@ -30,9 +30,7 @@ HEADINGS = ("period", "abstained", "median error", "wrong period (half, double, 
 
 
 def timeline(random: np.random.Generator, period: float) -> tuple[Floats, Floats]:
-    """Return the power (watts) and the share of busy SMs each 10 ms of a job with a step of
-    *period* seconds.
-    """
+    """Return power (watts) and share of busy SMs of a job, each 10 ms; its step is *period* s."""
     count = int(SECONDS / FINE_SECONDS)
     watts, busy = np.zeros(count), np.zeros(count)
     batches = int(random.integers(1, 9))

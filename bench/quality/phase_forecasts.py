@@ -40,8 +40,7 @@ CHECKPOINT = STATES.index("checkpoint")
 SECONDS, HOSTS = 900, 4
 #: GPUs followed in each run: the writer of a checkpoint, if there is one, and others.
 FOLLOWED = (0, 3, 17, 30)
-#: Forecasts are read at the interval at which they are sent; windows and the horizon of a state,
-#: seconds.
+#: Interval of reading forecasts; windows and the horizon of a state, seconds.
 FORECAST_SECONDS = 10
 WINDOWS = (30.0, 60.0)
 HORIZON = 30.0
@@ -254,9 +253,7 @@ def _count(counts: list[int], said: np.ndarray, truth: np.ndarray) -> None:
 def window_probability(
     seconds: float, tenth: float, probability: float, interval: float, begin: float, end: float
 ) -> float:
-    """Return the stated probability that the next checkpoint begins within *begin* to *end* seconds
-    from now.
-    """
+    """Return the stated probability of a checkpoint between *begin* and *end* seconds from now."""
     low, high = max(seconds - tenth, 0.0), max(seconds + tenth, 0.1)
     inside = max(min(high, end) - max(low, begin), 0.0) / (high - low)
     return min(probability * inside + (1 - probability) * min((end - begin) / interval, 1.0), 1.0)
@@ -295,9 +292,7 @@ def _score_moment(
 def _add_leads(
     run: TrackedRun, begins: Floats, forecasts: Sequence[tuple[float, float, float]]
 ) -> None:
-    """Add how long before each checkpoint its forecast became right within a tenth of the interval,
-    and stayed right.
-    """
+    """Add how long before each checkpoint its forecast became right (a tenth), and stayed right."""
     for before, begin in itertools.pairwise(begins[2:]):
         run.checkpoints += 1
         lead = 0.0

@@ -36,8 +36,7 @@ CAUSES: dict[str, frozenset[Reason]] = {
 PER_CELL, PER_CONTROL, PER_VARIATION, PER_ABLATION = 3, 2, 2, 2
 ABLATION_SLOWDOWN = VARIATION_SLOWDOWN = 0.15
 VARIATION_KINDS = ("silent_host", "silent_gpu", "host_cpu")
-#: A fault that costs the gang less of its pace is hidden: in bubbles, behind slower parts, in the
-#: spread of healthy parts.
+#: A cheaper fault is hidden: in bubbles, behind slower parts, in the spread of healthy parts.
 COST_MIN = 0.02
 #: Onset of healing, and seconds of a run that heals.
 HEALS, HEALED_SECONDS = 330.0, 660
@@ -231,9 +230,7 @@ def _gpu_right(outcomes: Sequence[GangOutcome]) -> str:
 
 
 def _false_rate(outcomes: Sequence[GangOutcome]) -> str:
-    """Return falsely blamed hosts per node-day, and the upper bound of 95 % (three over the days
-    without any).
-    """
+    """Return falsely blamed hosts per node-day, and the upper bound of 95 %."""
     wrong, days = (
         sum(len(outcome.wrong) for outcome in outcomes),
         sum(outcome.node_days for outcome in outcomes),
@@ -242,9 +239,7 @@ def _false_rate(outcomes: Sequence[GangOutcome]) -> str:
 
 
 def causes_f1(outcomes: Sequence[GangOutcome]) -> float:
-    """Return the mean F1 over causes; a straggler's reason in addition to a named cause is not
-    another cause.
-    """
+    """Return the mean F1 over causes; a straggler's reason beside a cause is no other cause."""
     causes = set(CAUSES.values())
     hits, named, totals = (dict.fromkeys(causes, 0) for _ in range(3))
     for outcome, fault, named_at in _found(outcomes):
@@ -336,9 +331,7 @@ def ablation_rows(
     ablated: Sequence[tuple[str, GangOutcome]],
     controls: Sequence[GangOutcome],
 ) -> list[list[str]]:
-    """Return rows for all evidence, for each ablation, and for the naive detectors, from the same
-    runs.
-    """
+    """Return rows of all evidence, of ablations and of naive detectors, from the same runs."""
 
     def by_kind(hits: Callable[[GangOutcome], bool], those: Sequence[GangOutcome]) -> list[str]:
         return [

@@ -294,9 +294,7 @@ class HostAgent:
             self._fill_links(second)
 
     def _fill_links(self, second: int) -> None:
-        """Fill the readings that show faults of a limit, a PCIe link or a port; the seed decides
-        which sign is shown.
-        """
+        """Fill readings that show faults of a limit, a PCIe link or a port, as the seed decides."""
         r, rows, shows = self._readings, self._rows, self._readings.record.scenario.seed % 3
         strength, fault = self._strength("power_cap", second)
         if fault is not None:
@@ -353,10 +351,7 @@ class HostAgent:
     def processes(
         self, run: GangRun, number: int, state: str, second: int
     ) -> Iterable[telemetry_pb2.HealthEvent]:
-        """Yield the agent's reports of the ranks of a run on this host.
-
-        *number* of the run: each has its own processes.
-        """
+        """Yield the agent's reports of a run's ranks on this host; *number* names the run."""
         there: Sequence[int] = run.gpus[run.gpus // GPUS == self._host].tolist()
         now_ns = UPTIME_NS + second * SECOND_NS
         for row in there:

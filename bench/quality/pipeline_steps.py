@@ -99,9 +99,7 @@ class EventLog:
 
 
 def batch_orders(stages: int, batches: int) -> list[tuple[int, bool, int]]:
-    """Return the micro-batches of a step, (stage, is backward, number), each after its
-    prerequisites: 1F1B.
-    """
+    """Return a step's micro-batches in 1F1B order: (stage, is backward, number)."""
     plans: list[list[tuple[bool, int]]] = []
     for stage in range(stages):
         warm = min(stages - stage - 1, batches)
@@ -192,9 +190,7 @@ class StepPlayer:
         return now + seconds
 
     def _evaluate(self, now: float) -> float:
-        """Play an evaluation: forward only, with gaps between the batches; ranks wait only at the
-        end.
-        """
+        """Play an evaluation: forward only, with gaps between batches; ranks wait at the end."""
         seconds = self.random.uniform(6.0, 14.0)
         count = 12
         for index in range(count):
@@ -296,9 +292,7 @@ class StepPlayer:
         return max(ends)
 
     def _stretch(self, now: float) -> Floats:
-        """Return the factor of work per rank: (stages, replicas, ranks), or with a last axis of
-        micro-batches.
-        """
+        """Return the work factor per rank: (stages, replicas, ranks[, micro-batches])."""
         control, random = self.scenario.control, self.random
         if control == "sequence":
             # Long-tailed documents: a replica's micro-batch takes as long as its longest document,

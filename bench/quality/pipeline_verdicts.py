@@ -83,9 +83,7 @@ class GangOutcome:
         return (self.scenario.hosts - len(self.scenario.culprits)) * self.scenario.seconds / 86400.0
 
     def healing_seconds(self, fault: HostFault) -> tuple[float, bool]:
-        """Return how long the host of *fault* was named after its end, and whether that stopped
-        before the run ended.
-        """
+        """Return how long the host was named after the fault's end, and whether that stopped."""
         verdict = self.verdicts.get(fault.host)
         last = (
             max((t for t in verdict.named if t > fault.heals), default=fault.heals)
@@ -185,9 +183,7 @@ def _note(outcome: GangOutcome, judged: Judgement, second: float) -> None:
 
 
 def pace_lost(scenario: GangScenario) -> float:
-    """Return the share of steps that the gang loses while all faults are active, relative to the
-    same run without them.
-    """
+    """Return the share of steps that the gang loses while all faults are active."""
     if not scenario.faults:
         return 0.0
     begin = max(fault.onset for fault in scenario.faults) + (

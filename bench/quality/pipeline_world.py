@@ -92,19 +92,14 @@ def _runs(scenario: GangScenario, random: np.random.Generator) -> list[tuple[Gan
 
 
 def _begin(scenario: GangScenario) -> tuple[GpuParts, np.random.Generator]:
-    """Return the parts, and the generator of all other draws.
-
-    Both are independent of the sizes of faults.
-    """
+    """Return the parts and the generator of other draws; sizes of faults do not change them."""
     text = f"{scenario.control} {[fault.kind for fault in scenario.faults]}"
     random = np.random.default_rng([scenario.seed, crc32(text.encode()), scenario.hosts])
     return GpuParts(scenario, random), random
 
 
 def step_ends(scenario: GangScenario) -> Floats:
-    """Return the ends of steps, seconds: of the last run on the first fault's GPU, or of the last
-    run.
-    """
+    """Return the ends of steps, seconds: of the last run, or of that on the first fault's GPU."""
     parts, random = _begin(scenario)
     runs = _runs(scenario, random)
     random.uniform()

@@ -50,8 +50,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "quality_placement.md"
 KEPT = ROOT / "build" / "quality_placement"
 PUBLISHED_SEED = 1
-#: Seed of packing, simulated fleets and recovery: their seeds 1 to 9 are for tuning, and each check
-#: at this seed is in looks.md.
+#: Seed of packing, simulated fleets and recovery; each look at it is in looks.md.
 JUDGED_SEED = 30
 WORKLOADS = ("sgemm", "resnet", "pagerank")
 GANGS = (16, 64, 128)
@@ -176,10 +175,7 @@ def measure(
     *,
     is_control: bool = False,
 ) -> GainRow:
-    """Return the gain of plans over random members, in pools drawn with *seed*.
-
-    *is_control*: by other GPUs' earlier runs.
-    """
+    """Return the plans' gain over random members. *is_control*: by other GPUs' earlier runs."""
     source = np.random.default_rng(seed)
     pool_size = min(round(gang * POOL_SHARE), times.later.size)
     result = np.zeros((draws, 4))

@@ -144,9 +144,7 @@ def choose_random(source: np.random.Generator) -> Choice:
 
 
 def choose_best_fit(cluster: Cluster) -> Choice:
-    """Return the choice of the node with the least remaining capacity, weighing GPUs, cores and
-    memory equally.
-    """
+    """Choose the node with the least remaining GPUs, cores and memory, weighed equally."""
     gpus = np.maximum(cluster.gpus, 1)
 
     def choose(room: FreeRoom, pod: RequestShape, demand: object) -> tuple[int, int] | None:
@@ -267,9 +265,7 @@ def published(path: Path = PUBLISHED) -> dict[tuple[str, str], float]:
 
 
 def packing_rows(seed: int, name: str, orders: int) -> tuple[dict[str, list[list[float]]], Cluster]:
-    """Return, by method of choosing, the shares at `DEMANDS` of each of *orders* orders of the pods
-    of one list; and the nodes.
-    """
+    """Return shares by method, demand and order of the pods of a list; and the nodes."""
     pods = read_pods(FOLDER / f"{name}.csv")
     result: dict[str, list[list[float]]] = {}
     clusters = [read_cluster(seed=seed * 100 + number) for number in range(orders)]

@@ -142,10 +142,7 @@ class Outcome:
 
 
 def site_of(source: np.random.Generator, scale: float = 1.0) -> Site:
-    """Return a site; each habit is log-uniform.
-
-    *scale*: factor of all durations and crossing costs.
-    """
+    """Return a site with log-uniform habits. *scale*: of all durations and crossing costs."""
 
     def even(low: float, high: float) -> float:
         return scale * float(np.exp(source.uniform(np.log(low), np.log(high))))
@@ -176,9 +173,7 @@ def lanl_repairs() -> Floats | None:
 
 
 def case_of(site: Site, source: np.random.Generator) -> Case:
-    """Return an incident: one to three of 8 to 64 nodes of a gang fail, with or without spares and
-    free nodes.
-    """
+    """Return an incident: 1 to 3 of 8 to 64 nodes fail, with or without spares and free nodes."""
     size = int(source.choice((8, 16, 32, 64)))
     count = size + int(source.choice((2, 8, 24)))
     order = source.permutation(count)
@@ -370,9 +365,7 @@ def outcomes(
 
 
 def mean_regret(found: Sequence[Outcome], name: str = "chosen_mean") -> float:
-    """Return the mean of (GPU-hours lost - the oracle's) / the oracle's, over all incidents with
-    the option *name*.
-    """
+    """Return the mean relative regret of option *name*, against the oracle's GPU-hours."""
     shares = [float(getattr(outcome, name)) / outcome.best_mean - 1.0 for outcome in found]
     return float(np.nanmean(shares))
 

@@ -41,10 +41,7 @@ of the curve were chosen by looking at this file."""
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """One size, estimated without it.
-
-    `regret`: of the size chosen by this estimate, the largest over values of a free node.
-    """
+    """One size, estimated without it. `regret`: the largest over values of a free node."""
 
     workload: str
     nodes: int

@@ -39,8 +39,7 @@ from gangline.simulator.window import SimulationWindow
 from gangline.simulator.world import World
 from tests.aggregator.decisions.fleets import Node, table_of
 
-#: Seconds for which the aggregator receives the fleet before gangs are placed, and at some earlier
-#: hours.
+#: Seconds of telemetry before gangs are placed, and at some earlier hours.
 WATCHED_SECONDS, EARLIER_SECONDS = 300.0, 150.0
 GANG_HOURS = 24.0
 #: Free hosts relative to the size of the gang.
@@ -51,13 +50,11 @@ PLACED = (
     ("nvl72", 36, (14, 19, 24), (48.0, 36.0, 24.0, 18.0, 12.0, 8.0, 5.0, 2.0)),
 )
 DRAWS = 20
-#: Classes that slow a host at a normal clock, and classes of more work; seconds until a job shows
-#: the slowness.
+#: Classes that slow a host at a normal clock; of more work; seconds until a job shows it.
 SLOW_AT_CLOCK, MORE_WORK = ("slow_host",), ("stage_imbalance", "sequence_imbalance")
 TOLD_SECONDS = 120.0
 WANTED = 0.80
-#: Hours after midnight at which the then active effects are evaluated; each represents the time
-#: until the next.
+#: Hours after midnight at which active effects are evaluated, each until the next.
 LOOKS_HOURS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 #: Classes of a job of the world: a placed gang is another job.
 PER_JOB = ("job_hour", "job_share")
@@ -145,9 +142,7 @@ def base_table(world: World) -> NodeTable:
 
 
 def _in_rows(places: tuple[str, ...]) -> tuple[str, ...]:
-    """Return *places* (core, spine, leaf, rack, NVLink, power, cooling) in the order of
-    DOMAIN_FIELDS.
-    """
+    """Return *places* (core, spine, leaf, rack, NVLink, power, cooling) in DOMAIN_FIELDS' order."""
     from gangline.aggregator.scoring.node_facts import DOMAIN_FIELDS
 
     names = ("core", "spine", "leaf", "rack", "nvlink_domain", "power_domain", "cooling_domain")
@@ -223,9 +218,7 @@ def of_class(world: World, names: Sequence[str]) -> Flags:
 
 
 def told_slow(world: World, spans: Sequence[tuple[float, float]]) -> Flags:
-    """Return the hosts that are slow at a normal clock and whose job can show it within one of
-    *spans* (begin, end).
-    """
+    """Return hosts that are slow at a normal clock, and whose job shows it within *spans*."""
     schedule = world.schedule
     result = np.zeros(schedule.hosts, dtype=bool)
     rows = schedule.rows[of_class(world, SLOW_AT_CLOCK)]
@@ -299,9 +292,7 @@ def fault_table(world: World, until_seconds: float) -> FaultTable:
 
 
 def model_hazards(world: World, now: float) -> Floats:
-    """Return the hazard per hour of each host by its fault history until *now*, a midnight; the
-    base rate for absent hosts.
-    """
+    """Return each host's hazard per hour from its faults before *now*; absent: the base rate."""
     prior = base_hazard_per_hour(GPUS)
     hazards = np.full(world.schedule.hosts, prior)
     faults = fault_table(world, now)
@@ -319,9 +310,7 @@ def model_hazards(world: World, now: float) -> Floats:
 def judged_numbers(
     world: World, now: float, earlier_hours: Sequence[float], seconds: float = WATCHED_SECONDS
 ) -> HostNumbers:
-    """Return hazards, speeds and states of an aggregator that received the hosts until *now* +
-    *seconds*, and earlier.
-    """
+    """Return hazards, speeds and states of an aggregator that received the hosts."""
     schedule = world.schedule
     hosts = [host for host in range(schedule.hosts) if not schedule.is_away(host, now)]
     aggregator = SimulatedAggregator(world, hosts, UNLIMITED)

@@ -31,8 +31,7 @@ from gangline.simulator.sampled_episodes import (
 )
 from gangline.simulator.world import World
 
-#: Additional hosts of an episode, as peers: at least FAR_MIN, and 1.25 for each host that one cause
-#: affects, because a fleet has many more unaffected hosts.
+#: Peers of an episode: at least FAR_MIN, and 1.25 for each host that its cause affects.
 FAR_MIN, UNSTRUCK_RATIO = 16, 1.25
 #: Distance between the additional hosts of successive episodes, so that they cover the fleet.
 STRIDE_HOSTS = 389
@@ -51,10 +50,7 @@ class RunPlan:
 def section(
     seed: int, progress: Progress, plan: RunPlan = RunPlan(), pieces: Pieces | None = None
 ) -> str:
-    """Return the section of docs/quality.md.
-
-    *pieces*: store of judged pieces, from which a run resumes.
-    """
+    """Return the section of docs/quality.md. *pieces*: judged pieces to resume from."""
     progress("drawing the world", 0.0)
     world = World(plan.scenario, seed, hosts=plan.hosts)
     scores = judged(world, list(planned(world, plan)), progress, pieces=pieces)

@@ -56,9 +56,7 @@ HEADINGS = (
 
 
 def timeline(random: np.random.Generator, kind: str, period: float) -> tuple[Floats, list[float]]:
-    """Return the signals (7, samples of 10 ms) of a job, and the true share of each of PARTS in its
-    step.
-    """
+    """Return the signals (7, samples of 10 ms) of a job, and the true share of each of PARTS."""
     loading = 0.0 if kind.startswith("no gap") else random.uniform(0.05, 0.2)
     optimizer = 0.0 if kind.startswith("no burst") else random.uniform(0.04, 0.1)
     exchange = random.uniform(0.0, 0.08)

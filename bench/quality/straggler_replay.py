@@ -31,8 +31,7 @@ LINKS = 2
 #: Interval of judging; readings are taken each second, like in service.
 JUDGE_SECONDS = 5
 GRAVE = frozenset((HealthState.DEGRADED, HealthState.SUSPECT, HealthState.UNHEALTHY))
-#: Reasons that name the cause of each kind; a straggler without a cause is right only if no rule
-#: names a cause.
+#: Reasons that name each kind's cause; a straggler's is right only if no rule names a cause.
 REASONS: dict[str, tuple[Reason, ...]] = {
     "heat": (Reason.THERMAL_THROTTLE,),
     "cap": (Reason.POWER_CAP,),
@@ -76,10 +75,7 @@ def due_blocks(
     *,
     is_first: bool,
 ) -> list[Block]:
-    """Return the blocks that an agent sends in *second*.
-
-    *last*: the last sent content of tables sent on change.
-    """
+    """Return the blocks to send in *second*. *last*: last content of tables sent on change."""
     blocks = []
     for name, sent in tables.items():
         period = {"10s": 10, "60s": 60}.get(TABLES[name][0].pace.value, 1)

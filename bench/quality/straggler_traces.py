@@ -75,9 +75,7 @@ def replay(name: str, seed: int) -> Outcome:
 
 
 def _timelines(column: dict[str, np.ndarray], workers: np.ndarray) -> tuple[Floats, Floats, float]:
-    """Return the shares of each tenth of a second in which each worker computes and exchanges, and
-    the total seconds.
-    """
+    """Return each worker's shares of compute and exchange by tenth of a second; and the seconds."""
     starts, ends = (
         column["start_ts"].astype(float),
         column["start_ts"].astype(float) + column["duration"].astype(float),

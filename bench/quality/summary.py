@@ -14,19 +14,14 @@ _COUNTED = re.compile(r"(\d+) of (\d+)")
 
 
 def with_summary(page: str) -> str:
-    """Return *page* with the summary of its sections before the first of them, replacing an
-    existing summary.
-    """
+    """Return *page* with the summary of its sections before the first of them."""
     head, *sections = re.split(r"^(?=## )", page, flags=re.MULTILINE)
     sections = [section for section in sections if not section.startswith(TITLE)]
     return "".join([head, summary({_title(section): section for section in sections}), *sections])
 
 
 def summary(sections: dict[str, str]) -> str:
-    """Return the section that answers a user's questions.
-
-    *sections*: title -> text; the answer names missing sections.
-    """
+    """Return the answers to a user's questions. *sections*: title -> text."""
     injected, simulated = sections.get("Injected", ""), sections.get("Simulated", "")
     rows = [
         ("Is a fault named, with the right device and reason?", "injected into real processes", _named(injected, "injected")),
@@ -118,9 +113,7 @@ def _captures(section: str) -> str:
 
 
 def _hazard(section: str) -> str:
-    """Return the AUC of the model, of its negative control, and whether withholding a host pays
-    off.
-    """
+    """Return the AUC of the model and of its control, and whether withholding a host pays off."""
     model = next((cells for cells in _rows(section, "ranking") if cells[0] == "model"), None)
     control = re.search(r"AUC ([\d.]+ \[[\d., ]+\]), recall", section)
     if model is None or control is None:
