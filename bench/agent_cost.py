@@ -1,10 +1,7 @@
-"""CPU of the agent at its real rate with cold caches, against a C program with the same reads
-(floor.c).
+"""CPU of the agent at its real rate with cold caches, against the same reads in C (floor.c).
 
-The host is a folder (`tests/hosts`, with RDMA ports up to the counter files of a large GPU host)
-with eight GPUs of the stand-in NVML; all collectors, the ring of 10 Hz, frames, spool and transport
-to a real aggregator run. Agent and children count together. The stand-in first counts the agent's
-NVML calls; the floor makes the same number, and both counts over the measured seconds are compared.
+Agent and children count together. The stand-in NVML first counts the agent's calls; the floor makes
+the same number, and both counts over the measured seconds are compared.
 """
 
 from __future__ import annotations

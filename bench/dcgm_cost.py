@@ -1,9 +1,6 @@
-"""CPU of reading DCGM: two agents on one host over the same seconds, only the second with a host
-engine.
+"""CPU of reading DCGM: two agents on one host over the same seconds, one with a host engine.
 
-The engine is the stand-in's, with eight GPUs before Hopper, every profiling field and health
-watched: the most expensive case for `listen`. The stand-in answers within the agent's process; a
-real client waits for a socket.
+The engine is a stand-in within the agent's process; a real client waits for a socket.
 """
 
 from __future__ import annotations

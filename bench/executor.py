@@ -1,12 +1,7 @@
 """CPU and latency of an executor: real Slurm, real advice over gRPC, and the executor's own loop.
 
-- From PROPOSED to the answer of the last command, and until the job runs elsewhere. Peer: the same
-  commands by a script that knows node and job beforehand (hold, requeue, `StartTime=now` in the
-  next second), the floor.
-- A controller of 10,000 nodes without their slurmd: a start that reconciles 100 marks, and 100
-  advisories at once.
-- CPU of slurmctld for the executor's reading: the time of all RPCs that `sdiag` counts while the
-  executor is the only client.
+Peer of a failover: the same commands by a script that knows node and job beforehand (hold, requeue,
+`StartTime=now` in the next second). A controller of 10,000 nodes serves the other measurements.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Receipt latency of honest agents with hostile agents, against the same without, alternating in one run.
+"""Receipt latency of honest agents with hostile agents, against the same without, alternating.
 
-    python -m bench hostile_agent                 in all ways at once, each by an agent of its own
-    python -m bench.hostile_agent                 each way alone, and a control: about a minute each
-    python -m bench.hostile_agent flood deaf      those alone
+    python -m bench hostile_agent                 all attacks at once, each by its own agent
+    python -m bench.hostile_agent                 each attack alone, and a control: a minute each
+    python -m bench.hostile_agent flood deaf      these attacks alone
 
-Real processes: the aggregator with TLS and tokens, the honest agents here, the hostile one at the lowest priority there
-is (`bench.load.lowest`), so that what it takes of the processor itself is not counted as the aggregator's fault. What is left of
-that, `control` tells: a process that turns in a loop and says nothing to anybody.
+The hostile process has the lowest priority (`bench.load.lowest`), so that its own CPU does not count
+as an effect. `control` shows the rest of that effect: a process that only uses CPU.
 """
 
 from __future__ import annotations

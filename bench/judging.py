@@ -1,11 +1,9 @@
-"""CPU of judging 10,000 hosts of 8 GPUs every second, in cores, and the ratio to one numpy pass
-over the same arrays.
+"""CPU of judging 10,000 hosts of 8 GPUs every second, against one numpy pass over the same arrays.
 
-A process of its own fills the arrays of a fleet directly, with DEVICES.
-Between two judgements it updates them like a second of frames: all one-second tables, a tenth of
-the ten-second tables, and the keyframes (a sixtieth) of tables sent on change. The figure includes
-all work of judging: counter increases, rules, scores, columns, and the choice of scores to write.
-The floor reads every stored cell once.
+A process of its own fills the arrays of a fleet directly. Between two judgements it updates them
+like a second of frames: all one-second tables, a tenth of the ten-second tables, and the keyframes
+(a sixtieth) of tables sent on change. The figure includes counter increases, rules, scores,
+columns, and the choice of scores to write.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""NVIDIA's launcher: its client at an agent's health check against a grpcio echo, and at the
-attribution service against the limit.
+"""NVIDIA's launcher: its client at an agent's health check and at the attribution service.
 
-Each version asks as its launcher does, by a new connection each time. The fleet of the attribution
-service has 10,000 hosts in 200 jobs, 50 of them with a fault. Without `GANGLINE_NVRX`
+Each version asks by a new connection each time, as its launcher does. Without `GANGLINE_NVRX`
 (tests/rigs/nvrx.sh) the result is empty.
 """
 

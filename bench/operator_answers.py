@@ -1,11 +1,7 @@
-"""Latency of the operator's commands at the client: `hosts`, `explain`, `job` and `advise`, for 32
-and 1,000 hosts.
+"""Latency of `hosts`, `explain`, `job` and `advise` at the client, for 32 and 1,000 hosts.
 
-A real aggregator in a process of its own, with hosts of eight GPUs that run one job of all hosts,
-idle and while it judges each second. Peer: an echo of equal size by the same server library. The
-time of a call includes decoding, but not the start of Python (about half a second).
-
-python -m bench operator_answers
+All hosts run one job. Peer: an echo of equal size by the same server library. The time of a call
+includes decoding, but not the start of Python (about half a second).
 """
 
 from __future__ import annotations

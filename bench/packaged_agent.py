@@ -1,9 +1,9 @@
-"""CPU of the packaged agent against the same agent on the distribution's Python, both at once on one host.
+"""CPU of the packaged agent against the same agent on the distribution's Python, on one host.
 
     python -m bench.packaged_agent DIST [--seconds N] [--python /usr/bin/python3]
 
-DIST holds the debs of `make packages`. Host and GPUs are those of bench/agent_cost.py; there is no aggregator, so that frames
-go to the spool. Two agents of each kind run at once and are counted together with their children: what else runs on the machine costs both the same.
+DIST holds the debs of `make packages`. Without an aggregator frames go to the spool. Two agents of
+each kind run at once: other load of the machine affects both kinds alike.
 """
 
 from __future__ import annotations

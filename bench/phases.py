@@ -1,8 +1,7 @@
-"""CPU of job phases on a host: tracker, history and period of eight GPUs, against a C loop that
-only copies the ring.
+"""CPU of job phases on a host: a ring with tracker, history and period, against a ring that copies.
 
-The same ring takes the same samples with and without phases, back to back, in simulated time; CPU
-time is the thread's own. The sweep calls no driver: NVML is not included.
+Both take the same samples back to back, in simulated time; CPU time is the thread's own. The sweep
+calls no driver: NVML is not included.
 """
 
 from __future__ import annotations

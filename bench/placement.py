@@ -1,12 +1,7 @@
 """Latency of plans for 4,096 of 10,000 nodes at the client, against an echo of equal size.
 
-The server is the aggregator of `score_nodes`: a separate process answers scores and plans, with
-declared racks, leaves and spines. The echo is `grpc.aio` in a process of its own; calls alternate,
-so that load affects both. First without load; then 10,000 hosts are judged each second during
-ingest of GPU rows. Further: eight options, a gang that does not fit with its changes priced, the
-price of nodes chosen by the caller, and a gang of 512 that lost three members. Last, ScoreNodes on
-the same port while another caller sends 20 plans a second, and while one sends plans that weigh
-groups one after another: those run in a thread, and must not block the event loop.
+The aggregator of `score_nodes` has declared racks, leaves and spines. Plans and echoes alternate:
+without load, and with judging and ingest. ScoreNodes on this port runs beside 20 plans a second, and beside plans that weigh groups: those run in a thread, and must not block the event loop.
 """
 
 from __future__ import annotations

@@ -2,9 +2,7 @@
 
 They share no assumption with `bench/generated_fingerprints.py`. A family is a model in training:
 arithmetic, bytes and a reading time per sample give the step time, and every share, rate and power
-follows from that. A variant of a family has another batch or another number of GPUs. Runs of one
-variant differ by the clocks and power meters of their hosts and by the file system of the day; some
-are slow, because of one host or on all.
+follows from that. A variant has another batch or another number of GPUs.
 """
 
 from __future__ import annotations

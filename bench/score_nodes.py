@@ -1,11 +1,8 @@
 """Latency of ScoreNodes over 10,000 hosts at the client, against an echo of equal size.
 
-A process of its own answers the scores of a real aggregator (`listen_scores`); the echo is
-`grpc.aio`, also in a process of its own. Calls alternate, so that load affects both. Four times:
-all idle; with 10,000 hosts of eight GPUs judged each second; and twice with that, ingest and a
-hundred watchers: once frames of complete hosts, at the capacity of two cores, once the GPU rows of
-10,000 hosts (the notes have both rates). The same calls to the aggregator's own port show the
-benefit of the process.
+Calls to the score process (`listen_scores`) and to a `grpc.aio` echo alternate: idle; judged each
+second; and with ingest and a hundred watchers, of complete hosts and of GPU rows alone. Some calls
+go to the aggregator's own port, to show the benefit of the process.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python -m bench.score_server scores --hosts 10000
     python -m bench.score_server echo --bytes 300000
 
-`scores` is an aggregator with a fleet whose readings move each second; it begins to judge each second with the line
-`evaluate` on its standard input. Each prints a line of JSON once it serves, and does until its standard input closes.
+`scores` is an aggregator with readings that change each second; it judges after the line `judge` on
+standard input. Each prints a line of JSON once it serves, and exits when standard input ends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Size of readings in Parquet, the CPU of moving them there, and the effect on commits.
 
-Readings of a simulated world (24 hosts of eight GPUs, five minutes), stored by the store itself.
-Floor of the CPU: DuckDB's own COPY of the same rows, sorted, as Parquet version 2 with zstd: no
-rollups, no fsync, no checks.
+Floor of the CPU: DuckDB's own COPY of the same rows, sorted, as Parquet version 2 with zstd.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Generated fingerprints of kinds of jobs, with which classes are compared: simulated; all
-assumptions are in this file.
+"""Generated fingerprints of kinds of jobs, for classes: simulated; all assumptions are here.
 
 Each kind has a row of ranges. Power, utilization and the shares of time follow from the drawn
-activity. Kinds without a class (solvers, rendering, burn-in tests, ...) exist because such a job
-must get no class.
+activity. Kinds without a class (solvers, rendering, burn-in tests, ...) must get no class.
 """
 
 from __future__ import annotations

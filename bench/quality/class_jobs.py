@@ -1,9 +1,6 @@
-"""Generated jobs for judging classes (*simulated*): each job is a sequence of activities, from
-which its fingerprint follows.
+"""Generated jobs for judging classes (*simulated*): fingerprints that follow from activities.
 
-They share nothing with `bench/workload_kinds.py`, and nothing is fitted to these jobs. An activity
-has a share of the time, and the work of such a program: arithmetic relative to the peak, bytes
-relative to the bandwidth.
+They share nothing with `bench/workload_kinds.py`, and nothing is fitted to these jobs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""A real gang on this machine's cores: four processes that step together, one slowed. Is it blamed,
-and is any other?
+"""A real gang on this machine's cores: four processes that step together, one of them slowed.
 
 Only the GPU is a stand-in: `follow` of `tests/fake_nvml` shows each process as the only GPU of one
 host, from the kernel's state of the process and its count of completed work. The work, the barrier,

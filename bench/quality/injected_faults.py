@@ -1,8 +1,6 @@
-"""The injected faults, where each is injected, and the expected result; and look-alikes that must
-not be named.
+"""The injected faults with their expected result, and look-alikes that must not be named.
 
-To add a fault: write a function that takes a host before its start and injects the fault, and a row
-of KINDS.
+To add a fault: write a function that takes a host before its start and injects it, and a KINDS row.
 """
 
 from __future__ import annotations

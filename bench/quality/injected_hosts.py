@@ -1,9 +1,6 @@
-"""A host for the injected table: the real agent on a folder that shows a healthy, working H100
-host.
+"""A host for the injected table: the real agent on a folder of a healthy, working H100 host.
 
-Only the hardware is simulated: /sys, /proc and /dev are files, NVML is the stand-in of
-`tests/fake_nvml`, and the wire may be a relay that drops all data. Everything that reads, sends and
-judges it is real.
+Simulated are /sys, /proc and /dev (files), NVML (`tests/fake_nvml`), and a wire that can be cut.
 """
 
 from __future__ import annotations

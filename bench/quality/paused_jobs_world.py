@@ -1,9 +1,7 @@
-"""Random jobs that pause: checkpoints, evaluations and stalls, as in the readings of one GPU's
-driver.
+"""Random jobs that pause: checkpoints, evaluations and stalls, as one GPU's driver shows them.
 
-Each job draws its step, its parts, its power levels, its pauses, its noise and its driver's
-readings from the wide ranges below. The timeline is exact; a reading is the mean over the driver's
-own window. No recording was used to choose a range.
+The timeline is exact; a reading is the mean over the driver's own window. No recording was used to
+choose a range.
 """
 
 from __future__ import annotations

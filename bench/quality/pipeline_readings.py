@@ -1,11 +1,9 @@
-"""Readings of the third world (`pipeline_world`) as from drivers, kernels and agents: at 10 Hz,
-then frames by second.
+"""Readings of the third world (`pipeline_world`) as from drivers, kernels and agents.
 
 Power: the sensor sees 25 ms of each 100 ms, with a gain error per part (Yang et al. 2024, Part-time
 power measurements), smoothed and late; without GPM the mean of a second, as an A100's driver
 reports. GPM gives cycles over cycles (nvml.h): a part at a lower clock does the same work in fewer.
-Utilization is the share of the last sixth of a second. Phases, job levels and the next checkpoint
-come from the agent's own tracker (`ext.phases`) on these samples; the world writes none of them.
+Utilization is the share of the last sixth of a second. Phases come from the agent's own tracker.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""One run of the third world as data: which host has which fault, the behavior of the workload, and
-the jobs per host.
-
-`pipeline_steps` plays the steps, `pipeline_world` their effect on the GPUs.
-"""
+"""One run of the third world as data: faults of hosts, behavior of the workload, jobs per host."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Steps of a gang of the third world: its workload, its GPUs and their faults, and the events of
-each step.
-
-`pipeline_world` names the sources of the assumptions.
-"""
+"""Steps of a gang of the third world: its workload, its GPUs and their faults, and its events."""
 
 from __future__ import annotations
 

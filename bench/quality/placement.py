@@ -1,17 +1,4 @@
-"""Placement on real data: gangs that `planner` chose from what was known, scored by what happened; into docs/quality_placement.md.
-
-    python -m bench.quality.placement --seed 1
-
-Faults: on each day after the split the planner takes a share of the nodes that are up, by hazards that the model of `aggregator/hazard`
-learned before the split; counted are fault starts on members until the next day. Speed: `gpu_speed/` has runs of SGEMM, ResNet and PageRank on each GPU of one cluster. The runs of a GPU are split in the middle of
-their order in time. The planner sees one node per GPU, with the speed of its earlier runs against the middle of all, moved toward
-the middle as far as it does not last (`decisions/repeatability.py`, which the service uses with the variance over time), and takes a gang from a pool that is a quarter larger. A gang takes as long as its slowest member's later runs (median). The
-baseline takes members at random, as an allocator that is blind to speed does; the oracle knows the later runs. GPUs are
-shuffled before they are numbered. Nothing in the planner is fitted to these files.
-
-The first ResNet run of a series takes up to 3.6 times as long as those after it, on all GPUs of a host alike: a cold start. Both
-tables are printed: of all runs, and without the first of each series (an hour or longer after the run before it).
-"""
+"""Placement on real data, scored by what happened next; into docs/quality_placement.md."""
 
 from __future__ import annotations
 

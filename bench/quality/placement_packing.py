@@ -1,11 +1,4 @@
-"""Packing of pods on a real cluster: share of its GPUs allocated when no more fit, by method of choosing a node.
-
-    python -m bench.quality.placement --only packing --judged-seed 1
-
-OpenB (alibaba/clusterdata, gpu-v2023): 1,213 nodes with 6,212 GPUs, and 8,152 pods of which most take one GPU or a share of one.
-Pods are drawn from the list with replacement and arrive one after another until those that came ask for 130 % of all GPUs. One
-that fits nowhere is turned away and does not come back. All ways see the same pods in the same order.
-"""
+"""Packing of pods on a real cluster (OpenB): allocated share of its GPUs when no more pods fit."""
 
 from __future__ import annotations
 

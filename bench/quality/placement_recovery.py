@@ -1,12 +1,7 @@
 """Recovery in synthetic incidents: regret of the chosen way, and calibration of its price.
 
-    python -m bench.quality.placement --only recovery --judged-seed 1
-
-A gang loses nodes. `plan_recovery` prices the ways to continue; then the world draws what each really costs. The world is written
-apart from the planner and shares none of its constants: other families of distributions, other medians, sites that differ from
-each other, a share of incidents in which a job hangs until a time-out, repairs as LANL's outages lasted (where that recording is
-there), and failures by a rate of its own. Its numbers were written down before the first run; after it the places of core and
-NVLink domain were added, which the planner had to take for unknown.
+The world shares no constants with the planner. Its numbers were written down before the first run;
+the places of core and NVLink domain were added after it.
 """
 
 from __future__ import annotations

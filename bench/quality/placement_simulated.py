@@ -1,13 +1,4 @@
-"""Placement in simulated fleets: gain of a plan over topology packing without health, and the distance to an oracle.
-
-    python -m bench.quality.placement --only simulated --judged-seed 1
-
-At some midnights of a world an aggregator that never saw its hosts hears them for some minutes (`simulated_feed.py`), and takes
-from it hazards, speeds and states as the service has them. The hazard of a host without a symptom is a model's that is trained on
-the faults that ended before that midnight. Gangs are placed on the hosts of jobs that are taken to end then, and on idle ones.
-The oracle knows each host's true rate of interruptions and its true speed over the gang's hours; it does not know the future.
-All are priced by the truth, with the planner's own formula and its assumed cost of crossing tiers.
-"""
+"""Placement in simulated fleets: gain over packing by topology alone, and distance to an oracle."""
 
 from __future__ import annotations
 

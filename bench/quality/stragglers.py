@@ -1,7 +1,6 @@
-"""Who slows down a gang: the judge over a world that is not the simulator's (`bsp_world`), by kind and size of the slowdown.
+"""Who slows down a gang: the judge over a second world (`bsp_world`), by kind and size of slowdown.
 
-Real frames, the real fleet and the real judge, in process, a second at a time. A host counts as named from the moment on
-that it is DEGRADED or worse, or that evidence says it costs speed; as right where it is the culprit.
+A host counts as named while it is DEGRADED or worse, or has evidence that costs speed.
 """
 
 from __future__ import annotations
