@@ -4,8 +4,8 @@
     python -m bench.hostile_agent                 each attack alone, and a control: a minute each
     python -m bench.hostile_agent flood deaf      these attacks alone
 
-The hostile process has the lowest priority (`bench.load.lowest`), so that its own CPU does not count
-as an effect. `control` shows the rest of that effect: a process that only uses CPU.
+The hostile process has the lowest priority (`bench.load.lowest`): its own CPU is not an effect.
+`control` shows the rest of that effect: a process that only uses CPU.
 """
 
 from __future__ import annotations

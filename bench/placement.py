@@ -1,7 +1,8 @@
 """Latency of plans for 4,096 of 10,000 nodes at the client, against an echo of equal size.
 
 The aggregator of `score_nodes` has declared racks, leaves and spines. Plans and echoes alternate:
-without load, and with judging and ingest. ScoreNodes on this port runs beside 20 plans a second, and beside plans that weigh groups: those run in a thread, and must not block the event loop.
+without load, and with judging and ingest. ScoreNodes on this port runs beside 20 plans a second, and
+beside plans that weigh groups: those run in a thread, and must not block the event loop.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def judge_scenario(scenario: GangScenario) -> GangOutcome:
             for run in running
         ]
     for agent in agents:
-        agent.register(fleet)
+        agent.register_model(fleet)
     late: dict[int, list[tuple[HostAgent, bytes]]] = {}
     for second in range(scenario.seconds):
         now_ns = START_NS + (second + 1) * SECOND_NS
