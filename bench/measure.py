@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -36,6 +39,16 @@ class Result:
             f"| {self.name} | {self.value:.4g} {self.unit} | {self.peer}: {self.peer_value:.4g} "
             f"{self.unit} | **{self.ratio:.2f}** | {self.notes} |"
         )
+
+
+@contextmanager
+def ended(child: subprocess.Popen[Any]) -> Iterator[None]:
+    """Terminate *child* at the end of the block."""
+    try:
+        yield
+    finally:
+        child.terminate()
+        child.wait(30)
 
 
 def cpu_seconds(pid: int) -> float:

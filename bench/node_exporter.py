@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from .measure import ended
+
 PACKAGE = "prometheus-node-exporter"
 ADDRESS = "127.0.0.1:7693"
 FETCH_SECONDS_MAX = 60
@@ -47,13 +49,12 @@ def scraped(program: Path, root: Path) -> Iterator[tuple[int, list[int]]]:
     stop, sizes = threading.Event(), list[int]()
     scraper = threading.Thread(target=_scrape, args=(stop, sizes), daemon=True)
     scraper.start()
-    try:
-        yield child.pid, sizes
-    finally:
-        stop.set()
-        scraper.join(2 * SCRAPE_SECONDS_MAX)
-        child.terminate()
-        child.wait(30)
+    with ended(child):
+        try:
+            yield child.pid, sizes
+        finally:
+            stop.set()
+            scraper.join(2 * SCRAPE_SECONDS_MAX)
 
 
 def _scrape(stop: threading.Event, sizes: list[int]) -> None:
