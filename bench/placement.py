@@ -16,8 +16,16 @@ import grpc
 import numpy as np
 
 from bench.measure import Result, percentile
-from bench.score_nodes import GPU_ROWS_PER_SECOND, HOSTS, LOAD_SECONDS, Call, _call, _child
-from bench.score_server import ECHO
+from bench.score_nodes import (  # fmt: skip
+    GPU_ROWS_PER_SECOND,
+    HOSTS,
+    LOAD_SECONDS,
+    Call,
+    _call,
+    _child,
+    _seconds,
+    running_echo,
+)
 from gangline.contract.wire import placement_pb2 as wire
 from gangline.contract.wire import recovery_pb2
 
@@ -68,12 +76,6 @@ def _recovery() -> bytes:
         hot_spare_node_index=range(GANG_NODES, GANG_NODES + 8), candidates=candidates, goes_on_in_process=True,
         nodes_min=GANG_NODES // 2,
     ).SerializeToString()  # fmt: skip
-
-
-def _seconds(call: Call, request: bytes) -> float:
-    begin = time.perf_counter()
-    call(request)
-    return time.perf_counter() - begin
 
 
 def _alternate(
@@ -172,11 +174,7 @@ def run(seed: int) -> list[Result]:
         assert sized.options and len(sized.sizes) == SIZES
         blocked = wire.PlanPlacementResponse.FromString(plan(requests["blockers"]))
         assert blocked.blockers and not blocked.options
-        _, echo_address = stack.enter_context(
-            _child("score_server", "echo", "--bytes", str(len(answer)))
-        )
-        port = json.loads(echo_address.readline())["port"]
-        echo = _call(stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}")), ECHO)
+        echo = stack.enter_context(running_echo(len(answer)))
         size = f"{NODES} of {HOSTS} nodes, {len(answer)} bytes"
         ours, theirs = _alternate(plan, echo, requests["one"], 0.0)
         results += _rows(

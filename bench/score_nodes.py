@@ -19,6 +19,7 @@ from typing import IO, Any, cast
 
 import grpc
 
+from bench.judging import LIMIT_BYTES
 from bench.measure import Result, percentile, pss_bytes
 from bench.score_server import CHANGES, ECHO
 from gangline.contract.wire import score_pb2
@@ -39,8 +40,6 @@ IDLE_RATIO, LOADED_RATIO = 1.3, 2.0
 WATCHERS, WATCH_SECONDS, WATCH_LIMIT_SECONDS = 100, 9.0, 1.0
 WATCH = "/gangline.v1.ScoreService/WatchNodeScores"
 SCORE_NODES = "/gangline.v1.ScoreService/ScoreNodes"
-#: Limit of a complete aggregator (see `fleet_memory`).
-LIMIT_BYTES = 1.5e9
 
 Call = Callable[[bytes], bytes]
 
@@ -75,10 +74,19 @@ def _call(channel: grpc.Channel, method: str) -> Call:
     return cast(Call, channel.unary_unary(method))
 
 
-def _seconds(call: Call) -> float:
+def _seconds(call: Call, request: bytes = b"") -> float:
     begin = time.perf_counter()
-    call(b"")
+    call(request)
     return time.perf_counter() - begin
+
+
+@contextmanager
+def running_echo(size: int) -> Iterator[Call]:
+    """Run an echo that answers with *size* bytes; yield its call."""
+    with _child("score_server", "echo", "--bytes", str(size)) as (_, output):
+        port = json.loads(output.readline())["port"]
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield _call(channel, ECHO)
 
 
 class Callers:
@@ -207,13 +215,8 @@ def run(seed: int) -> list[Result]:
         service = _call(stack.enter_context(grpc.insecure_channel(whole)), SCORE_NODES)
         answer = score_process(b"")
         assert len(score_pb2.ScoreNodesResponse.FromString(answer).node_index) == HOSTS
-        _, echo_address = stack.enter_context(
-            _child("score_server", "echo", "--bytes", str(len(answer)))
-        )
-        echo = stack.enter_context(
-            grpc.insecure_channel(f"127.0.0.1:{json.loads(echo_address.readline())['port']}")
-        )
-        callers = Callers(score_process, _call(echo, ECHO), service)
+        echo = stack.enter_context(running_echo(len(answer)))
+        callers = Callers(score_process, echo, service)
         idle = callers.ask()
         stdin.write("judge\n")
         stdin.flush()

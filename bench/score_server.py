@@ -15,7 +15,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -100,18 +100,20 @@ async def _scores(hosts: int, *, places: bool = False) -> None:
         assert aggregator.scores is not None
         while not aggregator.scores.version:
             await asyncio.sleep(0.05)
-        moving = asyncio.create_task(_move(aggregator))
-        ports = {
-            "port": aggregator.scores.port,
-            "whole": aggregator.port,
-            "pid": aggregator.scores.pid,
-        }
-        print(json.dumps(ports), flush=True)
-        loop = asyncio.get_running_loop()
-        while line := await loop.run_in_executor(None, sys.stdin.readline):
-            ScoreJudge.is_requested = line == "judge\n"
-        moving.cancel()
-        await aggregator.close()
+        process = aggregator.scores
+        facts = {"port": process.port, "whole": aggregator.port, "pid": process.pid}
+        await serve(aggregator, facts)
+
+
+async def serve(aggregator: Aggregator, facts: Mapping[str, int]) -> None:
+    """Print *facts*; serve until standard input ends, and judge after the line `judge`."""
+    moving = asyncio.create_task(_move(aggregator))
+    print(json.dumps(facts), flush=True)
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        ScoreJudge.is_requested = line == "judge\n"
+    moving.cancel()
+    await aggregator.close()
 
 
 class _Echo(grpc.GenericRpcHandler):
