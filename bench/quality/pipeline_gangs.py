@@ -14,9 +14,9 @@ from bench.quality.intervals import weighted_rate
 from bench.quality.markdown import counted, table
 from bench.quality.pipeline_readings import EVIDENCE
 from bench.quality.pipeline_scenario import CONTROL_KINDS, FAULT_KINDS, GangScenario, HostFault
-from bench.quality.pipeline_verdicts import NAIVE, GangOutcome, judge_scenario
+from bench.quality.pipeline_verdicts import GangOutcome, judge_scenario
 from bench.quality.progress import Progress, in_processes
-from bench.quality.straggler_replay import JUDGE_SECONDS
+from bench.quality.straggler_replay import JUDGE_SECONDS, NAIVE, causes_f1
 from gangline.aggregator.model import Reason
 
 SLOWDOWNS = (0.05, 0.10, 0.15, 0.30)
@@ -238,22 +238,13 @@ def _false_rate(outcomes: Sequence[GangOutcome]) -> str:
     return f"{wrong} in {days:.1f} node-days: {wrong / days:.2f} a day, below {weighted_rate([1.0] * wrong, 1.0)[1] / days:.2f} at 95 %"
 
 
-def causes_f1(outcomes: Sequence[GangOutcome]) -> float:
-    """Return the mean F1 over causes; a straggler's reason beside a cause is no other cause."""
-    causes = set(CAUSES.values())
-    hits, named, totals = (dict.fromkeys(causes, 0) for _ in range(3))
-    for outcome, fault, named_at in _found(outcomes):
-        wanted = CAUSES[fault.kind]
-        totals[wanted] += 1
-        reasons = outcome.reasons(fault.host) if not math.isnan(named_at) else set[Reason]()
-        claimed = {cause for cause in causes if reasons & cause}
-        if len(claimed) > 1:
-            claimed.discard(CAUSES["silent_host"])
-        for cause in claimed:
-            named[cause] += 1
-            hits[cause] += cause == wanted
-    # F1 is 2 TP / (TP + FP + TP + FN); it is 0 for a cause that was never named.
-    return statistics.mean(2 * hits[c] / max(named[c] + totals[c], 1) for c in causes if totals[c])
+def macro_f1(outcomes: Sequence[GangOutcome]) -> float:
+    """Return the mean F1 over causes of culprits."""
+    reports = (
+        (CAUSES[fault.kind], set() if math.isnan(named_at) else outcome.reasons(fault.host))
+        for outcome, fault, named_at in _found(outcomes)
+    )
+    return causes_f1(reports, set(CAUSES.values()), CAUSES["silent_host"])
 
 
 def _by(outcomes: Sequence[GangOutcome]) -> str:
@@ -427,7 +418,7 @@ def section(seed: int, progress: Progress) -> str:
         f"- **Recall by slowdown**: {by_slowdown}.",
         f"- **Recall by what it costs**: {recall_by_cost(faults)}.",
         f"- **Recall without a counter that shows it** (`silent_host`, `silent_gpu`): {inferred}.",
-        f"- **Causes**: macro F1 {causes_f1(faults):.2f}. **Delay** p50 / p95: {_delays(faults)} s. **GPU named right**: {_gpu_right(faults)}.",
+        f"- **Causes**: macro F1 {macro_f1(faults):.2f}. **Delay** p50 / p95: {_delays(faults)} s. **GPU named right**: {_gpu_right(faults)}.",
         f"- **False blame**: {_false_rate(played)}; in controls alone {_false_rate(controls)}.",
         f"- **Healing**: time for which hosts are still named after the fault's end: {healing_text(healed)}.", "",
         f"    python -m bench.quality.jobs --only pipeline_gangs --seed {seed}", "",

@@ -13,22 +13,24 @@ import numpy as np
 from bench.quality.pipeline_readings import DriverReadings, HostAgent
 from bench.quality.pipeline_scenario import (
     GPUS,
-    Floats,
     GangRun,
     GangScenario,
     HostFault,
 )
 from bench.quality.pipeline_world import play, step_ends
-from bench.quality.straggler_replay import GRAVE, JUDGE_SECONDS, NEW_HOST, SECOND_NS, START_NS
+from bench.quality.straggler_replay import (
+    GRAVE,
+    JUDGE_SECONDS,
+    NEW_HOST,
+    SECOND_NS,
+    START_NS,
+    naive,
+)
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.fleet.jobs import ScheduledGang
 from gangline.aggregator.ingest.frame_reader import read_frame
 from gangline.aggregator.model import HealthState, Reason
 from gangline.aggregator.scoring.evaluate import Judgement, evaluate
-
-#: Seconds averaged by a naive detector, and its limits.
-NAIVE_SECONDS, UTILIZATION_LESS, Z_MAX = 120, 0.03, 3.0
-NAIVE = ("utilization outlier", "mean power z-score", "SM time, peers only")
 
 
 @dataclass
@@ -137,7 +139,12 @@ def judge_scenario(scenario: GangScenario) -> GangOutcome:
         if second % JUDGE_SECONDS == 0:
             judged = evaluate(fleet, now_ns, judged)
             _note(outcome, judged, float(second))
-    outcome.naive = naive_verdicts(readings)
+    end = min([float(scenario.seconds), *(fault.heals for fault in scenario.faults)])
+    seconds = (
+        readings.of_second(values).mean(axis=1).reshape(scenario.seconds, -1, GPUS)
+        for values in (readings.used, readings.power, readings.active)
+    )
+    outcome.naive = naive(end, *seconds)
     outcome.pace_lost = pace_lost(scenario)
     return outcome
 
@@ -198,28 +205,3 @@ def pace_lost(scenario: GangScenario) -> float:
         ends = step_ends(played)
         counts.append(np.diff(np.interp([begin, end], ends, np.arange(ends.size)))[0])
     return float(1 - counts[0] / counts[1]) if counts[1] else 0.0
-
-
-def naive_verdicts(readings: DriverReadings) -> dict[str, frozenset[int]]:
-    """Return the hosts named by simpler detectors, from the last two minutes with active faults."""
-    scenario = readings.record.scenario
-    end = int(min([float(scenario.seconds), *(fault.heals for fault in scenario.faults)]))
-    span = slice(max(end - NAIVE_SECONDS, 0), end)
-
-    def by_host(values: Floats) -> Floats:
-        return np.asarray(
-            readings.of_second(values)[span].mean(axis=(0, 1)).reshape(-1, GPUS).mean(axis=1)
-        )
-
-    used = by_host(readings.used)
-    result = {
-        NAIVE[0]: used < np.median(used) - UTILIZATION_LESS,
-        NAIVE[1]: np.abs(_z_scores(by_host(readings.power))) > Z_MAX,
-        NAIVE[2]: _z_scores(by_host(readings.active)) > Z_MAX,  # NaN without GPM
-    }
-    return {name: frozenset(np.flatnonzero(flags).tolist()) for name, flags in result.items()}
-
-
-def _z_scores(values: Floats) -> Floats:
-    middle = np.median(values)
-    return np.asarray((values - middle) / (1.4826 * np.median(np.abs(values - middle)) + 1e-9))

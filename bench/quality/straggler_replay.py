@@ -4,8 +4,10 @@ are named.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import mean
 
 import numpy as np
 
@@ -30,18 +32,21 @@ NEW_HOST = "host.new"
 LINKS = 2
 #: Interval of judging; readings are taken each second, like in service.
 JUDGE_SECONDS = 5
+#: Simpler detectors; the seconds that they average, and their limits.
+NAIVE = ("utilization outlier", "mean power z-score", "SM time, peers only")
+NAIVE_SECONDS, UTILIZATION_LESS, Z_MAX = 120, 0.03, 3.0
 GRAVE = frozenset((HealthState.DEGRADED, HealthState.SUSPECT, HealthState.UNHEALTHY))
 #: Reasons that name each kind's cause; a straggler's is right only if no rule names a cause.
-REASONS: dict[str, tuple[Reason, ...]] = {
-    "heat": (Reason.THERMAL_THROTTLE,),
-    "cap": (Reason.POWER_CAP,),
-    "cpu": (Reason.HOST_CPU,),
-    "storage": (Reason.STORAGE,),
-    "pcie": (Reason.PCIE,),
-    "link": (Reason.FABRIC, Reason.RAIL_DOWN),
-    "nvlink": (Reason.NVLINK_ERRORS,),
-    "silent": (Reason.STRAGGLER,),
-    "gpu": (Reason.STRAGGLER,),
+REASONS: dict[str, frozenset[Reason]] = {
+    "heat": frozenset({Reason.THERMAL_THROTTLE}),
+    "cap": frozenset({Reason.POWER_CAP}),
+    "cpu": frozenset({Reason.HOST_CPU}),
+    "storage": frozenset({Reason.STORAGE}),
+    "pcie": frozenset({Reason.PCIE}),
+    "link": frozenset({Reason.FABRIC, Reason.RAIL_DOWN}),
+    "nvlink": frozenset({Reason.NVLINK_ERRORS}),
+    "silent": frozenset({Reason.STRAGGLER}),
+    "gpu": frozenset({Reason.STRAGGLER}),
 }
 
 
@@ -276,7 +281,7 @@ class Outcome:
 
     plan: Plan
     of_host: dict[int, Told] = field(default_factory=dict[int, Told])
-    naive: dict[str, set[int]] = field(default_factory=dict[str, set[int]])
+    naive: dict[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
     pace_lost: float = 0.0
 
     def is_named(self, host: int) -> bool:
@@ -324,7 +329,7 @@ def judge_readings(reader: Reader) -> Outcome:
         if second % JUDGE_SECONDS == 0 or second < 5:
             judged = evaluate(fleet, now_ns, judged)
             _note(outcome, judged, second)
-    outcome.naive = naive(reader)
+    outcome.naive = naive(min(plan.heals, plan.seconds), reader.used, reader.power, reader.active)
     ends = episode.steps
     before = float(((ends > plan.onset - 100) & (ends < plan.onset)).sum())
     after = float(((ends > plan.onset + 40) & (ends < plan.onset + 140)).sum())
@@ -353,23 +358,44 @@ def _note(outcome: Outcome, judged: Judgement, second: int) -> None:
                 report.is_early = True
 
 
-def naive(reader: Reader) -> dict[str, set[int]]:
-    """Return the hosts named by simpler detectors, in the last two minutes with an active cause."""
-    plan = reader.episode.plan
-    end = int(min(plan.heals, plan.seconds))
-    span = slice(max(end - 120, 0), end)
-    by_host: dict[str, Floats] = {
-        "utilization outlier": 1 - reader.used[span].mean(axis=(0, 2)),
-        "mean power z-score": np.abs(_z(reader.power[span].mean(axis=(0, 2)))) - 3.0,
-        "SM time, peers only": _z(reader.active[span].mean(axis=(0, 2))) - 3.0,
-    }
-    limits = {"utilization outlier": 0.03 + float(np.median(by_host["utilization outlier"]))}
-    return {
-        name: set(np.flatnonzero(values > limits.get(name, 0.0)).tolist())
-        for name, values in by_host.items()
-    }
+def naive(end: float, *readings: Floats) -> dict[str, frozenset[int]]:
+    """Return the hosts named by simpler detectors, in the last two minutes before *end*.
+
+    *readings*: utilization, power and SM activity, each (seconds, hosts, values of a host).
+    """
+    span = slice(max(int(end) - NAIVE_SECONDS, 0), int(end))
+    used, power, active = (values[span].mean(axis=(0, 2)) for values in readings)
+    flags = (
+        used < np.median(used) - UTILIZATION_LESS,
+        np.abs(_z_scores(power)) > Z_MAX,
+        _z_scores(active) > Z_MAX,  # NaN without GPM
+    )
+    result = zip(NAIVE, flags, strict=True)
+    return {name: frozenset(np.flatnonzero(flag).tolist()) for name, flag in result}
 
 
-def _z(values: Floats) -> Floats:
+def _z_scores(values: Floats) -> Floats:
     middle = np.median(values)
     return np.asarray((values - middle) / (1.4826 * np.median(np.abs(values - middle)) + 1e-9))
+
+
+def causes_f1(
+    reports: Iterable[tuple[frozenset[Reason], set[Reason]]],
+    causes: Collection[frozenset[Reason]],
+    stragglers: frozenset[Reason],
+) -> float:
+    """Return the mean F1 over *causes*. *reports*: each culprit's cause, and its reported reasons.
+
+    A culprit named for another cause counts against both, but a straggler's reason beside a cause
+    is no other cause.
+    """
+    hits, named, totals = (Counter[frozenset[Reason]]() for _ in range(3))
+    for wanted, reasons in reports:
+        totals[wanted] += 1
+        claimed = {cause for cause in causes if reasons & cause}
+        if len(claimed) > 1:
+            claimed.discard(stragglers)
+        named.update(claimed)
+        hits[wanted] += wanted in claimed
+    # F1 is 2 TP / (TP + FP + TP + FN); it is 0 for a cause that was never named.
+    return mean(2 * hits[cause] / (named[cause] + total) for cause, total in totals.items())

@@ -15,10 +15,8 @@ from bench.quality.bsp_world import Plan
 from bench.quality.intervals import weighted_rate, wilson
 from bench.quality.markdown import table
 from bench.quality.progress import Progress, in_processes
-from bench.quality.straggler_replay import NEW_HOST, REASONS, Outcome, judge
-from gangline.aggregator.model import Reason
+from bench.quality.straggler_replay import NAIVE, NEW_HOST, REASONS, Outcome, causes_f1, judge
 
-NAIVE = ("utilization outlier", "mean power z-score", "SM time, peers only")
 CULPRIT_HEADINGS = (
     "kind",
     "slowdown",
@@ -62,7 +60,7 @@ def culprit_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
             if outcome.is_named(host)
             for report in [outcome.of_host[host]]
         )
-        right = sum(bool(report.reasons & set(REASONS[kind])) for report in named)
+        right = sum(bool(report.reasons & REASONS[kind]) for report in named)
         wrong = sum(len(outcome.wrong) for outcome in those)
         low, high = wilson(len(named), len(culprits))
         p95 = delays[min(int(0.95 * len(delays)), len(delays) - 1)] if delays else float("nan")
@@ -104,32 +102,16 @@ def control_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
 
 
 def macro_f1(outcomes: Sequence[Outcome]) -> float:
-    """Return the mean F1 over causes of named culprits, by the first cause, or by a straggler's
-    reason if it is the only one.
-
-    A culprit named for another cause counts against both. `silent` and `gpu` are one cause, because
-    they have one reason.
-    """
-    causes = sorted({REASONS[outcome.plan.kind] for outcome in outcomes})
-    hits, reported, totals = (dict.fromkeys(causes, 0) for _ in range(3))
-    for outcome in outcomes:
-        wanted = REASONS[outcome.plan.kind]
-        for host in outcome.plan.culprits:
-            totals[wanted] += 1
-            reasons = outcome.of_host[host].reasons if outcome.is_named(host) else set[Reason]()
-            # A straggler's reason in addition to a named cause is not another cause.
-            claimed = {cause for cause in causes if reasons & set(cause)}
-            if len(claimed) > 1:
-                claimed.discard((Reason.STRAGGLER,))
-            for cause in claimed:
-                reported[cause] += 1
-                hits[cause] += cause == wanted
-    scores = []
-    for cause in causes:
-        precision = hits[cause] / reported[cause] if reported[cause] else 0.0
-        recall = hits[cause] / totals[cause]
-        scores.append(2 * precision * recall / (precision + recall) if precision + recall else 0.0)
-    return statistics.mean(scores)
+    """Return the mean F1 over causes of culprits; `silent` and `gpu` have the same reason."""
+    reports = (
+        (
+            REASONS[outcome.plan.kind],
+            outcome.of_host[host].reasons if outcome.is_named(host) else set(),
+        )
+        for outcome in outcomes
+        for host in outcome.plan.culprits
+    )
+    return causes_f1(reports, {REASONS[o.plan.kind] for o in outcomes}, REASONS["silent"])
 
 
 def _plans(
