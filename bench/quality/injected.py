@@ -40,8 +40,8 @@ port and call. Each host is watched for {watch:.0f} s through `ScoreService`, wh
 ALONE = "`python -m bench.quality --only injected` makes this section alone.\n"
 
 FAULTS_HEAD = (
-    "injected", "where", "named [90 %]", "as", "seconds, median", "max", "other findings of the host",
-)  # fmt: skip
+    "injected | where | named [90 %] | as | seconds, median | max | other findings of the host"
+)
 CONTROLS_HEAD = ("control", "where", "named [90 %]", "as what")
 
 

@@ -28,10 +28,11 @@ def most_common(
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table, its columns aligned."""
-    cells = [[*head], *([*row] for row in rows)]
-    widths = [max(len(row[index]) for row in cells) for index in range(len(head))]
+def table(head: str | Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table, its columns aligned. *head*: "first | second", or a sequence."""
+    names = head.split(" | ") if isinstance(head, str) else [*head]
+    cells = [names, *([*row] for row in rows)]
+    widths = [max(len(row[index]) for row in cells) for index in range(len(names))]
     lines = [
         "| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |"
         for row in cells

@@ -57,24 +57,12 @@ RUNS = (
     ("third", "checkpoint_120s"), ("third", "checkpoint_one_writer"), ("third", "evaluation"),
 )  # fmt: skip
 STATE_HEADINGS = (
-    "world",
-    "runs",
-    "GPM",
-    "checkpoint F1 (precision / recall), as reported",
-    "from the fourth on",
-    "in the end",
-    "all five states right",
+    "world | runs | GPM | checkpoint F1 (precision / recall), as reported | from the fourth on | in"
+    " the end | all five states right"
 )
 NEXT_HEADINGS = (
-    "world",
-    "runs",
-    "GPM",
-    "forecast stated",
-    "lead time s, p50 / p10",
-    "of checkpoints",
-    "within",
-    *PREDICTORS,
-    "came",
+    "world | runs | GPM | forecast stated | lead time s, p50 / p10 | of checkpoints | within | "
+    + " | ".join((*PREDICTORS, "came"))
 )
 
 

@@ -49,32 +49,17 @@ VARIATIONS = (
 #: Names of the evidence that an ablation removes.
 ABLATIONS = (*EVIDENCE, "processes (attribution)", "ReportGangs", "processes and ReportGangs")
 FAULT_HEADINGS = (
-    "kind",
-    "slowdown",
-    "pace lost",
-    "named",
-    "cause right",
-    "GPU right",
-    "others named",
-    "delay s, p50 / p95",
-    "by",
+    "kind | slowdown | pace lost | named | cause right | GPU right | others named | delay s, p50 / "
+    "p95 | by"
 )
 VARIED_HEADINGS = (
-    "what",
-    *VARIATION_KINDS,
-    "all",
-    "costs less than 2 %",
-    "others named",
-    "delay s, p50 / p95",
+    f"what | {' | '.join(VARIATION_KINDS)} | all | costs less than 2 % | others named | delay s, "
+    "p50 / p95"
 )
 CONTROL_HEADINGS = ("control", "runs", "hosts", "blamed", "WATCH only", "blamed, no GPM", *NAIVE)
 ABLATION_HEADINGS = (
-    "evidence",
-    "culprits named",
-    *FAULT_KINDS,
-    "cause right",
-    "others named",
-    "delay s, p50 / p95",
+    f"evidence | culprits named | {' | '.join(FAULT_KINDS)} | cause right | others named | delay s,"
+    " p50 / p95"
 )
 
 

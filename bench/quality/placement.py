@@ -234,13 +234,8 @@ def fault_section(seed: int) -> str:
         for row in rows
     ]  # fmt: skip
     heads = (
-        "load",
-        "random",
-        "plan",
-        "plan / random",
-        "since return / random",
-        "plan / since return",
-        "oracle / random",
+        "load | random | plan | plan / random | since return / random | plan / since return | "
+        "oracle / random"
     )
     controls = [pooled(fault_rows(shuffled(faults, seed * CONTROLS + index), seed), "planned") for index in range(CONTROLS)]  # fmt: skip
     worst = max(row.planned / row.since_return for row in rows)
@@ -274,15 +269,7 @@ def text_of(rows: Sequence[GainRow], seed: int) -> str:
         )
         for row in rows
     ]  # fmt: skip
-    heads = (
-        "workload",
-        "GPUs",
-        "gang",
-        "claimed",
-        "gained",
-        "oracle",
-        "share of the oracle's gain",
-    )
+    heads = "workload | GPUs | gang | claimed | gained | oracle | share of the oracle's gain"
     result: list[str] = []
     for workload in WORKLOADS:
         of_it = [row for row in rows if row.workload == workload]

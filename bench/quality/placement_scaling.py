@@ -98,14 +98,7 @@ def section(rows: Sequence[LeftOut]) -> str:
         )
         for row in rows
     ]  # fmt: skip
-    heads = (
-        "workload",
-        "nodes left out",
-        "relative to the others",
-        "error",
-        "within its 90 %",
-        "regret",
-    )
+    heads = "workload | nodes left out | relative to the others | error | within its 90 % | regret"
     llm = [row for row in rows if row.workload == " ".join(LLM)]
     inside = [row for row in llm if row.place == "between"]
     others = [row for row in rows if row.place == "between" and row not in inside]

@@ -402,8 +402,10 @@ def simulated_section(seed: int) -> str:
         for row in rows
     ]  # fmt: skip
     heads = (
-        "fleet", "hosts of a gang", "gangs", "GPU-hours of one", "lost: blind", "plan", "oracle", "share of the oracle's gain", "detectable while observed", "ever detectable", "with true speeds", "control",
-    )  # fmt: skip
+        "fleet | hosts of a gang | gangs | GPU-hours of one | lost: blind | plan | oracle | share "
+        "of the oracle's gain | detectable while observed | ever detectable | with true speeds | "
+        "control"
+    )
     missed = [f"`{row.scenario}`" for row in rows if row.share(row.planned) < WANTED]
     summary = f"Target: {WANTED:.0%} of the oracle's gain, {'missed in ' + ' and '.join(missed) if missed else 'met'}. Seed {seed}."
     if missed:

@@ -52,10 +52,10 @@ def advice(run: SimulatedRun) -> str:
         for name, wanted in kinds
         for rate in (rate_of(run, wanted),)
     ]
-    head = [
-        "advice for a host without a fault, or with another one", "in the hours", "a 1,000 node-days", "around causes",
-        "weighted by frequency, a 1,000 node-days",
-    ]  # fmt: skip
+    head = (
+        "advice for a host without a fault, or with another one | in the hours | a 1,000 node-days "
+        "| around causes | weighted by frequency, a 1,000 node-days"
+    )
     days = number(sum(score.days for score in run.sampled()))
     text = f"""The budget was fixed before any tuning: **{BUDGET:g} false drain a 1,000 node-days** in all. The result: {_rate_text(rate_of(run, is_drain))}.
 {verdict(run)}

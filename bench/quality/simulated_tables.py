@@ -19,10 +19,10 @@ def detection(run: SimulatedRun) -> str:
     rows = []
     for fault_class, findings in run.faults():
         rows.append([f"`{fault_class.name}`", *_detected(findings, run.seed)])
-    head = [
-        "class", "named", "right part", "delay s, median", "p90", "DEGRADED or worse", "before its job died", "by",
-        "causes whose victims were blamed",
-    ]  # fmt: skip
+    head = (
+        "class | named | right part | delay s, median | p90 | DEGRADED or worse | before its job "
+        "died | by | causes whose victims were blamed"
+    )
     return table(head, rows)
 
 
@@ -121,10 +121,10 @@ def shared_causes(run: SimulatedRun) -> str:
         findings = [score.shared for score in scores if score.shared and score.shared.hosts > 1]
         if fault_class.name in DOMAIN and findings:
             rows.append([f"`{fault_class.name}`", *_attributed(findings)])
-    head = [
-        "class", "causes", "hosts each", "hosts named", "one advisory for the cause", "of the right domain",
-        "advisories for single hosts", "of them drains",
-    ]  # fmt: skip
+    head = (
+        "class | causes | hosts each | hosts named | one advisory for the cause | of the right "
+        "domain | advisories for single hosts | of them drains"
+    )
     text = f"""The table has causes that affected several hosts at once. Such a cause should become one advisory, for what the hosts share. `congestion` affects a job,
 which is no domain: the right answer is no advisory for any single host. The limits in service
 apply. Advisories for single hosts beyond {LIMITS.rack_hosts_max} of a rack or {LIMITS.job_hosts_max} of a job at once are held back, and not counted."""

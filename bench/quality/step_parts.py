@@ -45,13 +45,8 @@ KINDS: dict[str, tuple[int, ...]] = {
 STEP_SHARE_MAX, OWN_SHARE_MAX = 0.03, 0.25
 
 HEADINGS = (
-    "job",
-    "part",
-    "can be told apart",
-    "reported",
-    "median error, of the step",
-    "wrong",
-    "confidence, median",
+    "job | part | can be told apart | reported | median error, of the step | wrong | confidence, "
+    "median"
 )
 
 

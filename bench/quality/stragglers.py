@@ -18,16 +18,8 @@ from bench.quality.progress import Progress, in_processes
 from bench.quality.straggler_replay import NAIVE, NEW_HOST, REASONS, Outcome, causes_f1, judge
 
 CULPRIT_HEADINGS = (
-    "kind",
-    "slowdown",
-    "pace lost",
-    "named",
-    "WATCH only",
-    "cause right",
-    "others named",
-    "delay s, p50 / p95",
-    "by",
-    *NAIVE,
+    "kind | slowdown | pace lost | named | WATCH only | cause right | others named | delay s, p50 "
+    f"/ p95 | by | {' | '.join(NAIVE)}"
 )
 CONTROL_HEADINGS = ("control", "runs", "hosts", "blamed", "by", *NAIVE)
 #: Variations in addition to the kind of fault: title, and the plan.
