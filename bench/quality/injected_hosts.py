@@ -30,22 +30,10 @@ from .injected_cable import Cable
 
 KIND = "h100-ib"
 #: Values whose second step means at work; the second step of all others is a fault.
-AT_WORK = frozenset(
-    [
-        "power",
-        "event_reasons",
-        "temperature",
-        "utilization",
-        "memory_utilization",
-        "memory_used",
-        "performance_state",
-        "processes",
-        "graphics_clock",
-        "video_clock",
-        "module_power",
-        "pcie_generation",
-    ]
-)
+AT_WORK = frozenset((
+    "power", "event_reasons", "temperature", "utilization", "memory_utilization", "memory_used",
+    "performance_state", "processes", "graphics_clock", "video_clock", "module_power", "pcie_generation",
+))  # fmt: skip
 FIELDS_AT_WORK = frozenset((82, 185, 186))
 #: Degrees below the limit of a healthy GPU.
 MARGIN_CELSIUS = 20

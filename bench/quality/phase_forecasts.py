@@ -205,14 +205,8 @@ def follow(run: TrackedRun, gpu: TracedGpu) -> None:
             # The tracker keeps only recent segments; their last state counts.
             segments |= {begin: (state, end) for state, begin, end, _, _ in tracker.segments(0)}
         if second % FORECAST_SECONDS == 0:
-            _score_moment(
-                run,
-                gpu,
-                tracker.job(0, int(times[at][-1])),
-                second + 1,
-                reported[second],
-                forecasts,
-            )
+            job = tracker.job(0, int(times[at][-1]))
+            _score_moment(run, gpu, job, second + 1, reported[second], forecasts)
     truth = gpu.checkpoint >= 0.5
     online = reported[:, CHECKPOINT] >= 0.5
     _count(run.online, online, truth)
@@ -314,23 +308,15 @@ def _f1(counts: Sequence[int]) -> str:
 def _together(runs: Sequence[TrackedRun]) -> TrackedRun:
     tracked_run = TrackedRun("", True, "")
     for run in runs:
-        for index in range(3):
-            tracked_run.online[index] += run.online[index]
-            tracked_run.later[index] += run.later[index]
-            tracked_run.in_the_end[index] += run.in_the_end[index]
+        for name in ("online", "later", "in_the_end"):
+            pairs = zip(getattr(tracked_run, name), getattr(run, name), strict=True)
+            setattr(tracked_run, name, [first + second for first, second in pairs])
         for window, score in run.windows.items():
             tracked_run.windows.setdefault(window, ForecastScore()).merge(score)
         tracked_run.state.merge(run.state)
         tracked_run.leads += run.leads
-        tracked_run.checkpoints += run.checkpoints
-        tracked_run.unstated, tracked_run.asked = (
-            tracked_run.unstated + run.unstated,
-            tracked_run.asked + run.asked,
-        )
-        tracked_run.right_seconds, tracked_run.seconds = (
-            tracked_run.right_seconds + run.right_seconds,
-            tracked_run.seconds + run.seconds,
-        )
+        for name in ("checkpoints", "unstated", "asked", "right_seconds", "seconds"):
+            setattr(tracked_run, name, getattr(tracked_run, name) + getattr(run, name))
     return tracked_run
 
 
@@ -341,22 +327,12 @@ def rows(runs: Sequence[TrackedRun]) -> tuple[list[list[str]], list[list[str]]]:
             [o for o in runs if (o.world, o.kind, o.has_gpm) == (world, kind, has_gpm)]
         )
         head = [world, kind, "yes" if has_gpm else "no"]
-        states.append(
-            [
-                *head,
-                _f1(total.online),
-                _f1(total.later),
-                _f1(total.in_the_end),
-                f"{100 * total.right_seconds / total.seconds:.0f} %",
-            ]
-        )
+        checkpoints = map(_f1, (total.online, total.later, total.in_the_end))
+        states.append([*head, *checkpoints, f"{100 * total.right_seconds / total.seconds:.0f} %"])
         leads = sorted(total.leads)
         lead = f"{statistics.median(leads):.0f} / {leads[len(leads) // 10]:.0f}" if leads else "-"
-        head += [
-            f"{total.asked - total.unstated} of {total.asked}",
-            lead,
-            f"{len(leads)} of {total.checkpoints}",
-        ]
+        stated = f"{total.asked - total.unstated} of {total.asked}"
+        head += [stated, lead, f"{len(leads)} of {total.checkpoints}"]
         scores = [(f"{window:.0f} s", score) for window, score in sorted(total.windows.items())]
         for name, score in [*scores, (f"writing in {HORIZON:.0f} s", total.state)]:
             came = f"{score.events / score.moments:.2f}" if score.moments else "-"

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bench.quality.intervals import weighted_rate
-from bench.quality.markdown import counted, table
+from bench.quality.markdown import counted, most_common, table
 from bench.quality.pipeline_readings import EVIDENCE
 from bench.quality.pipeline_scenario import CONTROL_KINDS, FAULT_KINDS, GangScenario, HostFault
 from bench.quality.pipeline_verdicts import GangOutcome, judge_scenario
@@ -233,26 +234,20 @@ def macro_f1(outcomes: Sequence[GangOutcome]) -> float:
 
 
 def _by(outcomes: Sequence[GangOutcome]) -> str:
-    rules: dict[str, int] = {}
-    for outcome in outcomes:
-        for host in outcome.scenario.culprits:
-            if host in outcome.verdicts:
-                for rule in {rule for rule, _ in outcome.verdicts[host].rules}:
-                    rules[rule] = rules.get(rule, 0) + 1
-    return ", ".join(
-        f"{rule} {count}" for rule, count in sorted(rules.items(), key=lambda x: (-x[1], x[0]))
+    rules = Counter(
+        rule
+        for outcome in outcomes
+        for host in outcome.scenario.culprits & outcome.verdicts.keys()
+        for rule in {rule for rule, _ in outcome.verdicts[host].rules}
     )
+    return ", ".join(f"{rule} {count}" for rule, count in most_common(rules))
 
 
 def fault_rows(outcomes: Sequence[GangOutcome]) -> list[list[str]]:
     rows = []
     for kind in FAULT_KINDS:
         for slowdown in reversed(SLOWDOWNS):
-            those = [
-                o
-                for o in outcomes
-                if o.scenario.faults[0].kind == kind and o.scenario.faults[0].slowdown == slowdown
-            ]
+            those = [o for o in outcomes if (o.fault.kind, o.fault.slowdown) == (kind, slowdown)]
             if those:
                 lost = statistics.median(o.pace_lost for o in those)
                 rows.append([
@@ -276,14 +271,8 @@ def variation_rows(varied: Sequence[tuple[str, GangOutcome]]) -> list[list[str]]
 
 
 def _blamed(outcomes: Sequence[GangOutcome]) -> str:
-    rules = sorted(
-        {
-            rule
-            for outcome in outcomes
-            for host in outcome.wrong
-            for rule, _ in outcome.verdicts[host].rules
-        }
-    )
+    verdicts = (outcome.verdicts[host] for outcome in outcomes for host in outcome.wrong)
+    rules = sorted({rule for verdict in verdicts for rule, _ in verdict.rules})
     blamed = sum(len(outcome.wrong) for outcome in outcomes)
     return f"{blamed} ({', '.join(rules)})" if blamed else "0"
 
@@ -311,12 +300,12 @@ def ablation_rows(
 
     def by_kind(hits: Callable[[GangOutcome], bool], those: Sequence[GangOutcome]) -> list[str]:
         return [
-            f"{sum(hits(o) for o in those if o.scenario.faults[0].kind == kind)} of "
-            f"{sum(o.scenario.faults[0].kind == kind for o in those)}" for kind in FAULT_KINDS
+            f"{sum(hits(o) for o in those if o.fault.kind == kind)} of "
+            f"{sum(o.fault.kind == kind for o in those)}" for kind in FAULT_KINDS
         ]  # fmt: skip
 
     def is_named(one: GangOutcome) -> bool:
-        return not math.isnan(one.first_named(one.scenario.faults[0]))
+        return not math.isnan(one.first_named(one.fault))
 
     groups = [("all of it", list(base))]
     groups += [(f"without {name}", [o for n, o in ablated if n == name]) for name in ABLATIONS]
@@ -327,7 +316,7 @@ def ablation_rows(
     for name in NAIVE:
 
         def is_found(one: GangOutcome, name: str = name) -> bool:
-            return one.scenario.faults[0].host in one.naive[name]
+            return one.fault.host in one.naive[name]
 
         wrong = sum(len(outcome.naive[name] - outcome.scenario.culprits) for outcome in base)
         in_controls = sum(len(control.naive[name]) for control in controls)
@@ -354,33 +343,21 @@ def healing_text(outcomes: Sequence[GangOutcome]) -> str:
 
 def section(seed: int, progress: Progress) -> str:
     plan = GangPlan.of_seed(seed)
-    scenarios = [
-        *plan.faults,
-        *plan.controls,
-        *(scenario for _, scenario in plan.varied),
-        *(scenario for _, scenario in plan.ablated),
-    ]
-    outcomes = iter(in_processes(judge_scenario, scenarios, progress, "pipeline gangs"))
-    faults = [next(outcomes) for _ in plan.faults]
-    controls = [next(outcomes) for _ in plan.controls]
-    varied = [(name, next(outcomes)) for name, _ in plan.varied]
-    ablated = [(name, next(outcomes)) for name, _ in plan.ablated]
+    named_scenarios = (scenario for _, scenario in (*plan.varied, *plan.ablated))
+    scenarios = [*plan.faults, *plan.controls, *named_scenarios]
+    played_in_order = iter(in_processes(judge_scenario, scenarios, progress, "pipeline gangs"))
+    faults = [next(played_in_order) for _ in plan.faults]
+    controls = [next(played_in_order) for _ in plan.controls]
+    varied = [(name, next(played_in_order)) for name, _ in plan.varied]
+    ablated = [(name, next(played_in_order)) for name, _ in plan.ablated]
     played = [*faults, *controls, *(outcome for _, outcome in varied)]
-    by_slowdown = "; ".join(
-        f"{100 * s:.0f} %: {recall([o for o in faults if o.scenario.faults[0].slowdown == s])}"
-        for s in SLOWDOWNS
-    )
-    inferred = "; ".join(
-        f"{100 * s:.0f} %: "
-        + recall(
-            [
-                o
-                for o in faults
-                if o.scenario.faults[0].slowdown == s
-                and o.scenario.faults[0].kind in INFERRED_KINDS
-            ]
+    hidden = [outcome for outcome in faults if outcome.fault.kind in INFERRED_KINDS]
+    by_slowdown, inferred = (
+        "; ".join(
+            f"{100 * s:.0f} %: {recall([o for o in outcomes if o.fault.slowdown == s])}"
+            for s in SLOWDOWNS
         )
-        for s in SLOWDOWNS
+        for outcomes in (faults, hidden)
     )
     healed = [outcome for name, outcome in varied if name.startswith("heals")]
     base_seeds = {(scenario.seed, scenario.faults[0].kind) for _, scenario in plan.ablated}

@@ -60,12 +60,10 @@ class DriverReadings:
         power[:, older] = _mean_of(power[:, older], RATE)
         power += 0.006 * power * random.standard_normal(power.shape)
         delay = int(random.integers(1, 3))
-        self.power = np.round(
-            np.concatenate([np.repeat(power[:1], delay, axis=0), power[:-delay]]), 1
-        )
-        self.joules = (
-            np.cumsum(_by_second(by_sample(record.watts).mean(1)).mean(1) * gain, axis=0) + 1e6
-        )
+        late = np.concatenate([np.repeat(power[:1], delay, axis=0), power[:-delay]])
+        self.power = np.round(late, 1)
+        watts = _by_second(by_sample(record.watts).mean(1)).mean(1)
+        self.joules = np.cumsum(watts * gain, axis=0) + 1e6
         busy = 1 - record.stall - record.idle
         self.used = np.round(_mean_of(by_sample(busy).mean(1).astype(float), 2), 2)
         high, low = record.sm_levels
@@ -75,15 +73,8 @@ class DriverReadings:
         self.active = _mean_of(by_sample(active * record.clock).mean(1) / cycles * noise, 2)
         noise = 1 + 0.008 * random.standard_normal((samples, count))
         self.tensor = _mean_of(by_sample(record.work).mean(1) / cycles * noise, 2)
-        self.clock = (
-            np.round(
-                cycles
-                * record.clock_hertz
-                * (1 + 0.004 * random.standard_normal(cycles.shape))
-                / 15e6
-            )
-            * 15e6
-        )
+        noise = 1 + 0.004 * random.standard_normal(cycles.shape)
+        self.clock = np.round(cycles * record.clock_hertz * noise / 15e6) * 15e6
         self.has_gpm_gpu = ~older
         self.active[:, older] = self.tensor[:, older] = np.nan
         self.seconds = {
@@ -184,16 +175,13 @@ class HostAgent(SendingHost):
         )
 
     def frame(self, second: int, now_ns: int) -> bytes:
-        self._track(second)
+        self.track(second)
         self._fill_gpus(second)
         self._fill_host(second)
         return self.encode(second, now_ns + self._skew_ns)
 
     def track(self, second: int) -> None:
-        """Run the tracker on a second without a frame."""
-        self._track(second)
-
-    def _track(self, second: int) -> None:
+        """Run the tracker, with or without a frame of that second."""
         at = slice(second * RATE, (second + 1) * RATE)
         for gpu, samples in enumerate(self._samples):
             self.tracker.push_samples(gpu, self._times[at].data, samples[at].data)

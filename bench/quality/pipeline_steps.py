@@ -129,21 +129,11 @@ class StepPlayer:
         parts: GpuParts,
         random: np.random.Generator,
     ) -> None:
-        self.scenario, self.run, self.load, self.parts, self.random = (
-            scenario,
-            run,
-            load,
-            parts,
-            random,
-        )
+        self.scenario, self.run, self.load = scenario, run, load
+        self.parts, self.random = parts, random
         self.shape = run.gpus.shape
-        self.compute, self.work, self.power, self.stall = (
-            EventLog(),
-            EventLog(),
-            EventLog(),
-            EventLog(),
-        )
-        self.checkpoint, self.exchange = EventLog(), EventLog()
+        self.compute, self.work, self.power = EventLog(), EventLog(), EventLog()
+        self.stall, self.checkpoint, self.exchange = EventLog(), EventLog(), EventLog()
         self.step_ends: list[float] = []
         self.checkpoint_begins: list[float] = []
         self.orders = batch_orders(load.stages, load.batches)
@@ -208,13 +198,8 @@ class StepPlayer:
         scale = float(random.lognormal(0, load.step_sigma))
         stretch = self._stretch(now)
         ready = np.full(self.shape[:2], now)
-        gap = (
-            load.load
-            * load.step
-            * random.lognormal(0, 0.3, self.shape[:2])[..., None]
-            * np.ones(self.shape)
-        )
-        gap = self._stalls(now, gap)
+        loading = load.load * load.step * random.lognormal(0, 0.3, self.shape[:2])[..., None]
+        gap = self._stalls(now, loading * np.ones(self.shape))
         gap[1:] = 0.0  # only the first stage loads data
         per_batch = effects.gap * load.step / (2 * load.batches)
         previous = {stage: ready[stage].copy() for stage in range(load.stages)}
@@ -274,16 +259,12 @@ class StepPlayer:
         for stage, ready in previous.items():
             begin = float(ready.max())
             slow = float(effects.network[stage].max()) * self.load.step
-            length = (
-                self.load.exchange * self.load.step * scale * float(self.random.lognormal(0, 0.03))
-                + slow
-            )
+            usual = self.load.exchange * self.load.step
+            length = usual * scale * float(self.random.lognormal(0, 0.03)) + slow
             begins = np.full(self.shape, begin)
             finish = begins.copy()
             finish[stage] += length
-            self.exchange.put(
-                begins, finish, self.load.exchange * self.load.step / max(length, 1e-9)
-            )
+            self.exchange.put(begins, finish, usual / max(length, 1e-9))
             ends.append(begin + length)
         return max(ends)
 

@@ -53,6 +53,11 @@ class GangOutcome:
     naive: dict[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
     pace_lost: float = 0.0
 
+    @property
+    def fault(self) -> HostFault:
+        """Return the first fault."""
+        return self.scenario.faults[0]
+
     def first_named(self, fault: HostFault) -> float:
         """Return when the host of *fault* was first named during the fault; NaN: never."""
         verdict = self.verdicts.get(fault.host)
@@ -115,15 +120,16 @@ def judge_scenario(scenario: GangScenario) -> GangOutcome:
     late: dict[int, list[tuple[HostAgent, bytes]]] = {}
     for second in range(scenario.seconds):
         now_ns = START_NS + (second + 1) * SECOND_NS
-        _report_jobs(
-            fleet,
-            record.runs,
-            running,
-            agents,
-            second,
-            now_ns,
-            is_attributed=scenario.is_attributed,
-        )
+        for number, run in enumerate(record.runs):
+            begins, ends = second == int(run.begin), second == int(run.end)
+            running += [run] * begins
+            if ends:
+                running.remove(run)
+            if scenario.is_attributed and (begins or ends):
+                state = "running" if begins else "ended"
+                for agent in (agents[host] for host in run.hosts):
+                    for event in agent.processes(run, number, state, second):
+                        fleet.observe_event(agent.name, event, now_ns, now_ns)
         for host, agent in enumerate(agents):
             if any(
                 silent == host and begin <= second < end for silent, begin, end in scenario.silences
@@ -147,25 +153,6 @@ def judge_scenario(scenario: GangScenario) -> GangOutcome:
     outcome.naive = naive(end, *seconds)
     outcome.pace_lost = pace_lost(scenario)
     return outcome
-
-
-def _report_jobs(
-    fleet: Fleet, runs: list[GangRun], running: list[GangRun], agents: list[HostAgent], second: int, now_ns: int,
-    *, is_attributed: bool,
-) -> None:  # fmt: skip
-    for number, run in enumerate(runs):
-        begins, ends = second == int(run.begin), second == int(run.end)
-        if begins:
-            running.append(run)
-        if ends:
-            running.remove(run)
-        if not is_attributed or not (begins or ends):
-            continue
-        for host in run.hosts:
-            for event in agents[host].processes(
-                run, number, "running" if begins else "ended", second
-            ):
-                fleet.observe_event(agents[host].name, event, now_ns, now_ns)
 
 
 def _note(outcome: GangOutcome, judged: Judgement, second: float) -> None:

@@ -174,20 +174,17 @@ def true_rates(world: World, now: float, hours: float) -> Floats:
     classes = schedule.classes
     cause_class = class_by_cause(world)
     for host, downtimes in schedule.downtimes_by_host.items():
-        back = [
-            downtime
-            for downtime in downtimes
-            if downtime.end <= now and downtime.cause in cause_class
+        ends_of_faults = [
+            away.end
+            for away in downtimes
+            if away.end <= now
+            and (cause := cause_class.get(away.cause))
+            and cause.ends in ("repair", "restart")
+            and cause.per not in SHARED_PLACES
+            and cause.sort == "faults"
         ]
-        back = [
-            downtime
-            for downtime in back
-            if cause_class[downtime.cause].ends in ("repair", "restart")
-            and cause_class[downtime.cause].per not in SHARED_PLACES
-            and cause_class[downtime.cause].sort == "faults"
-        ]
-        if back:
-            since = (now - back[-1].end) / DAY
+        if ends_of_faults:
+            since = (now - ends_of_faults[-1]) / DAY
             until = since + hours / 24.0
             overlap = np.maximum(np.minimum(ends, until) - np.maximum(starts, since), 0.0)
             result[host] += float(overlap @ per_day) / hours
@@ -266,15 +263,11 @@ def fault_table(world: World, until_seconds: float) -> FaultTable:
     schedule = world.schedule
     of_cause = class_by_cause(world)
     result = [
-        (
-            downtime.host,
-            downtime.begin / DAY,
-            downtime.end / DAY if downtime.end <= until_seconds else np.inf,
-        )
-        for downtime in schedule.downtimes
-        if downtime.begin < until_seconds
-        and downtime.cause in of_cause
-        and of_cause[downtime.cause].sort == "faults"
+        (away.host, away.begin / DAY, away.end / DAY if away.end <= until_seconds else np.inf)
+        for away in schedule.downtimes
+        if away.begin < until_seconds
+        and away.cause in of_cause
+        and of_cause[away.cause].sort == "faults"
     ]
     node, start, end = np.array(result).T.reshape(3, -1)
     return FaultTable(
@@ -361,17 +354,11 @@ def gain(
         mixed = source.permutation(len(base))
         control = HostNumbers(judged.hazard[mixed], judged.speed[mixed], judged.excluded[mixed])
         true_table = with_numbers(base, truth)
-        heard = [(now, begins)]
-        heard += [
-            (now - hour * HOUR, now - hour * HOUR + EARLIER_SECONDS) for hour in earlier_hours
-        ]
-        known = [
-            truth.speed,
-            *(
-                true_speeds(world, begins, GANG_HOURS, ~told_slow(world, spans))
-                for spans in (heard, [(0.0, begins)])
-            ),
-        ]
+        earlier = [now - hour * HOUR for hour in earlier_hours]
+        heard = [(now, begins), *((begin, begin + EARLIER_SECONDS) for begin in earlier)]
+        known = [truth.speed]
+        for spans in (heard, [(0.0, begins)]):
+            known.append(true_speeds(world, begins, GANG_HOURS, ~told_slow(world, spans)))
         by = judged, truth, control, *(replace(judged, speed=speed) for speed in known)
         tables = [base, *(with_numbers(base, numbers) for numbers in by)]
         for _ in range(draws):

@@ -288,6 +288,10 @@ class Outcome:
         report = self.of_host.get(host)
         return report is not None and report.named >= 0.0
 
+    def is_watched_only(self, host: int) -> bool:
+        report = self.of_host.get(host)
+        return report is not None and report.watched >= 0 and not self.is_named(host)
+
     @property
     def wrong(self) -> list[int]:
         """Return the wrongly named hosts: without a fault, or before it."""

@@ -36,33 +36,20 @@ SILENT_KINDS = ("silent", "gpu", "cpu", "storage")
 
 
 def culprit_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
-    keys = sorted({(outcome.plan.kind, -outcome.plan.slowdown) for outcome in outcomes})
+    groups: dict[tuple[str, float], list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault((outcome.plan.kind, -outcome.plan.slowdown), []).append(outcome)
     rows = []
-    for kind, slowdown in keys:
-        those = [
-            outcome
-            for outcome in outcomes
-            if (outcome.plan.kind, -outcome.plan.slowdown) == (kind, slowdown)
-        ]
+    for (kind, slowdown), those in sorted(groups.items(), key=lambda group: group[0]):
         culprits = [(outcome, host) for outcome in those for host in outcome.plan.culprits]
         named = [outcome.of_host[host] for outcome, host in culprits if outcome.is_named(host)]
-        delays = sorted(
-            report.named - outcome.plan.onset
-            for outcome, host in culprits
-            if outcome.is_named(host)
-            for report in [outcome.of_host[host]]
-        )
+        delays = _delays(those)
         right = sum(bool(report.reasons & REASONS[kind]) for report in named)
         wrong = sum(len(outcome.wrong) for outcome in those)
         low, high = wilson(len(named), len(culprits))
         p95 = delays[min(int(0.95 * len(delays)), len(delays) - 1)] if delays else float("nan")
         rules = sorted({rule for report in named for rule in report.rules} - {NEW_HOST})
-        watched = sum(
-            host in outcome.of_host
-            and outcome.of_host[host].watched >= 0
-            and not outcome.is_named(host)
-            for outcome, host in culprits
-        )
+        watched = sum(outcome.is_watched_only(host) for outcome, host in culprits)
         rows.append([
             kind, f"{-100 * slowdown:.0f} %", f"{100 * statistics.median(o.pace_lost for o in those):.0f} %",
             f"{len(named)} of {len(culprits)} [{low:.2f}, {high:.2f}]", f"{watched}", f"{right}", f"{wrong}",
@@ -77,15 +64,13 @@ def control_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
     for kind in dict.fromkeys(outcome.plan.kind for outcome in outcomes):
         those = [outcome for outcome in outcomes if outcome.plan.kind == kind]
         blamed = sum(len(outcome.wrong) for outcome in those)
-        rules = sorted(
-            {
-                f"{rule} at host {host}"
-                for outcome in those
-                for host, report in outcome.of_host.items()
-                for rule in report.rules
-                if outcome.is_named(host)
-            }
+        reports = (
+            (host, report.rules)
+            for outcome in those
+            for host, report in outcome.of_host.items()
+            if outcome.is_named(host)
         )
+        rules = sorted({f"{rule} at host {host}" for host, rules in reports for rule in rules})
         rows.append([
             kind, f"{len(those)}", f"{sum(outcome.plan.hosts for outcome in those)}", f"{blamed}", ", ".join(rules)[:80],
             *(f"{sum(len(o.naive[n]) for o in those)}" for n in those[0].naive),
@@ -119,19 +104,25 @@ def _culprits(outcome: Outcome) -> tuple[int, ...]:
     return outcome.plan.culprits if outcome.plan.kind in bsp.NODE_KINDS else ()
 
 
+def _delays(outcomes: Sequence[Outcome]) -> list[float]:
+    """Return the sorted seconds from the onset until each named culprit was named."""
+    return sorted(
+        outcome.of_host[host].named - outcome.plan.onset
+        for outcome in outcomes
+        for host in outcome.plan.culprits
+        if outcome.is_named(host)
+    )
+
+
 def _share(hits: int, of: int) -> str:
     low, high = wilson(hits, of)
     return f"{hits} of {of} [{low:.3f}, {high:.3f}]"
 
 
 def _recall(outcomes: Sequence[Outcome], least: float, below: float) -> str:
-    those = [
-        (outcome, host)
-        for outcome in outcomes
-        if least <= outcome.plan.slowdown < below
-        for host in _culprits(outcome)
-    ]
-    return _share(sum(outcome.is_named(host) for outcome, host in those), len(those))
+    those = [outcome for outcome in outcomes if least <= outcome.plan.slowdown < below]
+    named = [outcome.is_named(host) for outcome in those for host in _culprits(outcome)]
+    return _share(sum(named), len(named))
 
 
 def section(seed: int, progress: Progress) -> str:
@@ -141,7 +132,7 @@ def section(seed: int, progress: Progress) -> str:
         ("controls", _plans(seed, bsp.CONTROL_KINDS, (0.15,), 4, base)),
         (
             "controls without GPM",
-            _plans(seed, bsp.CONTROL_KINDS, (0.15,), 2, replace(base, has_gpm=False)),
+            _plans(seed, bsp.CONTROL_KINDS, (0.15,), 2, Plan("", has_gpm=False)),
         ),
     ]
     groups += [(title, _plans(seed, SILENT_KINDS, (0.10,), 3, plan)) for title, plan in VARIATIONS]
@@ -167,12 +158,7 @@ def section(seed: int, progress: Progress) -> str:
     named = sum(outcome.is_named(host) for outcome in everything for host in _culprits(outcome))
     days = sum(outcome.node_days for outcome in everything)
     false_low, false_high = (1000 * end / days for end in weighted_rate([1.0] * wrong, 1.0))
-    delays = sorted(
-        fault.of_host[host].named - fault.plan.onset
-        for fault in faults
-        for host in _culprits(fault)
-        if fault.is_named(host)
-    )
+    delays = _delays(faults)
     lines = [
         "## Stragglers", "", "In short, for simulated gangs:", "",
         f"- **Precision** of all runs of this section: {_share(named, named + wrong)} named hosts are to blame.",
