@@ -58,7 +58,7 @@ def train() -> None:
     middle = np.nanmedian(features, axis=0)
     model = LogisticRegression(C=0.3, max_iter=400, tol=1e-3).fit(inputs_of(features, middle), labels)  # fmt: skip
     by_class = [features[labels == label] for label in range(len(CLASSES))]
-    # no run of the class has this number: any value is outside
+    # If no run of a class has a number, any value of it is outside the class.
     low, high = (
         np.nan_to_num(
             np.stack([np.nanquantile(values, ratio, axis=0) for values in by_class]), nan=empty

@@ -74,7 +74,7 @@ def _submission(cluster: SlurmCluster) -> float:
 
 
 def _write(mirror: Path, source: random.Random) -> int:
-    """Write a current file with faults on other nodes; return its first line's bytes."""
+    """Write a current file with faults on other nodes; return the size of its first line."""
     names = [f"host{index}" for index in range(NODES)]
     faulty = set(source.sample(names[1:], FAULTY))
     nodes = [

@@ -199,7 +199,7 @@ def _draw(random: np.random.Generator, kind: JobKind, count: int) -> Floats:
     sm, tensor, memory = (busy * within(each) for each in (kind.sm, kind.tensor, kind.memory))
     tensor = np.minimum(tensor, sm)
     floor = random.uniform(0.07, 0.3, count)
-    # Without work an agent may learn no level.
+    # An agent may not learn the level of a GPU without work.
     resting = np.where(random.random(count) < 0.5, floor, np.nan)
     load = np.minimum(0.2 * busy + 0.45 * sm + 0.7 * tensor + 0.45 * memory, busy)
     compute_power = floor + (1.0 - floor) * load / np.maximum(busy, 1e-9) * random.uniform(0.5, 1.1, count)  # fmt: skip

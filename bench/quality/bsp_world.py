@@ -3,9 +3,9 @@
 The barrier, the slowest port and the host's gaps decide when a step ends. The timeline of each rank
 is integrated exactly, cut into tenths of a second, and read like a driver: power as a delayed noisy
 average (0.1 s, without GPM 1 s), utilization as the share of time with a kernel. Levels are drawn
-from assumed ranges. Measured or published are 150 W waiting and 550 W computing on an H100; the
-spread of healthy parts (2 to 3 % between quartiles by clock, 0.1 % by memory); and the quarter of
-the time in which NVML samples power.
+from assumed ranges, except for measured or published values: an H100 draws about 150 W waiting and
+550 W computing; healthy parts differ by 2 to 3 % between quartiles if the clock decides, by 0.1 % if
+the memory does; NVML samples power for a quarter of the time.
 """
 
 from __future__ import annotations

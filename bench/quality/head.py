@@ -102,7 +102,7 @@ def head(made: ReportHead, sections: Sequence[Section], later: str = "") -> str:
 
 
 def changed(later: str) -> str:
-    """Return the notice that the tree became *later* during the run; "" for an unchanged tree."""
+    """Return the notice that the tree changed to *later* during the run; "" without a change."""
     if not later:
         return ""
     return f"**The tree changed while this was made**, to {later}. Later parts may be from either commit, and are not kept. Make the page again."

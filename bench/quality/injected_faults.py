@@ -27,7 +27,7 @@ XIDS = {
     79: "pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
     119: "pid=4711, name=python3, Timeout after 6s of waiting for RPC response from GPU0 GSP! Expected function 76 (GSP_RM_CONTROL) (0x20802068 0x4).",
 }  # fmt: skip
-#: Reasons of the clock event, as NVML's flags.
+#: Clock event reasons, as NVML flags.
 POWER_CAP, HEAT = 0x4, 0x20 | 0x40
 
 #: Values that the driver also reports as a field.

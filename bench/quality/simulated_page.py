@@ -105,5 +105,5 @@ on seeds 1 to 9. [Below](#what-was-looked-at-before) is which other seeds were l
 
 
 def _evaluations(_: SimulatedRun) -> str:
-    """Return the record of evaluations at seeds without tuning: written by hand, and only there."""
+    """Return looks.md: the hand-written record of evaluations at untuned seeds."""
     return f"### What was looked at before\n\n{EVALUATIONS.read_text().strip()}"
