@@ -122,17 +122,12 @@ class ProcessCost:
 
     def since(self, before: ProcessCost) -> ProcessCost:
         """Return the cost since *before*, with the current memory."""
-        return replace(
-            self,
-            cpu_seconds=self.cpu_seconds - before.cpu_seconds,
-            wakes=self.wakes - before.wakes,
-            write_bytes=self.write_bytes - before.write_bytes,
-            disk_bytes=self.disk_bytes - before.disk_bytes,
-            cpu_by_process=tuple(
-                now - then
-                for now, then in zip(self.cpu_by_process, before.cpu_by_process, strict=False)
-            ),
-        )
+        names = ("cpu_seconds", "wakes", "write_bytes", "disk_bytes")
+        summed: dict[str, Any] = {
+            name: getattr(self, name) - getattr(before, name) for name in names
+        }
+        pairs = zip(self.cpu_by_process, before.cpu_by_process, strict=False)
+        return replace(self, cpu_by_process=tuple(now - then for now, then in pairs), **summed)
 
 
 def _numbers(path: Path) -> dict[str, int]:

@@ -55,18 +55,11 @@ class PhaseLoad:
         self.tracker = PhaseTracker(GPUS) if follows else None
         self.history = SampleHistory(GPUS) if follows else None
         sweep = Sweep(nvml, [f"0000:0{gpu}:00.0" for gpu in range(GPUS)], {})
+        gpm, sources = Gpm(nvml, [0] * GPUS, []), [COLUMN_NAMES.index(name) for name in SIGNALS]
         self._ring = SampleRing(
-            sweep,
-            Gpm(nvml, [0] * GPUS, []),
-            self._cells,
-            self._valid,
-            GPUS,
-            [],
-            PERIOD_NS,
-            tracker=self.tracker,
-            history=self.history,
-            sources=[COLUMN_NAMES.index(name) for name in SIGNALS],
-        )
+            sweep, gpm, self._cells, self._valid, GPUS, [], PERIOD_NS,
+            tracker=self.tracker, history=self.history, sources=sources,
+        )  # fmt: skip
         self._states = [self._state(random.Random(seed + index), index) for index in range(64)]
 
     def _state(self, draw: random.Random, at: int) -> bytes:

@@ -136,16 +136,8 @@ def _command(seed: int, plan: RunPlan) -> str:
         ("PER_CLASS", plan.per_class, default.per_class),
         ("HOURS", plan.hours, default.hours),
     ]
-    return " ".join(
-        [
-            "make evaluate",
-            *(
-                f"{name}={value}"
-                for name, value, default_value in settings
-                if value != default_value
-            ),
-        ]
-    )
+    changed = [f"{name}={value}" for name, value, usual in settings if value != usual]
+    return " ".join(["make evaluate", *changed])
 
 
 if __name__ == "__main__":

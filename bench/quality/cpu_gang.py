@@ -276,15 +276,8 @@ class CpuGangRun:
         self.slowed = self._source.randrange(RANKS)
         self.port = free_port()
         address = f"127.0.0.1:{self.port}"
-        options = [
-            "--data",
-            str(disk / "data"),
-            "--listen",
-            address,
-            "--set",
-            "disk_free_share_min=0",
-        ]
-        self.aggregator = Process(["aggregator", *options], disk / "log")
+        options = ("--data", str(disk / "data"), "--set", "disk_free_share_min=0")
+        self.aggregator = Process(["aggregator", "--listen", address, *options], disk / "log")
         self._client = ScoreClient(address)
         self._names = [f"{kind}-{rank}" for kind in GPM for rank in range(RANKS)]
 

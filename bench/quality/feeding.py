@@ -97,15 +97,9 @@ def kernel_log(path: Path, bed: Bed) -> tuple[int, str]:
         received.append(event)
         return True
 
-    clock = Stopped()
-    follower = LogReader(
-        b"B" * 16,
-        publish,
-        CheckpointFile(None),
-        clock,
-        TimestampConverter(),
-        XidDecoder(lambda: "").decode,
-    )
+    decode = XidDecoder(lambda: "").decode
+    converter, checkpoint = TimestampConverter(), CheckpointFile(None)
+    follower = LogReader(b"B" * 16, publish, checkpoint, Stopped(), converter, decode)
     follower.on_open()
     for line in _records(lines):
         follower.feed(line, live=False)

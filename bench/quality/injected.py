@@ -97,20 +97,13 @@ def page(played: Sequence[RoundResult], seed: int) -> str:
     method = METHOD.format(
         hosts=len(groups), rounds=len(played), seed=seed, watch=WATCH_SECONDS, look=POLL_SECONDS
     )
-    parts = [
-        "## Injected\n",
-        method,
-        ALONE,
-        table(FAULTS_HEAD, [_fault(group) for group in groups if not group[0].kind.is_control])
-        + "\n",
-        "Negative controls: no finding may name these hosts.\n",
-        table(CONTROLS_HEAD, [_control(group) for group in groups if group[0].kind.is_control])
-        + "\n",
-        _advice(subjects),
-        _restarts(subjects),
-        _answers(played),
-    ]
-    return "\n".join(parts)
+    faults = table(FAULTS_HEAD, [_fault(g) for g in groups if not g[0].kind.is_control])
+    controls = table(CONTROLS_HEAD, [_control(g) for g in groups if g[0].kind.is_control])
+    return "\n".join((
+        "## Injected\n", method, ALONE, f"{faults}\n",
+        "Negative controls: no finding may name these hosts.\n", f"{controls}\n",
+        _advice(subjects), _restarts(subjects), _answers(played),
+    ))  # fmt: skip
 
 
 def _fault(group: Sequence[InjectedHost]) -> list[str]:

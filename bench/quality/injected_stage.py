@@ -123,15 +123,8 @@ class Stage:
         self._address = f"127.0.0.1:{self.port}"
         given = {"disk_free_share_min": 0} | UNLIMITED | settings
         options = [w for k, v in given.items() for w in ("--set", f"{k}={v}")]
-        arguments = [
-            "aggregator",
-            "--data",
-            str(disk / "data"),
-            "--listen",
-            self._address,
-            *options,
-        ]
-        self.aggregator = Process(arguments, disk / "log")
+        data = ("--data", str(disk / "data"), "--listen", self._address)
+        self.aggregator = Process(["aggregator", *data, *options], disk / "log")
         order = source.sample(range(len(kinds)), len(kinds))
         self.subjects = [
             self._subject(memory, kind, number, source)

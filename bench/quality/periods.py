@@ -143,22 +143,12 @@ def run(
             every += errors
             octaves, answers, total = octaves + wrong, answers + reported, total + PER_BAND
     for kind in APERIODIC:
-        reported = sum(
-            not np.isnan(
-                estimate(sampled(random, *aperiodic(random, kind), has_gpm=has_gpm).data, 1 / RATE)[
-                    0
-                ]
-            )
-            for _ in range(PER_BAND)
-        )
-        rows.append(
-            [
-                f"no step: {kind}",
-                f"{PER_BAND - reported} of {PER_BAND}",
-                "-",
-                f"{reported} of {reported}",
-            ]
-        )
+        reported = 0
+        for _ in range(PER_BAND):
+            samples = sampled(random, *aperiodic(random, kind), has_gpm=has_gpm)
+            reported += not np.isnan(estimate(samples.data, 1 / RATE)[0])
+        abstained = f"{PER_BAND - reported} of {PER_BAND}"
+        rows.append([f"no step: {kind}", abstained, "-", f"{reported} of {reported}"])
     figures = {
         "median_error": statistics.median(every), "wrong": octaves / max(answers, 1), "abstained": 1 - answers / total,
     }  # fmt: skip
@@ -166,12 +156,8 @@ def run(
 
 
 def section(seed: int, progress: Progress) -> str:
-    lines = [
-        "## The period of a step",
-        "",
-        "*Simulated.* " + str(__doc__).split("\n\n", 1)[1].strip(),
-        "",
-    ]
+    method = str(__doc__).split("\n\n", 1)[1].strip()
+    lines = ["## The period of a step", "", f"*Simulated.* {method}", ""]
     for has_gpm in (True, False):
         rows, figures = run(
             seed, has_gpm=has_gpm, progress=lambda share: progress("periods", share)

@@ -333,11 +333,8 @@ def healing_text(outcomes: Sequence[GangOutcome]) -> str:
     for outcome, fault, named_at in _found(outcomes):
         if not math.isnan(named_at):
             seconds, is_over = outcome.healing_seconds(fault)
-            times.append(
-                f"{fault.kind} {seconds + JUDGE_SECONDS:.0f} s"
-                if is_over
-                else f"{fault.kind} more than {seconds:.0f} s"
-            )
+            text = f"{seconds + JUDGE_SECONDS:.0f}" if is_over else f"more than {seconds:.0f}"
+            times.append(f"{fault.kind} {text} s")
     return ", ".join(sorted(times)) or "no fault that healed was named"
 
 
@@ -360,11 +357,8 @@ def section(seed: int, progress: Progress) -> str:
         for outcomes in (faults, hidden)
     )
     healed = [outcome for name, outcome in varied if name.startswith("heals")]
-    base_seeds = {(scenario.seed, scenario.faults[0].kind) for _, scenario in plan.ablated}
-    base = [
-        o for o in faults
-        if o.scenario.faults[0].slowdown == ABLATION_SLOWDOWN and (o.scenario.seed, o.scenario.faults[0].kind) in base_seeds
-    ]  # fmt: skip
+    bases = {(scenario.seed, scenario.faults[0]) for _, scenario in plan.ablated}
+    base = [outcome for outcome in faults if (outcome.scenario.seed, outcome.fault) in bases]
     lines = [
         "## Stragglers in a third world", "",
         "*Simulated*, by a world that the judge was not developed with (`bench/quality/pipeline_world.py`), and on which no limit was",

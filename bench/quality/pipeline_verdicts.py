@@ -60,20 +60,17 @@ class GangOutcome:
 
     def first_named(self, fault: HostFault) -> float:
         """Return when the host of *fault* was first named during the fault; NaN: never."""
-        verdict = self.verdicts.get(fault.host)
-        times = verdict.named if verdict is not None else []
+        times = self.verdicts.get(fault.host, HostVerdict()).named
         return next((t for t in times if fault.onset <= t <= fault.heals), math.nan)
 
     def reasons(self, host: int) -> set[Reason]:
         """Return the reasons for which *host* was named."""
-        verdict = self.verdicts.get(host)
-        return {reason for _, reason in verdict.rules} if verdict is not None else set()
+        return {reason for _, reason in self.verdicts.get(host, HostVerdict()).rules}
 
     def gpus_named(self, host: int) -> set[int]:
         """Return the named GPUs of *host*, with or without the host."""
-        verdict = self.verdicts.get(host)
-        result = verdict.devices if verdict is not None else {}
-        return {int(name[-12:]) for name in result if name.startswith("GPU-")}
+        names = self.verdicts.get(host, HostVerdict()).devices
+        return {int(name[-12:]) for name in names if name.startswith("GPU-")}
 
     @property
     def wrong(self) -> list[int]:
@@ -91,12 +88,8 @@ class GangOutcome:
 
     def healing_seconds(self, fault: HostFault) -> tuple[float, bool]:
         """Return how long the host was named after the fault's end, and whether that stopped."""
-        verdict = self.verdicts.get(fault.host)
-        last = (
-            max((t for t in verdict.named if t > fault.heals), default=fault.heals)
-            if verdict
-            else fault.heals
-        )
+        verdict = self.verdicts.get(fault.host, HostVerdict())
+        last = max((t for t in verdict.named if t > fault.heals), default=fault.heals)
         return last - fault.heals, last < self.scenario.seconds - 2 * JUDGE_SECONDS
 
 

@@ -89,15 +89,14 @@ def read_cluster(path: Path = NODES, seed: int = 0) -> Cluster:
 def read_pods(path: Path) -> list[RequestShape]:
     """Return the pods. Raises OSError."""
     with open(path, newline="") as file:
-        return [
-            RequestShape(
-                int(row["num_gpu"]),
-                float(row["gpu_milli"]) / 1000.0 if int(row["num_gpu"]) else 0.0,
-                float(row["cpu_milli"]) / 1000.0,
-                float(row["memory_mib"]) * 2.0**20,
-            )
-            for row in csv.DictReader(file)
-        ]
+        rows = list(csv.DictReader(file))
+    result: list[RequestShape] = []
+    for row in rows:
+        gpus, share, cores = int(row["num_gpu"]), float(row["gpu_milli"]), float(row["cpu_milli"])
+        memory_bytes = float(row["memory_mib"]) * 2.0**20
+        shape = RequestShape(gpus, share / 1000.0 if gpus else 0.0, cores / 1000.0, memory_bytes)
+        result.append(shape)
+    return result
 
 
 def arrivals(pods: Sequence[RequestShape], gpus: float, seed: int) -> Iterator[RequestShape]:

@@ -111,13 +111,9 @@ def _found(
     parts = {fault.host: fault for fault in faults}
     victims = truth.victims(faults)
     blamed = {
-        state.host
-        for state in observed.named
-        if state.by == JUDGE
-        and state.state in BLAMED
-        and state.host in victims
-        and state.begin >= begin
-    }
+        state.host for state in observed.named
+        if state.by == JUDGE and state.state in BLAMED and state.host in victims and state.begin >= begin
+    }  # fmt: skip
     return CaseFinding(
         class_name=case.class_name,
         rule=first.rule if first else "",

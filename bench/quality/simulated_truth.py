@@ -159,16 +159,9 @@ class GroundTruth:
 def _true_fault(world: World, row: np.void, host_counts: int) -> TrueFault:
     fault_class = world.schedule.classes[int(row["cls"])]
     machine, begin = world.machines[int(row["host"])], float(row["begin"])
-    return TrueFault(
-        machine.name,
-        int(row["cause"]),
-        fault_class,
-        begin,
-        begin + float(row["onset"]),
-        float(row["end"]),
-        _parts(machine.gpus, fault_class, int(row["part"])),
-        host_counts > 1,
-    )
+    times = begin, begin + float(row["onset"]), float(row["end"])
+    parts = _parts(machine.gpus, fault_class, int(row["part"]))
+    return TrueFault(machine.name, int(row["cause"]), fault_class, *times, parts, host_counts > 1)
 
 
 def _parts(gpus: Sequence[str], each: FaultClass, part: int) -> tuple[str, ...]:

@@ -9,6 +9,14 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 TITLE = "## In brief"
+HEAD = f"""{TITLE}
+
+Simulated figures only show that rules read the signatures of our own model of a fleet. The tables with their
+intervals, baselines and negative controls follow. Stragglers and fingerprints are in [jobs](quality_jobs.md), placement
+and recovery in [placement](quality_placement.md).
+
+| question | data | answer |
+|---|---|---|"""
 _ABSENT = "not on this page"
 _COUNTED = re.compile(r"(\d+) of (\d+)")
 
@@ -34,21 +42,8 @@ def summary(sections: dict[str, str]) -> str:
         ("What is found in recordings of healthy hosts?", "real", _captures(sections.get("Real: logs, sysfs, captures", ""))),
         ("Does the hazard predict which host fails next?", "real", _hazard(sections.get("Real: hazard", ""))),
     ]  # fmt: skip
-    return "\n".join(
-        [
-            TITLE,
-            "",
-            "Simulated figures only show that rules read the signatures of our own model of a fleet. The tables with their",
-            "intervals, baselines and negative controls follow. Stragglers and fingerprints are in [jobs](quality_jobs.md), placement",
-            "and recovery in [placement](quality_placement.md).",
-            "",
-            "| question | data | answer |",
-            "|---|---|---|",
-            *(f"| {question} | {data} | {answer or _ABSENT} |" for question, data, answer in rows),
-            "",
-            "",
-        ]
-    )
+    answers = "\n".join(f"| {question} | {data} | {answer or _ABSENT} |" for question, data, answer in rows)  # fmt: skip
+    return f"{HEAD}\n{answers}\n\n"
 
 
 def _title(section: str) -> str:
