@@ -67,10 +67,7 @@ class NamedState:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedAdvice:
-    """Advice that was given, or changed.
-
-    For a shared cause `hosts` are many; `subject` names the cause.
-    """
+    """Given or changed advice. Of a shared cause: many `hosts`, and `subject` is the cause."""
 
     seconds: float
     name: str

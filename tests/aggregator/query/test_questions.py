@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gangline.aggregator.query import sandbox
-from gangline.aggregator.query.sandbox import StatementRefused, located, visible
+from gangline.aggregator.query.messages import QueryRefused
+from gangline.aggregator.query.sandbox import located, visible
 from tests.aggregator.query.asking import ask_all
 from tests.aggregator.query.corpus import FOLDER, statements
 
@@ -48,7 +49,7 @@ def test_the_check_passes_only_what_reads(
     sql = " ".join(words)
     try:
         sandbox.check(connection, sql)
-    except (StatementRefused, duckdb.Error):
+    except (QueryRefused, duckdb.Error):
         return
     (statement,) = connection.extract_statements(sql)
     assert statement.type.name in ("SELECT", "EXPLAIN")
@@ -126,7 +127,7 @@ def test_no_view_of_duckdbs_shows_where_we_are(
             try:
                 sandbox.check(connection, sql)
                 rows = connection.cursor().execute(sql).fetchall()
-            except StatementRefused:
+            except QueryRefused:
                 continue
             except duckdb.CatalogException:
                 assert schema == "information_schema" and "." not in sql
