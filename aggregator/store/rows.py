@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import isnan
 from typing import Any, NamedTuple
 
@@ -102,6 +103,7 @@ def devices(records: Iterable[HostRecord]) -> Any:
     )
 
 
+@cache
 def signals() -> Any:
     """Return rows of `signals` for the catalogue."""
     return table(

@@ -22,7 +22,6 @@ from gangline.aggregator.advisories.state import MachineState
 from gangline.aggregator.scoring.calibration import Calibration
 from gangline.aggregator.scoring.evaluate import evaluate
 from gangline.aggregator.scoring.score import OutcomeFeedback
-from gangline.aggregator.store.duckdb_file import ops_script
 from gangline.aggregator.store.store import Store
 from gangline.contract.wire import advisory_pb2, outcome_pb2
 from tests.aggregator.advisories.served import (
@@ -69,13 +68,10 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def asked(store: Store, query: str) -> list[tuple[Any, ...]]:
-    """Return the rows of *query*, with the operators' views over the live tables."""
-
-    def work(connection: Any) -> list[tuple[Any, ...]]:
-        connection.execute(ops_script())
-        return list(connection.execute(query).fetchall())
-
-    return store.in_transaction(work)
+    rows_of: list[tuple[Any, ...]] = store.in_transaction(
+        lambda connection: connection.execute(query).fetchall()
+    )
+    return rows_of
 
 
 @pytest.mark.slow
