@@ -13,7 +13,7 @@ SELECT ops.severity('UNHEALTHY'), ops.counter_step(1, 2, 32, false)
 --# with its catalog -> answered
 FROM operators.ops.freshness
 --# evidence beside the readings -> answered
-SELECT e.host, e.words, g.temperature_celsius FROM evidence AS e LEFT JOIN latest.gpu_1s AS g USING (host)
+SELECT e.host, e.message, g.temperature_celsius FROM evidence AS e LEFT JOIN latest.gpu_1s AS g USING (host)
 --# explain -> answered
 EXPLAIN FROM ops.worst(n := 5)
 --# explain analyze -> answered
