@@ -68,7 +68,7 @@ def to_json(one: Event | Instruction) -> str:
 
 def parse_event(kind: str, body: str) -> Event:
     """Return the event that was stored. Raises ValueError for an unknown kind or other fields."""
-    body = body.replace('"message":', '"message":')  # the journal of a store before version 24
+    body = body.replace('"words":', '"message":')  # the journal of a store before version 24
     try:
         return typing.cast(Event, from_plain(EVENTS[kind], json.loads(body)))
     except (KeyError, TypeError) as error:

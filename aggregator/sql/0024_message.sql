@@ -18,8 +18,6 @@ ALTER TABLE declared_places RENAME COLUMN said_at TO declared_in;
 ALTER TABLE declared_windows RENAME COLUMN said_at TO declared_in;
 ALTER TABLE declared_overrides RENAME COLUMN said_at TO declared_in;
 ALTER TABLE declared_costs RENAME COLUMN said_at TO declared_in;
-ALTER TABLE models ALTER calibration TYPE STRUCT(predicted DOUBLE, observed DOUBLE)[]
-    USING list_transform(calibration, lambda one: {'predicted': one['told'], 'observed': one['observed']});
 -- Kept events and instructions of advice are JSON without blanks; a quote within a text is escaped there.
 UPDATE advice_events SET body = replace(body, '"words":', '"message":') WHERE contains(body, '"words":');
 UPDATE advice_decisions SET body = replace(body, '"words":', '"message":') WHERE contains(body, '"words":');

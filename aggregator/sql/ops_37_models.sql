@@ -12,7 +12,8 @@ known AS (
         version,
         CASE WHEN NOT accepted THEN 'refused' WHEN time = newest THEN 'in use' ELSE 'replaced' END AS status,
         time AS trained, message AS why, outcome, first_time, last_time, nodes, faults, metrics['auc'] AS auc,
-        metrics['recall'] AS recall, metrics['ece'] AS ece, metrics['hazard_spread'] AS hazard_spread, metrics, calibration
+        metrics['recall'] AS recall, metrics['ece'] AS ece, metrics['hazard_spread'] AS hazard_spread, metrics,
+        list_transform(calibration, lambda one: {'predicted': one.told, 'observed': one.observed}) AS calibration
     FROM trained
     UNION ALL BY NAME
     SELECT

@@ -123,7 +123,7 @@ def test_texts_kept_under_former_names_are_read(tmp_path: Path) -> None:
     for query in (
         "FROM evidence WHERE message = ''", "FROM findings WHERE message = ''", "FROM signals WHERE description = ''",
         "FROM scores WHERE state = 'UNHEALTHY' AND (reason_message = '' OR last_seen IS NULL)",
-        """FROM advice_decisions WHERE message = '' OR contains(body, '"message"')""",
+        """FROM advice_decisions WHERE message = '' OR contains(body, '"words"')""",
     ):  # fmt: skip
         assert connection.execute(query).fetchall() == [], query
     connection.close()
