@@ -300,7 +300,10 @@ class TestOthers:
         (ROW + FATAL + "wait_seconds = 5", "wait_seconds goes with companions"),
         (ROW.replace('"gpu"', '"rack"') + FATAL, "scope 'rack': expected one of process, gpu"),
         (ROW + FATAL + "wait_seconds = 5\n[[xid.companions]]\nmessage = 'x'", "xid 1: .*'code'"),
-        (ROW + FATAL + "[[xid.companions]]\ncode = 2\nmessage = 'x'\nseverity = 'so'", "'so' is not"),
+        (
+            ROW + FATAL + "[[xid.companions]]\ncode = 2\nmessage = 'x'\nseverity = 'so'",
+            "'so' is not",
+        ),
     ],
 )
 def test_a_wrong_row_is_named(text: str, message: str) -> None:
