@@ -6,7 +6,6 @@ import errno
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ...contract.signal import Pace
 from ...ext.counterfiles import CODE, DECIMAL, WORD
 from ...ext.hostfiles import Glance
 from ..hardware.files import Roots, device_key, inode, names_in
@@ -252,23 +251,22 @@ _KNOWN_FILES = {s.file for s in FIELDS.values()} | {
 
 def rdma_1s(roots: Roots) -> CounterFileCollector:
     """Return the collector of state, rate, traffic and the most important errors."""
-    return _collector(roots, "rdma_1s", Pace.SECOND)
+    return _collector(roots, "rdma_1s")
 
 
 def rdma_10s(roots: Roots) -> CounterFileCollector:
     """Return the collector of all other signals: each read of `counters/` queries the firmware."""
-    return _collector(roots, "rdma_10s", Pace.TEN_SECONDS)
+    return _collector(roots, "rdma_10s")
 
 
-def _collector(roots: Roots, name: str, pace: Pace) -> CounterFileCollector:
+def _collector(roots: Roots, name: str) -> CounterFileCollector:
     ports = _PortListing(roots)
     return CounterFileCollector(
         CollectorSpec(
             name,
-            pace,
-            (name, f"{name}_changes"),
             ports.devices,
             "no RDMA port in /sys/class/infiniband",
+            tables=(name, f"{name}_changes"),
             enters_driver=True,
             list_seconds=_LIST_SECONDS,
             change_key=Glance(roots.sys / "class/infiniband").look,
