@@ -21,97 +21,51 @@ JSON_FORMAT = 1
 #: Errors of writing to a closed pipe, or to a full or broken disk.
 UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
-#: Command -> (module with `main(arguments) -> exit code`, or module:function; its extra; summary).
-COMMANDS: dict[str, tuple[str, str, str]] = {
-    "hosts": (
-        ".aggregator.commands.hosts",
-        "aggregator",
-        "all hosts, with score, state and reason",
-    ),
-    "explain": (".aggregator.commands.explain", "aggregator", "why a host has its score"),
-    "watch": (
-        ".aggregator.commands.hosts:watch_main",
-        "aggregator",
-        "the table of hosts, refreshed",
-    ),
-    "advise": (".aggregator.commands.advise", "aggregator", "what to do about hosts, and its cost"),
-    "job": (
-        ".aggregator.commands.job",
-        "aggregator",
-        "what a job does, its pace, and who slows it",
-    ),
-    "plan": (
-        ".aggregator.commands.plan",
-        "aggregator",
-        "where a gang runs best, and what that costs",
-    ),
-    "recover": (
-        ".aggregator.commands.recover",
-        "aggregator",
-        "how a gang can continue after members failed",
-    ),
-    "resize": (
-        ".aggregator.commands.resize",
-        "aggregator",
-        "should a running gang grow, shrink or stay",
-    ),
-    "reservations": (
-        ".aggregator.commands.reservations",
-        "aggregator",
-        "nodes that schedulers have reserved",
-    ),
+#: Commands whose module is not `.EXTRA.commands.COMMAND`.
+_MODULES = {
+    "watch": ".aggregator.commands.hosts:watch_main",
+    "simulate": ".simulator.command",
+    "executor": ".aggregator.commands.executor",
+}
+#: Command -> its extra, and its summary.
+_SUMMARIES = {
+    "hosts": ("aggregator", "all hosts, with score, state and reason"),
+    "explain": ("aggregator", "why a host has its score"),
+    "watch": ("aggregator", "the table of hosts, refreshed"),
+    "advise": ("aggregator", "what to do about hosts, and its cost"),
+    "job": ("aggregator", "what a job does, its pace, and who slows it"),
+    "plan": ("aggregator", "where a gang runs best, and what that costs"),
+    "recover": ("aggregator", "how a gang can continue after members failed"),
+    "resize": ("aggregator", "should a running gang grow, shrink or stay"),
+    "reservations": ("aggregator", "nodes that schedulers have reserved"),
     "executor": (
-        ".aggregator.commands.executor",
         "executor",
         "carry out advisories in Slurm, Kubernetes, HTCondor: run, doctor, undo",
     ),
-    "why": (".aggregator.commands.why", "aggregator", "why a Slurm job waits, and what would help"),
-    "mirror": (
-        ".aggregator.commands.mirror",
-        "aggregator",
-        "write the health of all nodes to a file for scheduler plugins",
-    ),
-    "record": (
-        ".aggregator.commands.record",
-        "aggregator",
-        "a host's last minutes at full rate, as a file",
-    ),
-    "sql": (".aggregator.commands.sql", "aggregator", "query the store in SQL, read-only"),
-    "check": (
-        ".agent.commands.check",
-        "agent",
-        "is this host fit for a job? one line, an exit code",
-    ),
-    "doctor": (
-        ".agent.commands.doctor",
-        "agent",
-        "what this host's agent can and cannot read, and how to fix it",
-    ),
-    "gang": (".agent.commands.gang", "agent", "in a Slurm job: a step that outlives lost nodes"),
-    "xid": (".agent.commands.xid", "agent", "what an XID code or log line means, and what to do"),
-    "admin": (".aggregator.commands.admin", "aggregator", "backup, restore, verify, compact, ..."),
-    "declared": (
-        ".aggregator.commands.declared",
-        "aggregator",
-        "check declared places, hardware, maintenance, noise",
-    ),
-    "evaluate": (
-        ".aggregator.commands.evaluate",
-        "aggregator",
-        "measure the quality of scores on recordings",
-    ),
-    "permit": (".aggregator.commands.permit", "aggregator", "let hosts enforce their own findings"),
-    "run": (".aggregator.commands.run", "aggregator", "try it: aggregator, agent, simulated hosts"),
-    "aggregator": (".aggregator.commands.aggregator", "aggregator", "run the service"),
-    "agent": (
-        ".agent.commands.agent",
-        "agent",
-        "run the daemon of this host; `agent status`: its state",
-    ),
-    "diag": (".agent.commands.diag", "agent", "import the result of a `dcgmi diag -j`"),
-    "release": (".agent.commands.release", "agent", "close GPUs before a reset or a driver unload"),
-    "resume": (".agent.commands.resume", "agent", "reopen released GPUs"),
-    "simulate": (".simulator.command", "simulate", "run simulated hosts"),
+    "why": ("aggregator", "why a Slurm job waits, and what would help"),
+    "mirror": ("aggregator", "write the health of all nodes to a file for scheduler plugins"),
+    "record": ("aggregator", "a host's last minutes at full rate, as a file"),
+    "sql": ("aggregator", "query the store in SQL, read-only"),
+    "check": ("agent", "is this host fit for a job? one line, an exit code"),
+    "doctor": ("agent", "what this host's agent can and cannot read, and how to fix it"),
+    "gang": ("agent", "in a Slurm job: a step that outlives lost nodes"),
+    "xid": ("agent", "what an XID code or log line means, and what to do"),
+    "admin": ("aggregator", "backup, restore, verify, compact, ..."),
+    "declared": ("aggregator", "check declared places, hardware, maintenance, noise"),
+    "evaluate": ("aggregator", "measure the quality of scores on recordings"),
+    "permit": ("aggregator", "let hosts enforce their own findings"),
+    "run": ("aggregator", "try it: aggregator, agent, simulated hosts"),
+    "aggregator": ("aggregator", "run the service"),
+    "agent": ("agent", "run the daemon of this host; `agent status`: its state"),
+    "diag": ("agent", "import the result of a `dcgmi diag -j`"),
+    "release": ("agent", "close GPUs before a reset or a driver unload"),
+    "resume": ("agent", "reopen released GPUs"),
+    "simulate": ("simulate", "run simulated hosts"),
+}
+#: Command -> (module with `main(arguments) -> exit code`, or module:function; its extra; summary).
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    name: (_MODULES.get(name, f".{extra}.commands.{name}"), extra, summary)
+    for name, (extra, summary) in _SUMMARIES.items()
 }
 
 #: Parts that deb and rpm packages install; each has its own commands (docs/install.md).

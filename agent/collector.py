@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import cached_property
 from typing import NamedTuple
 
 from ..contract.block import Block
@@ -58,7 +59,7 @@ class CollectOutcome(IntEnum):
 
 
 class Collector:
-    """A source of signals at a pace. A subclass sets `name` and `pace` and implements `collect`.
+    """A source of signals at a pace. A subclass sets `name`, which ends in the pace, and implements `collect`.
 
     A collector that reads through a driver sets `enters_driver`: it runs in a separate process that
     the daemon can abandon, and calls the driver between `ext.place.enter` and `leave`. Only a
@@ -66,10 +67,13 @@ class Collector:
     """
 
     name: str
-    pace: Pace
     enters_driver: bool = False
     #: Part that the last `collect` could not read (a port of eight, say), with the remedy; else "".
     access_error: str = ""
+
+    @cached_property
+    def pace(self) -> Pace:
+        return Pace(self.name.rpartition("_")[2])
 
     def collect(self) -> Sequence[Block]:
         """Fill and return the collector's blocks. The next turn refills the same objects.

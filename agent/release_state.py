@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from .xid_quarantine import _ADDRESS
+from .xid_quarantine import is_address
 
 # An agent that starts, also in place of a killed agent, reads the releases of this boot from a
 # file, so that it does not resume a GPU during its repair.
@@ -50,7 +50,7 @@ def parse_released(content: bytes, boot_id: bytes, now_ns: int) -> list[Released
 
 def _parse_entry(entry: dict[str, object]) -> ReleasedGpu:
     address, until_ns, reason = entry["gpu"], entry["until_ns"], entry["why"]
-    if address is not None and not (isinstance(address, str) and _ADDRESS.fullmatch(address)):
+    if address is not None and not (isinstance(address, str) and is_address(address)):
         raise ValueError(f"{str(address)[:40]!r}  is not a PCI address")
     if not isinstance(until_ns, int) or not isinstance(reason, str):
         raise TypeError("a time or a reason is invalid")

@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ...contract.block import Block, is_float
-from ...contract.signal import Pace
 from ...contract.signals import BY_NAME, index_of
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ...ext.amdgpu import FAILED, READ, SHORT, SPARED, TableFiles
@@ -136,9 +135,8 @@ class AmdCollector(Collector):
     #: Tables to fill, in the order of the blocks.
     tables: tuple[str, ...] = ()
 
-    def __init__(self, name: str, pace: Pace, roots: Roots, clock: Clock | None = None) -> None:
-        self.name, self.pace = name, pace
-        self.access_error = ""
+    def __init__(self, name: str, roots: Roots, clock: Clock | None = None) -> None:
+        self.name = name
         self._roots = roots
         self._session = amd_session_of(roots, clock)
         self._generation = -1
@@ -258,7 +256,7 @@ class AmdGpuSecond(AmdTables):
     tables = ("gpu_1s", "gpu_1s_changes")
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
-        super().__init__("amdgpu_1s", Pace.SECOND, roots, clock)
+        super().__init__("amdgpu_1s", roots, clock)
         self._lifecycle = GpuLifecycle()
         self._is_any_lost = False
         self._errors_count: dict[str, int] = {}
@@ -375,7 +373,7 @@ class AmdGpuTenSeconds(AmdTables):
     tables = ("gpu_10s", "gpu_10s_changes")
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
-        super().__init__("amdgpu_10s", Pace.TEN_SECONDS, roots, clock)
+        super().__init__("amdgpu_10s", roots, clock)
 
     def _files_of(self, gpu: AmdGpu) -> Iterator[tuple[str, str, float]]:
         yield f"{gpu.folder}/mem_info_vram_total", "gpu.memory_total_bytes", 1.0
@@ -446,7 +444,7 @@ class AmdGpuMinute(AmdCollector):
     tables = ("gpu_60s",)
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
-        super().__init__("amdgpu_60s", Pace.MINUTE, roots, clock)
+        super().__init__("amdgpu_60s", roots, clock)
 
     def _build(self, gpus: Sequence[AmdGpu]) -> None:
         self._gpus = gpus

@@ -10,7 +10,6 @@ import struct
 from collections.abc import Sequence
 
 from ...contract.block import Block
-from ...contract.signal import Pace
 from ...contract.signals import index_of
 from ...ext.amdgpu import FIRST, MEAN, TableFiles
 from ...ext.nvml_parts import COMPUTE, Process
@@ -55,7 +54,7 @@ class XgmiLinks(AmdCollector):
     tables = ("nvlink_10s", "nvlink_10s_changes")
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
-        super().__init__("xgmi_10s", Pace.TEN_SECONDS, roots, clock)
+        super().__init__("xgmi_10s", roots, clock)
 
     def _build(self, gpus: Sequence[AmdGpu]) -> None:
         self._gpus = gpus
@@ -125,7 +124,7 @@ class AmdPartitions(AmdCollector):
     tables = ("mig_10s", "mig_10s_changes")
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
-        super().__init__("amdgpu_partition_10s", Pace.TEN_SECONDS, roots, clock)
+        super().__init__("amdgpu_partition_10s", roots, clock)
 
     def _build(self, gpus: Sequence[AmdGpu]) -> None:
         self._gpus = [gpu for gpu in gpus if gpu.is_split and gpu.partitions]
@@ -185,7 +184,7 @@ class RasBlocks(AmdCollector):
     tables = ("ras_10s_changes",)
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
-        super().__init__("ras_10s", Pace.TEN_SECONDS, roots, clock)
+        super().__init__("ras_10s", roots, clock)
 
     def _build(self, gpus: Sequence[AmdGpu]) -> None:
         self._blocks = (self._session.ras.block,)
@@ -203,7 +202,7 @@ class KfdProcesses(AmdCollector):
     tables = ("gpu_process_1s_changes",)
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
-        super().__init__("kfd_process_1s", Pace.SECOND, roots, clock)
+        super().__init__("kfd_process_1s", roots, clock)
         self._listing = process_listing_of(roots)  # for `gpu_job_1s`, whose turn is later
         self._process_list = GpuProcessList((), ())
         self._last: object = None

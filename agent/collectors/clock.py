@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ...contract.block import Block
-from ...contract.signal import Pace
 from ...ext import adjtimex
 from ..collector import AccessDenied, Collector, NoData
 from ..hardware.files import Roots
@@ -22,8 +21,6 @@ class ClockTenSeconds(Collector):
     """
 
     name = "clock_10s"
-    pace = Pace.TEN_SECONDS
-    enters_driver = False
 
     def __init__(self, roots: Roots, read: Callable[[], Timex] | None = None) -> None:
         """*read*: None means adjtimex(2) of this machine; a host in a folder has no clock."""

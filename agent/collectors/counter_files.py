@@ -111,10 +111,9 @@ class CollectorSpec:
     """The parameters of a collector."""
 
     name: str
-    pace: Pace
-    tables: Sequence[str]
     devices: Callable[[], list[CounterDevice]]
     no_data_reason: str  # message of NoData
+    tables: Sequence[str] = ()  # empty: the one with the collector's name
     enters_driver: bool = False
     list_seconds: int = 10
     #: A cheap check in every turn; when its result changes, the devices are listed again at once.
@@ -124,17 +123,17 @@ class CollectorSpec:
     #: A device that answers with errors is skipped for at most this long; 0: never skipped.
     wait_seconds_max: int = 0
 
-    @property
-    def open_files_max(self) -> int:
-        """Descriptors kept open: 1/8 for each of four 1 s collectors, 1/32 for nine others."""
-        return descriptors_max(8 if self.pace is Pace.SECOND else 32)
-
 
 def descriptors_max(share: int) -> int:
     """Return the descriptors of one of *share* equal parts of the process's limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     descriptors = DESCRIPTORS_MAX if soft == resource.RLIM_INFINITY else min(soft, DESCRIPTORS_MAX)
     return descriptors // share
+
+
+def open_files_max(pace: Pace) -> int:
+    """Return a collector's part: 1/8 for each of four 1 s collectors, 1/32 for nine others."""
+    return descriptors_max(8 if pace is Pace.SECOND else 32)
 
 
 class CounterFileCollector(ExcludingCollector):
@@ -146,7 +145,7 @@ class CounterFileCollector(ExcludingCollector):
 
     def __init__(self, spec: CollectorSpec) -> None:
         self.name = spec.name
-        self.pace = spec.pace
+        self._tables = spec.tables or (spec.name,)
         self.enters_driver = spec.enters_driver
         self._spec = spec
         self._listing = self._new_listing()
@@ -174,8 +173,8 @@ class CounterFileCollector(ExcludingCollector):
     @property
     def paths(self) -> list[str]:
         """The files that a turn reads, for the devices listed last."""
-        devices, tables = self._listing.value[:DEVICES_MAX], self._spec.tables
-        return [device.path + file for device in devices for file, _ in _by_file(device, tables)]
+        devices = self._listing.value[:DEVICES_MAX]
+        return [d.path + file for d in devices for file, _ in _by_file(d, self._tables)]
 
     def close(self) -> None:
         """Close the descriptors; the next turn lists and opens again."""
@@ -193,7 +192,7 @@ class CounterFileCollector(ExcludingCollector):
     def _new_listing(self) -> PeriodicListing[list[CounterDevice]]:
         spec = self._spec
         return PeriodicListing(
-            spec.devices, spec.pace, seconds=spec.list_seconds, change_key=spec.change_key
+            spec.devices, self.pace, seconds=spec.list_seconds, change_key=spec.change_key
         )
 
     def _rebuild(self, devices: Sequence[CounterDevice]) -> None:
@@ -203,10 +202,10 @@ class CounterFileCollector(ExcludingCollector):
         if not devices:
             return
         keys = [device_key(device.name) for device in devices]
-        self._blocks = tuple(Block(table, keys) for table in self._spec.tables)
+        self._blocks = tuple(Block(table, keys) for table in self._tables)
         files = CounterFiles(
             [(block.cells, block.valid) for block in self._blocks],
-            kept_max=self._spec.open_files_max,
+            kept_max=open_files_max(self.pace),
             wait_passes_max=self._spec.wait_seconds_max // PERIOD_SECONDS[self.pace],
         )
         for row, device in enumerate(devices):
@@ -217,7 +216,7 @@ class CounterFileCollector(ExcludingCollector):
     def _add(self, files: CounterFiles, row: int, device: CounterDevice) -> None:
         """Add a device's files. Files of one folder (`counters/`) succeed or fail together."""
         call_device = device.call_device if self.enters_driver else ""
-        for path, cells in _by_file(device, self._spec.tables):
+        for path, cells in _by_file(device, self._tables):
             files.add_file(
                 device.path + path, group=(row, os.path.dirname(path)), device=call_device
             )
@@ -237,11 +236,11 @@ class CounterFileCollector(ExcludingCollector):
                     span=file_field.wraps_at,
                 )
         for name, value in device.constants.items():
-            if BY_NAME[name].table in self._spec.tables:
-                put(self._blocks[self._spec.tables.index(BY_NAME[name].table)], name, row, value)
+            if BY_NAME[name].table in self._tables:
+                put(self._blocks[self._tables.index(BY_NAME[name].table)], name, row, value)
 
     def _cell(self, name: str, row: int) -> tuple[int, int]:
-        target = self._spec.tables.index(BY_NAME[name].table)
+        target = self._tables.index(BY_NAME[name].table)
         return target, index_of(name) * self._blocks[target].rows + row
 
 

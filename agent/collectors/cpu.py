@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...contract.block import Block
-from ...contract.signal import Pace
 from ...ext.hostfiles import CoreTimes
 from ..hardware.files import OpenFile, Roots
 from .block_writer import row_writer
@@ -44,15 +43,7 @@ class CpuMinute(CounterFileCollector):
 
         no_data_reason = "/proc/stat names no core"
         super().__init__(
-            CollectorSpec(
-                "cpu_60s",
-                Pace.MINUTE,
-                ("cpu_60s",),
-                devices,
-                no_data_reason,
-                enters_driver=True,
-                list_seconds=60,
-            )
+            CollectorSpec("cpu_60s", devices, no_data_reason, enters_driver=True, list_seconds=60)
         )
 
     def collect(self) -> Sequence[Block]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...contract.block import Block
-from ...contract.signal import Pace
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ...ext import dcgm as library
 from ...ext.dcgm import Dcgm, DcgmAbsent, DcgmError, Incident, Violation
@@ -98,7 +97,6 @@ class DcgmListener(Collector):
     """DCGM's readings and events. `collect` raises NoData, AccessDenied if the engine refuses."""
 
     name = "dcgm_1s"
-    pace = Pace.SECOND
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
         self._roots, self._clock = roots, clock or SystemClock()
@@ -109,7 +107,6 @@ class DcgmListener(Collector):
             self._reason = f"no DCGM: neither {' nor '.join(library.LIBRARIES)} is installed"
         self.enters_driver = not self._reason
         self._turns = 0
-        self.access_error = ""
         self._block = Block("dcgm_1s_changes", ["host"])
         self._profiling_block: Block | None = None
         self._publisher: EventPublisher | None = None

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Sequence
 
 from ...contract.block import Block
-from ...contract.signal import Pace
 from ...ext.hostfiles import DiskRows, Glance
 from ..collector import Collector, ExcludingCollector, NoData, driver_call
 from ..hardware.files import OpenFile, Roots, device_key
@@ -46,8 +45,6 @@ class Disks(Collector):
     """Traffic, wait times and load of each disk with a device of its own."""
 
     name = "disk_1s"
-    pace = Pace.SECOND
-    enters_driver = False
 
     def __init__(self, roots: Roots) -> None:
         self._stats = OpenFile(roots.proc / "diskstats")
@@ -88,7 +85,6 @@ class Filesystems(ExcludingCollector):
     """
 
     name = "filesystem_60s"
-    pace = Pace.MINUTE
     enters_driver = True  # even a local filesystem may wait for its disk
 
     def __init__(
@@ -98,7 +94,6 @@ class Filesystems(ExcludingCollector):
         self._mounts = OpenFile(roots.proc / "self/mountinfo")
         self._statvfs = statvfs or (os.statvfs if roots.is_this_machine else _refuse_statvfs)
         self._block = Block("filesystem_60s", ())
-        self.access_error = ""
 
     def collect(self) -> Sequence[Block]:
         """Return the block. Raises NoData when no local filesystem is mounted."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...contract.signal import Pace
 from ..hardware import edac
 from ..hardware.files import Roots
 from .counter_files import CollectorSpec, CounterDevice, CounterFileCollector, FileField
@@ -47,11 +46,6 @@ def edac_10s(roots: Roots) -> CounterFileCollector:
     )
     return CounterFileCollector(
         CollectorSpec(
-            "edac_10s",
-            Pace.TEN_SECONDS,
-            ("edac_10s_changes",),
-            devices,
-            no_data_reason,
-            list_seconds=60,
+            "edac_10s", devices, no_data_reason, tables=("edac_10s_changes",), list_seconds=60
         )
     )

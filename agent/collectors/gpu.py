@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 from ...contract.block import Block
 from ...contract.nvml_fields import NEEDS_VALIDATION
-from ...contract.signal import Pace
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ...ext import nvml as library
 from ...ext.nvml import NvmlError, Rows
@@ -39,7 +38,7 @@ class GpuSecond(NvmlCollector):
     """
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
-        super().__init__(Pace.SECOND, roots)
+        super().__init__("gpu_1s", roots)
         self._clock = clock or SystemClock()
         self._lifecycle = GpuLifecycle()
         self._validators = FieldValidators(NEEDS_VALIDATION)
@@ -243,7 +242,7 @@ class GpuTenSeconds(NvmlCollector):
     """Signals that change slowly: limits, ECC by location, row remaps, PCIe, MIG, driver calls."""
 
     def __init__(self, roots: Roots) -> None:
-        super().__init__(Pace.TEN_SECONDS, roots)
+        super().__init__("gpu_10s", roots)
         self._modes: dict[str, int] = {}
         self._capped: set[str] = set()  # addresses
 
@@ -292,4 +291,4 @@ class GpuMinute(NvmlCollector):
     """Settings and properties: modes, maximum clocks, limits of power and heat."""
 
     def __init__(self, roots: Roots) -> None:
-        super().__init__(Pace.MINUTE, roots)
+        super().__init__("gpu_60s", roots)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...contract.block import Block
-from ...contract.signal import Pace
 from ...ext.nvml_parts import Fabric, Parts
 from ..collector import NoData
 from ..hardware.files import Roots
@@ -30,7 +29,7 @@ class GpuFabric(GpuPartsCollector):
     """
 
     def __init__(self, roots: Roots) -> None:
-        super().__init__("gpu_fabric_1s", Pace.SECOND, roots)
+        super().__init__("gpu_fabric_1s", roots)
         self._block: Block | None = None
         self._answers: dict[str, Fabric | None] = {}  # answers in the block
 

@@ -17,7 +17,6 @@ from math import isnan, nan
 from ...contract.block import Block
 from ...contract.nvml_fields import fields_of
 from ...contract.recording import GpuRecording, encode_recording, first_since
-from ...contract.signal import Pace
 from ...contract.signals import index_of
 from ...ext import phases
 from ...ext.nvml import Nvml, NvmlError, Sweep
@@ -352,7 +351,6 @@ class GpuFast(Collector):
     """The table `gpu_fast_1s`: each turn summarizes the samples taken between the turns."""
 
     name = "gpu_fast_1s"
-    pace = Pace.SECOND
     enters_driver = True
 
     def __init__(self, roots: Roots) -> None:
@@ -438,7 +436,6 @@ class GpuFastJobs(Collector):
     """The table `gpu_fast_10s`: the job on each GPU, its step, and its next checkpoint."""
 
     name = "gpu_fast_10s"
-    pace = Pace.TEN_SECONDS
     enters_driver = True
 
     def __init__(self, roots: Roots) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from ...contract.block import Block
-from ...contract.signal import PERIOD_SECONDS, Pace
+from ...contract.signal import PERIOD_SECONDS
 from ...ext.nvml import LEFT_OUT, NvmlError
 from ...ext.nvml_parts import Parts
 from ..collector import NO_DATA_TURNS, AccessDenied, Collector, NoData
@@ -30,9 +30,8 @@ class GpuPartsCollector(Collector, ABC):
 
     enters_driver = True
 
-    def __init__(self, name: str, pace: Pace, roots: Roots) -> None:
-        self.name, self.pace = name, pace
-        self.access_error = ""
+    def __init__(self, name: str, roots: Roots) -> None:
+        self.name = name
         self._roots = roots
         self._session = session_of(roots)
         self._session.register(self)

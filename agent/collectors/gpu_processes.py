@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 
 from ...contract.block import Block
-from ...contract.signal import Pace
 from ...contract.signals import index_of
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ...ext.nvml_parts import COMPUTE, Parts, Process, ProcessLists
@@ -69,7 +68,7 @@ class GpuProcesses(GpuPartsCollector):
     """
 
     def __init__(self, roots: Roots) -> None:
-        super().__init__("gpu_process_1s", Pace.SECOND, roots)
+        super().__init__("gpu_process_1s", roots)
         self._block: Block | None = None
         self._listing = process_listing_of(roots)  # for `gpu_job_1s`, whose turn is later
         self._lists: ProcessLists | None = None
@@ -170,14 +169,12 @@ class GpuJobs(Collector):
     """
 
     name = "gpu_job_1s"
-    pace = Pace.SECOND
     enters_driver = True
 
     def __init__(
         self, roots: Roots, clock: Clock | None = None, ranks: RankReader | None = None
     ) -> None:
         """*ranks*: the helper that reads ranks; None: created if the setting `read_ranks` is on."""
-        self.access_error = ""
         self._roots, self._clock = roots, clock or SystemClock()
         self._listing = process_listing_of(roots)
         self._is_excluded = False

@@ -77,8 +77,6 @@ class HostSecond(Collector):
     """Shares of the cores' time since the last turn, pressure, available memory."""
 
     name = "host_1s"
-    pace = Pace.SECOND
-    enters_driver = False
 
     def __init__(self, roots: Roots) -> None:
         self._block = Block("host_1s", DEVICE)
@@ -96,7 +94,6 @@ class HostTenSeconds(ExcludingCollector):
     """Total memory, load, frequency, OOM kills, thermal throttling."""
 
     name = "host_10s"
-    pace = Pace.TEN_SECONDS
     enters_driver = True  # a frequency is read on its core: 10 ms each before Linux 5.18
 
     def __init__(self, roots: Roots) -> None:
@@ -207,8 +204,6 @@ class HostMinute(Collector):
     """Number of cores, which changes when a core goes offline."""
 
     name = "host_60s"
-    pace = Pace.MINUTE
-    enters_driver = False
 
     def __init__(self, roots: Roots) -> None:
         self._stat = OpenFile(roots.proc / "stat", whole=True)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...contract.block import Block
-from ...contract.signal import Pace
 from ..clock import Clock, SystemClock
 from ..collector import NO_DATA_TURNS, AccessDenied, Collector, NoData
 from ..hardware import step_slots
@@ -126,7 +125,6 @@ class JobSteps(Collector):
     """Step times. `collect` raises NoData without the folder, AccessDenied if it is closed."""
 
     name = "step_1s"
-    pace = Pace.SECOND
     enters_driver = False  # tmpfs and /proc
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
@@ -141,7 +139,6 @@ class JobSteps(Collector):
         self._block = Block("step_1s", ())
         self._writer = row_writer(self._block, _COLUMNS)
         self._left_out = self._unseen_names = 0
-        self.access_error = ""
 
     def __del__(self) -> None:
         for slot in getattr(self, "_slots", {}).values():

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...contract.block import Block
-from ...contract.signal import Pace
 from ..clock import Clock, SystemClock
 from ..collector import AccessDenied, Collector, NoData
 from ..events import EventPublisher
@@ -45,8 +44,6 @@ class KernelLog(Collector):
     """
 
     name = "kernel_log_10s"
-    pace = Pace.TEN_SECONDS
-    enters_driver = False
 
     def __init__(
         self,

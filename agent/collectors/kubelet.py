@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Sequence
 
 from ...contract.block import Block
-from ...contract.signal import Pace
 from ...contract.signals import index_of
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ...ext import place
@@ -39,7 +38,6 @@ class KubeletAllocations(Collector):
     """
 
     name = "kubelet_10s"
-    pace = Pace.TEN_SECONDS
     enters_driver = True  # no driver, but kubelet may hang: not in the daemon's own thread
 
     def __init__(

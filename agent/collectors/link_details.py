@@ -6,7 +6,6 @@ import errno
 from collections.abc import Callable, Sequence
 
 from ...contract.block import Block
-from ...contract.signal import Pace
 from ...contract.signals import BY_NAME
 from ..collector import AccessDenied, ExcludingCollector, NoData, driver_call
 from ..hardware import ethtool_netlink
@@ -15,7 +14,7 @@ from ..hardware.files import Roots, device_key
 from ..hardware.network import interfaces_with_device
 from . import nic_statistics
 from .block_writer import clear_row, put
-from .net import _MEGABIT_BYTES
+from .net import MEGABIT_BYTES
 
 
 class LinkDetails(ExcludingCollector):
@@ -25,7 +24,6 @@ class LinkDetails(ExcludingCollector):
     """
 
     name = "link_10s"
-    pace = Pace.TEN_SECONDS
     enters_driver = True
 
     def __init__(
@@ -38,7 +36,6 @@ class LinkDetails(ExcludingCollector):
         self._interfaces = nic_statistics.EthtoolInterfaces(roots, list_interfaces)
         self._netlink: EthtoolNetlink | None = None
         self._blocks = (Block("link_10s", ()), Block("link_10s_changes", ()))
-        self.access_error = ""
 
     def collect(self) -> Sequence[Block]:
         """Return both blocks.
@@ -124,7 +121,7 @@ def _of_modes(reply: bytes) -> _Values:
     speed = modes.speed_megabits
     return {
         "link.autonegotiation_state": modes.autonegotiation,
-        "link.speed_bytes_per_second": None if speed is None else speed * _MEGABIT_BYTES,
+        "link.speed_bytes_per_second": None if speed is None else speed * MEGABIT_BYTES,
         "link.duplex_state": modes.duplex,
         "link.width_lanes": modes.lanes,
     }

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Sequence
 
 from ...contract.block import Block
-from ...contract.signal import Pace
 from ...contract.wire import telemetry_pb2
 from ..collector import AccessDenied, Collector, NoData
 from ..events import EventPublisher
@@ -37,8 +36,6 @@ class LinkListener(Collector):
     """Reports `net.link` events, and requests a new inventory; a turn reports counts."""
 
     name = "rtnetlink_10s"
-    pace = Pace.TEN_SECONDS
-    enters_driver = False
 
     def __init__(
         self,

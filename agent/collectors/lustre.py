@@ -48,12 +48,11 @@ class _LustreInstances:
         roots: Roots,
         kinds: tuple[str, ...],
         file: str,
-        pace: Pace,
         is_excluded: Callable[[str], bool] = lambda instance: False,
     ) -> None:
         trees = lustre.lustre_folders(roots.sys, roots.proc)
         self._listing = PeriodicListing(
-            lambda: lustre.lustre_instances(trees, kinds), pace, seconds=_LIST_SECONDS
+            lambda: lustre.lustre_instances(trees, kinds), Pace.TEN_SECONDS, seconds=_LIST_SECONDS
         )
         self._file = file
         self._is_excluded = is_excluded
@@ -82,16 +81,13 @@ class LustreMounts(Collector):
     """Operations, bytes and time of each mount. The device is the mount point."""
 
     name = "lustre_10s"
-    pace = Pace.TEN_SECONDS
-    enters_driver = False
 
     def __init__(self, roots: Roots) -> None:
         self._mounts = OpenFile(roots.proc / "self/mountinfo")
-        self._instances = _LustreInstances(roots, ("llite",), "stats", self.pace)
+        self._instances = _LustreInstances(roots, ("llite",), "stats")
         self._last_listing: tuple[Sequence[str], bytes] = (), b""
         self._points: list[str] = []
         self._rows = TextRows(self.name, _STATS)
-        self.access_error = ""
 
     def skip(self) -> bool:
         """Without a mount, run only the turns that list the instances, one in six."""
@@ -125,17 +121,13 @@ class LustreTargets(ExcludingCollector):
     """
 
     name = "lustre_target_10s"
-    pace = Pace.TEN_SECONDS
     enters_driver = True
 
     def __init__(self, roots: Roots) -> None:
-        self._instances = _LustreInstances(
-            roots, ("osc", "mdc"), "import", self.pace, self.is_excluded
-        )
+        self._instances = _LustreInstances(roots, ("osc", "mdc"), "import", self.is_excluded)
         self._last_listing: Sequence[str] = ()
         self._targets: list[str] = []
         self._rows = TextRows(self.name, _IMPORT)
-        self.access_error = ""
 
     def skip(self) -> bool:
         """Without a target, run only the turns that list the instances, one in six."""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ...contract.block import Block
-from ...contract.signal import Kind, Pace
+from ...contract.signal import Kind
 from ...contract.signals import TABLES
 from ...ext.nvml import Nvml, NvmlError
 from ...ext.nvml_gpm import Gpm
@@ -113,7 +113,7 @@ class MigDevices(GpuPartsCollector):
     """MIG devices. A removed device has no row; a changed list requests a new inventory."""
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
-        super().__init__("mig_10s", Pace.TEN_SECONDS, roots)
+        super().__init__("mig_10s", roots)
         self._clock = clock or SystemClock()
         self._occupancy = Occupancy()
         self._publisher: EventPublisher | None = None

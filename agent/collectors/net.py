@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...contract.block import Block
-from ...contract.signal import Pace
 from ...ext.counterfiles import WORD
 from ...ext.hostfiles import Glance
 from ..collector import ExcludingCollector, NoData
@@ -22,7 +21,7 @@ from .counter_files import (
 from .file_cache import FileCache
 from .nic_statistics import NO_INTERFACE, InterfaceLister
 
-_MEGABIT_BYTES = 125_000
+MEGABIT_BYTES = 125_000
 #: `speed` of an interface with unknown speed is -1, or its unsigned form.
 _SPEED_MEGABITS_MAX = 10_000_000
 
@@ -34,7 +33,7 @@ FIELDS: Mapping[str, FileField] = {
     "net.carrier_down_events": FileField("carrier_down_count"),
     "net.operational_state": FileField("operstate", WORD, OPERATIONAL_STATES),
     "net.speed_bytes_per_second": FileField(
-        "speed", scale=_MEGABIT_BYTES, raw_max=_SPEED_MEGABITS_MAX
+        "speed", scale=MEGABIT_BYTES, raw_max=_SPEED_MEGABITS_MAX
     ),
     "net.received_bytes": FileField("statistics/rx_bytes"),
     "net.transmitted_bytes": FileField("statistics/tx_bytes"),
@@ -75,10 +74,9 @@ def net_1s(
     return CounterFileCollector(
         CollectorSpec(
             "net_1s",
-            Pace.SECOND,
-            ("net_1s", "net_1s_changes"),
             lambda: _devices(roots, list_interfaces),
             NO_INTERFACE,
+            tables=("net_1s", "net_1s_changes"),
             enters_driver=True,
             list_seconds=60,
             change_key=Glance(roots.sys / "class/net").look,
@@ -93,8 +91,6 @@ def net_10s(
     return CounterFileCollector(
         CollectorSpec(
             "net_10s",
-            Pace.TEN_SECONDS,
-            ("net_10s",),
             lambda: _devices(roots, list_interfaces),
             NO_INTERFACE,
             enters_driver=True,
@@ -115,7 +111,6 @@ class Bonds(ExcludingCollector):
     """Bonds and their active slaves: a bond without half its bandwidth shows no other sign."""
 
     name = "bond_10s"
-    pace = Pace.TEN_SECONDS
     enters_driver = True  # `bonding/slaves` waits for the kernel's network lock
 
     def __init__(self, roots: Roots) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from ...contract.block import Block
-from ...contract.signal import Pace
 from ..collector import Collector, NoData
 from ..hardware.files import OpenFile, Roots, device_key
 from ..hardware.nfs import parse_mountstats
@@ -48,8 +47,6 @@ class NfsMounts(Collector):
     """A row per NFS mount from /proc/self/mountstats. No server and no mount point is contacted."""
 
     name = "nfs_10s"
-    pace = Pace.TEN_SECONDS
-    enters_driver = False
 
     def __init__(self, roots: Roots) -> None:
         self._stats = OpenFile(roots.proc / "self/mountstats")

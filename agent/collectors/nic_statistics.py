@@ -83,7 +83,6 @@ class NicStatistics(ExcludingCollector):
     """
 
     name = "nic_10s"
-    pace = Pace.TEN_SECONDS
     enters_driver = True
 
     def __init__(
@@ -97,7 +96,6 @@ class NicStatistics(ExcludingCollector):
         self._statistics: DriverStatistics | None = None
         self._selected: dict[Interface, _SelectedStatistics] = {}
         self._blocks = (Block("nic_10s", ()), Block("nic_10s_changes", ()))
-        self.access_error = ""
 
     def collect(self) -> Sequence[Block]:
         """Return both blocks. Raises NoData without an interface, OSError without a socket."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...contract.block import Block
-from ...contract.signal import Pace
 from ...ext.counterfiles import KEYED
 from ...ext.hostfiles import CoreTimes, Glance
 from ..collector import Collector, NoData
@@ -42,8 +41,6 @@ class NumaTenSeconds(CounterFileCollector):
         super().__init__(
             CollectorSpec(
                 "numa_10s",
-                Pace.TEN_SECONDS,
-                ("numa_10s",),
                 lambda: _devices(roots),
                 _NO_NODE,
                 list_seconds=300,
@@ -98,14 +95,7 @@ def hugepages_10s(roots: Roots) -> CounterFileCollector:
 
     no_data_reason = "no huge pages in /sys/devices/system/node/node*/hugepages"
     return CounterFileCollector(
-        CollectorSpec(
-            "hugepages_10s",
-            Pace.TEN_SECONDS,
-            ("hugepages_10s",),
-            devices,
-            no_data_reason,
-            list_seconds=60,
-        )
+        CollectorSpec("hugepages_10s", devices, no_data_reason, list_seconds=60)
     )
 
 
@@ -113,8 +103,6 @@ class NumaCores(Collector):
     """Number of cores of each node, which changes when a core goes offline."""
 
     name = "numa_60s"
-    pace = Pace.MINUTE
-    enters_driver = False
 
     def __init__(self, roots: Roots) -> None:
         self._sys = roots.sys

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...contract.block import Block
-from ...contract.signal import Pace
 from ...contract.signals import BY_NAME, TABLES, index_of
 from ...ext.nvml import NvmlError
 from ...ext.nvml_parts import BIT_ERROR_RATIO, FLOAT, INTEGER, FieldPass, Parts
@@ -104,7 +103,7 @@ class GpuLinkCollector(GpuPartsCollector):
         no_link_reason: str,
     ) -> None:
         """*count* returns a GPU's links. *no_link_reason*: the NoData message without any."""
-        super().__init__(f"{kind}_10s", Pace.TEN_SECONDS, roots)
+        super().__init__(f"{kind}_10s", roots)
         self._kind, self._fields = kind, fields
         self._count, self._no_link_reason = count, no_link_reason
         self._blocks: dict[str, Block] = {}

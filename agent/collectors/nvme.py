@@ -8,7 +8,6 @@ from operator import attrgetter
 from pathlib import Path
 
 from ...contract.block import Block
-from ...contract.signal import Pace
 from ..collector import Collector, ExcludingCollector, NoData, driver_call
 from ..hardware import nvme
 from ..hardware.files import FileReader, Roots, read_unsigned
@@ -45,8 +44,6 @@ class NvmeControllers(Collector):
     """State, namespaces and queues of each controller from sysfs, without a command to it."""
 
     name = "nvme_10s"
-    pace = Pace.TEN_SECONDS
-    enters_driver = False
 
     def __init__(self, roots: Roots) -> None:
         self._sys = roots.sys
@@ -88,7 +85,6 @@ class NvmeSmart(ExcludingCollector):
     """
 
     name = "nvme_60s"
-    pace = Pace.MINUTE
     enters_driver = True
 
     def __init__(
@@ -97,7 +93,6 @@ class NvmeSmart(ExcludingCollector):
         self._sys, self._dev = roots.sys, roots.dev
         self._read_smart_page = read_smart_page
         self._block = Block("nvme_60s", ())
-        self.access_error = ""
 
     def collect(self) -> Sequence[Block]:
         """Return the block; only live controllers have values. Raises NoData without any."""

@@ -36,11 +36,9 @@ class NvmlCollector(Collector):
 
     enters_driver = True
 
-    def __init__(self, pace: Pace, roots: Roots) -> None:
+    def __init__(self, name: str, roots: Roots) -> None:
         """Load nothing: the first `collect` does."""
-        self.name = f"gpu_{pace}"
-        self.pace = pace
-        self.access_error = ""
+        self.name = name
         self._roots = roots
         self._session = session_of(roots)
         self._session.register(self)

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Sequence
 
 from ...contract.block import Block
-from ...contract.signal import Pace
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ...ext import nvml as library
 from ...ext.nvml import NvmlError
@@ -64,11 +63,9 @@ class NvmlEvents(Collector):
     """
 
     name = "nvml_events_10s"
-    pace = Pace.TEN_SECONDS
     enters_driver = True
 
     def __init__(self, roots: Roots, deduplicator: XidDeduplicator = XID_DEDUPLICATOR) -> None:
-        self.access_error = ""
         self._roots, self._deduplicator = roots, deduplicator
         self._session = session_of(roots)
         self._session.register(self)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...contract.block import Block
-from ...contract.signal import Pace
 from ...ext.counterfiles import DECIMAL, KEYED
 from ...ext.hostfiles import Glance
 from ..collector import driver_call
@@ -108,10 +107,9 @@ class PcieTenSeconds(CounterFileCollector):
         super().__init__(
             CollectorSpec(
                 "pcie_10s",
-                Pace.TEN_SECONDS,
-                ("pcie_10s", "pcie_10s_changes"),
                 self._devices,
                 NO_FUNCTION,
+                tables=("pcie_10s", "pcie_10s_changes"),
                 enters_driver=True,
                 list_seconds=_LIST_SECONDS,
                 change_key=lambda: [pci.is_asleep(folder) for folder in self._sleepable],

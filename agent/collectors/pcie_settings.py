@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...contract.block import Block
-from ...contract.signal import Pace
 from ..collector import ExcludingCollector, NoData, driver_call
 from ..hardware import pci
 from ..hardware.files import FileReader, Roots
@@ -53,7 +52,6 @@ class PcieMinute(ExcludingCollector):
     """Settings that affect speed: request sizes, ordering, link power, access control, IOMMU."""
 
     name = "pcie_60s"
-    pace = Pace.MINUTE
     enters_driver = True
 
     def __init__(self, roots: Roots) -> None:
@@ -62,7 +60,6 @@ class PcieMinute(ExcludingCollector):
         self._block = Block("pcie_60s", ())
         self._writer = row_writer(self._block, _COLUMNS)
         self._written_values: dict[int, tuple[object, ...]] = {}  # the current content of each row
-        self.access_error = ""
 
     def exclude(self, devices: frozenset[str]) -> None:
         super().exclude(devices)

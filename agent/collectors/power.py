@@ -6,7 +6,6 @@ import errno
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ...contract.signal import Pace
 from ...ext.counterfiles import SIGNED
 from ...ext.hostfiles import Glance
 from ..hardware import power_sensors
@@ -38,8 +37,6 @@ def rapl_1s(roots: Roots) -> CounterFileCollector:
     return CounterFileCollector(
         CollectorSpec(
             "rapl_1s",
-            Pace.SECOND,
-            ("rapl_1s",),
             lambda: [
                 CounterDevice(
                     name, f"{folder}/", _energy(folder), responder=power_sensors.package_of(name)
@@ -80,15 +77,7 @@ def rapl_10s(roots: Roots) -> CounterFileCollector:
 
     no_data_reason = "no RAPL zone with a power cap in /sys/class/powercap (AMD's have none)"
     return CounterFileCollector(
-        CollectorSpec(
-            "rapl_10s",
-            Pace.TEN_SECONDS,
-            ("rapl_10s",),
-            devices,
-            no_data_reason,
-            enters_driver=True,
-            list_seconds=60,
-        )
+        CollectorSpec("rapl_10s", devices, no_data_reason, enters_driver=True, list_seconds=60)
     )
 
 
@@ -107,7 +96,7 @@ def hwmon_1s(roots: Roots) -> CounterFileCollector:
             if s.kind == "power"
         ]
 
-    return _hwmon("hwmon_1s", Pace.SECOND, roots, devices, "no power sensor")
+    return _hwmon("hwmon_1s", roots, devices, "no power sensor")
 
 
 def hwmon_10s(roots: Roots) -> CounterFileCollector:
@@ -125,16 +114,16 @@ def hwmon_10s(roots: Roots) -> CounterFileCollector:
         ]
 
     missing = "no sensor of heat, fans or voltages"
-    return _hwmon("hwmon_10s", Pace.TEN_SECONDS, roots, devices, missing)
+    return _hwmon("hwmon_10s", roots, devices, missing)
 
 
 def _hwmon(
-    name: str, pace: Pace, roots: Roots, devices: Callable[[], list[CounterDevice]], missing: str
+    name: str, roots: Roots, devices: Callable[[], list[CounterDevice]], missing: str
 ) -> CounterFileCollector:
     folder = "class/hwmon"
     return CounterFileCollector(
         CollectorSpec(
-            name, pace, (name,), devices, f"{missing} in /sys/{folder}", enters_driver=True, list_seconds=60,
+            name, devices, f"{missing} in /sys/{folder}", enters_driver=True, list_seconds=60,
             change_key=Glance(roots.sys / folder).look, wait_seconds_max=300,
         )
     )  # fmt: skip

@@ -6,7 +6,6 @@ import errno
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ...contract.signal import Pace
 from ...ext.counterfiles import CODE, DECIMAL, WORD
 from ...ext.hostfiles import Glance
 from ..hardware.files import Roots, device_key, inode, names_in
@@ -54,162 +53,102 @@ QUEUE_COUNTERS: Mapping[str, str] = {
     "np_ecn_marked_roce_packets": "rdma.congestion_marked_packets",
 }
 
-#: Signal -> file names of other drivers in a port's hw_counters/; the first that exists is read.
-_ALTERNATIVE_NAMES: Mapping[str, tuple[str, ...]] = {
-    "rdma.received_bytes": ("rx_bytes", "rx_rdma_ucast_bytes", "rx_bytes_cnt"),
-    "rdma.transmitted_bytes": ("tx_bytes", "tx_rdma_ucast_bytes", "tx_bytes_cnt"),
-    "rdma.received_packets": ("rx_pkts", "rx_pkt", "rx_packets_cnt"),
-    "rdma.transmitted_packets": ("tx_pkts", "tx_pkt", "tx_packets_cnt"),
-    "rdma.ack_timeout_errors": (
-        "to_retransmits",
-        "retrans_timeout_events",
-        "RTO",
-        "RcTimeOut",
-        "tx_rdma_ack_timeout",
-        "requester_timeout",
-    ),
-    "rdma.packet_sequence_errors": (
-        "seq_err_naks_rcvd",
-        "Nak Sequence Error",
-        "SeqNak",
-        "req_rx_pkt_seq_err",
-        "requester_oos_nak",
-    ),
-    "rdma.out_of_sequence_packets": (
-        "oos_drop_count",
-        "Rcvd Out of order packets",
-        "RcSeqNak",
-        "resp_rx_outouf_seq",
-        "responder_oos",
-    ),
-    "rdma.receiver_not_ready_errors": (
-        "rnr_naks_rcvd",
-        "RNR received",
-        "RnrNak",
-        "req_rx_rnr_retry_err",
-        "requester_rnr_nak",
-    ),
-    "rdma.implied_nak_errors": (
-        "missing_resp",
-        "Nak Sequence Error Implied",
-        "RdmaSeq",
-        "req_rx_impl_nak_seq_err",
-        "requester_implicit_nak",
-    ),
-    "rdma.duplicate_requests_packets": (
-        "dup_req",
-        "RcDupRew",
-        "resp_rx_dup_request",
-        "responder_dup_request",
-    ),
-    "rdma.out_of_buffer_packets": ("rx_out_of_buffer", "resp_rx_outof_buf"),
-    "rdma.transport_retries_exceeded_events": (
-        "max_retry_exceeded",
-        "req_tx_retry_excd_err",
-        "requester_retries_exceeded",
-    ),
-    "rdma.requester_invalid_request_errors": (
-        "remote_invalid_req_err",
-        "req_rx_rmt_req_err",
-        "nak_inv_req",
-    ),
-    "rdma.requester_access_errors": ("remote_access_err", "req_rx_rmt_acc_err", "nak_access_error"),
-    "rdma.responder_length_errors": (
-        "res_length_mismatch",
-        "resp_rx_loc_len_err",
-        "responder_local_len_error",
-    ),
-    "rdma.received_writes_operations": ("rx_write_req", "InRdmaWrites", "iwInRdmaWrites"),
-    "rdma.received_reads_operations": ("rx_read_req", "InRdmaReads", "iwInRdmaReads"),
-    "rdma.received_atomics_operations": ("rx_atomic_req",),
-    "rdma.receive_icrc_errors": ("CRC errors",),
-    "rdma.congestion_notifications_sent_packets": (
-        "tx_cnp_pkts",
-        "cnpSent",
-        "tx_rdma_cnp_pkts",
-        "tx_cnp_pkt",
-    ),
-    "rdma.congestion_notifications_handled_packets": (
-        "rx_cnp_pkts",
-        "cnpHandled",
-        "rx_rdma_cnp_pkts",
-        "rx_cnp_pkt",
-        "received_cnps",
-    ),
-    "rdma.congestion_notifications_ignored_packets": ("cnpIgnored",),
-    "rdma.congestion_marked_packets": ("rx_ecn_marked_pkts", "RxECNMrkd", "rx_rdma_ecn_pkts"),
-    "rdma.receive_dropped_packets": (
-        "rx_roce_discards",
-        "rx_drops",
-        "PktDrop",
-        "rx_rdma_mtu_discard_pkts",
-        "rx_bps_limit_drop_cnt",
-    ),
-    "rdma.receive_roce_errors": ("rx_roce_errors", "rx_err_pkt"),
-    "rdma.recoverable_errors": ("recoverable_errors",),
-    "rdma.unrecoverable_errors": ("unrecoverable_err", "total_fatal_error"),
-    "rdma.bad_response_errors": ("bad_resp_err", "req_rx_inval_pkts"),
-    "rdma.local_operation_errors": ("local_qp_op_err", "req_tx_loc_oper_err"),
-    "rdma.local_protection_errors": (
-        "local_protection_err",
-        "req_tx_loc_acc_err",
-        "requestor_local_prot_error",
-    ),
-    "rdma.memory_management_errors": ("mem_mgmt_op_err", "req_tx_mem_mgmt_err"),
-    "rdma.remote_operation_errors": ("remote_op_err", "req_rx_oper_err", "nak_opp_error"),
-    "rdma.protocol_errors": ("InProtoErrors", "tcpInProtoErrors"),
-    "rdma.option_errors": ("InOptErrors", "tcpInOptErrors"),
-    "rdma.receive_vlan_errors": ("rxVlanErrors",),
-    "rdma.responder_exceed_max_errors": ("res_exceed_max",),
-    "rdma.responder_exceeds_work_errors": ("res_exceeds_wqe",),
-    "rdma.responder_opcode_errors": ("res_opcode_err",),
-    "rdma.responder_receive_key_errors": ("res_rx_invalid_rkey",),
-    "rdma.responder_receive_domain_errors": ("res_rx_domain_err",),
-    "rdma.responder_receive_permission_errors": ("res_rx_no_perm",),
-    "rdma.responder_receive_range_errors": ("res_rx_range_err",),
-    "rdma.responder_transmit_key_errors": ("res_tx_invalid_rkey",),
-    "rdma.responder_transmit_domain_errors": ("res_tx_domain_err",),
-    "rdma.responder_transmit_permission_errors": ("res_tx_no_perm",),
-    "rdma.responder_transmit_range_errors": ("res_tx_range_err",),
-    "rdma.responder_inbound_queue_overflow_errors": ("res_irrq_oflow",),
-    "rdma.responder_unsupported_opcode_errors": ("res_unsup_opcode",),
-    "rdma.responder_unaligned_atomic_errors": ("res_unaligned_atomic",),
-    "rdma.responder_invalidate_errors": ("res_rem_inv_err",),
-    "rdma.responder_memory_errors": ("res_mem_err",),
-    "rdma.responder_shared_queue_errors": ("res_srq_err",),
-    "rdma.responder_duplicate_key_errors": ("res_invalid_dup_rkey",),
-    "rdma.responder_work_format_errors": ("res_wqe_format_err", "responder_malformed_wqe"),
-    "rdma.responder_completion_queue_load_errors": ("res_cq_load_err",),
-    "rdma.responder_shared_queue_load_errors": ("res_srq_load_err",),
-    "rdma.responder_transmit_pcie_errors": ("res_tx_pci_err",),
-    "rdma.responder_receive_pcie_errors": ("res_rx_pci_err",),
-    "rdma.read_work_errors": ("rdma_read_wr_err",),
-    "rdma.write_work_errors": ("rdma_write_wr_err",),
-    "rdma.read_bytes": ("rdma_read_bytes",),
-    "rdma.written_bytes": ("rdma_write_bytes",),
-    "rdma.sent_messages_bytes": ("send_bytes",),
-    "rdma.received_messages_bytes": ("recv_bytes",),
-    "rdma.retransmitted_packets": (
-        "retrans_pkts",
-        "RetransSegs",
-        "tcpRetransSegs",
-        "RcResend",
-        "tx_rdma_retx_pkts",
-    ),
-    "rdma.retransmitted_bytes": ("retrans_bytes", "tx_rdma_retx_bytes"),
-    "rdma.unresponsive_remote_events": ("unresponsive_remote_events",),
-    "rdma.impaired_connections_events": ("impaired_remote_conn_events",),
-    "rdma.unicast_received_packets": ("rx_rdma_ucast_pkts",),
-    "rdma.unicast_transmitted_packets": ("tx_rdma_ucast_pkts",),
-    "rdma.multicast_received_packets": ("rx_rdma_mcast_pkts",),
-    "rdma.multicast_transmitted_packets": ("tx_rdma_mcast_pkts",),
-    "rdma.transmit_discards_packets": ("tx_bps_limit_drop_cnt",),
-    "rdma.receiver_not_ready_retries_exceeded_events": ("requester_rnr_nak_retries_exceeded",),
-    "rdma.request_completion_errors": ("req_rx_cqe_err",),
-    "rdma.requester_flushed_errors": ("req_rx_cqe_flush",),
-    "rdma.responder_completion_errors": ("resp_rx_cqe_err",),
-    "rdma.responder_flushed_errors": ("resp_rx_cqe_flush",),
-    "rdma.responder_access_errors": ("resp_tx_rmt_acc_err", "responder_rem_access_error"),
+#: Signal -> names of other drivers' files in a port's hw_counters/, separated by commas; the first
+#: that exists is read.
+_ALTERNATIVE_NAMES: Mapping[str, str] = {
+    "rdma.received_bytes": "rx_bytes, rx_rdma_ucast_bytes, rx_bytes_cnt",
+    "rdma.transmitted_bytes": "tx_bytes, tx_rdma_ucast_bytes, tx_bytes_cnt",
+    "rdma.received_packets": "rx_pkts, rx_pkt, rx_packets_cnt",
+    "rdma.transmitted_packets": "tx_pkts, tx_pkt, tx_packets_cnt",
+    "rdma.ack_timeout_errors": "to_retransmits, retrans_timeout_events, RTO, RcTimeOut, "
+    "tx_rdma_ack_timeout, requester_timeout",
+    "rdma.packet_sequence_errors": "seq_err_naks_rcvd, Nak Sequence Error, SeqNak, "
+    "req_rx_pkt_seq_err, requester_oos_nak",
+    "rdma.out_of_sequence_packets": "oos_drop_count, Rcvd Out of order packets, RcSeqNak, "
+    "resp_rx_outouf_seq, responder_oos",
+    "rdma.receiver_not_ready_errors": "rnr_naks_rcvd, RNR received, RnrNak, "
+    "req_rx_rnr_retry_err, requester_rnr_nak",
+    "rdma.implied_nak_errors": "missing_resp, Nak Sequence Error Implied, RdmaSeq, "
+    "req_rx_impl_nak_seq_err, requester_implicit_nak",
+    "rdma.duplicate_requests_packets": "dup_req, RcDupRew, resp_rx_dup_request, "
+    "responder_dup_request",
+    "rdma.out_of_buffer_packets": "rx_out_of_buffer, resp_rx_outof_buf",
+    "rdma.transport_retries_exceeded_events": "max_retry_exceeded, req_tx_retry_excd_err, "
+    "requester_retries_exceeded",
+    "rdma.requester_invalid_request_errors": "remote_invalid_req_err, req_rx_rmt_req_err, "
+    "nak_inv_req",
+    "rdma.requester_access_errors": "remote_access_err, req_rx_rmt_acc_err, nak_access_error",
+    "rdma.responder_length_errors": "res_length_mismatch, resp_rx_loc_len_err, "
+    "responder_local_len_error",
+    "rdma.received_writes_operations": "rx_write_req, InRdmaWrites, iwInRdmaWrites",
+    "rdma.received_reads_operations": "rx_read_req, InRdmaReads, iwInRdmaReads",
+    "rdma.received_atomics_operations": "rx_atomic_req",
+    "rdma.receive_icrc_errors": "CRC errors",
+    "rdma.congestion_notifications_sent_packets": "tx_cnp_pkts, cnpSent, tx_rdma_cnp_pkts, "
+    "tx_cnp_pkt",
+    "rdma.congestion_notifications_handled_packets": "rx_cnp_pkts, cnpHandled, rx_rdma_cnp_pkts, "
+    "rx_cnp_pkt, received_cnps",
+    "rdma.congestion_notifications_ignored_packets": "cnpIgnored",
+    "rdma.congestion_marked_packets": "rx_ecn_marked_pkts, RxECNMrkd, rx_rdma_ecn_pkts",
+    "rdma.receive_dropped_packets": "rx_roce_discards, rx_drops, PktDrop, "
+    "rx_rdma_mtu_discard_pkts, rx_bps_limit_drop_cnt",
+    "rdma.receive_roce_errors": "rx_roce_errors, rx_err_pkt",
+    "rdma.recoverable_errors": "recoverable_errors",
+    "rdma.unrecoverable_errors": "unrecoverable_err, total_fatal_error",
+    "rdma.bad_response_errors": "bad_resp_err, req_rx_inval_pkts",
+    "rdma.local_operation_errors": "local_qp_op_err, req_tx_loc_oper_err",
+    "rdma.local_protection_errors": "local_protection_err, req_tx_loc_acc_err, "
+    "requestor_local_prot_error",
+    "rdma.memory_management_errors": "mem_mgmt_op_err, req_tx_mem_mgmt_err",
+    "rdma.remote_operation_errors": "remote_op_err, req_rx_oper_err, nak_opp_error",
+    "rdma.protocol_errors": "InProtoErrors, tcpInProtoErrors",
+    "rdma.option_errors": "InOptErrors, tcpInOptErrors",
+    "rdma.receive_vlan_errors": "rxVlanErrors",
+    "rdma.responder_exceed_max_errors": "res_exceed_max",
+    "rdma.responder_exceeds_work_errors": "res_exceeds_wqe",
+    "rdma.responder_opcode_errors": "res_opcode_err",
+    "rdma.responder_receive_key_errors": "res_rx_invalid_rkey",
+    "rdma.responder_receive_domain_errors": "res_rx_domain_err",
+    "rdma.responder_receive_permission_errors": "res_rx_no_perm",
+    "rdma.responder_receive_range_errors": "res_rx_range_err",
+    "rdma.responder_transmit_key_errors": "res_tx_invalid_rkey",
+    "rdma.responder_transmit_domain_errors": "res_tx_domain_err",
+    "rdma.responder_transmit_permission_errors": "res_tx_no_perm",
+    "rdma.responder_transmit_range_errors": "res_tx_range_err",
+    "rdma.responder_inbound_queue_overflow_errors": "res_irrq_oflow",
+    "rdma.responder_unsupported_opcode_errors": "res_unsup_opcode",
+    "rdma.responder_unaligned_atomic_errors": "res_unaligned_atomic",
+    "rdma.responder_invalidate_errors": "res_rem_inv_err",
+    "rdma.responder_memory_errors": "res_mem_err",
+    "rdma.responder_shared_queue_errors": "res_srq_err",
+    "rdma.responder_duplicate_key_errors": "res_invalid_dup_rkey",
+    "rdma.responder_work_format_errors": "res_wqe_format_err, responder_malformed_wqe",
+    "rdma.responder_completion_queue_load_errors": "res_cq_load_err",
+    "rdma.responder_shared_queue_load_errors": "res_srq_load_err",
+    "rdma.responder_transmit_pcie_errors": "res_tx_pci_err",
+    "rdma.responder_receive_pcie_errors": "res_rx_pci_err",
+    "rdma.read_work_errors": "rdma_read_wr_err",
+    "rdma.write_work_errors": "rdma_write_wr_err",
+    "rdma.read_bytes": "rdma_read_bytes",
+    "rdma.written_bytes": "rdma_write_bytes",
+    "rdma.sent_messages_bytes": "send_bytes",
+    "rdma.received_messages_bytes": "recv_bytes",
+    "rdma.retransmitted_packets": "retrans_pkts, RetransSegs, tcpRetransSegs, RcResend, "
+    "tx_rdma_retx_pkts",
+    "rdma.retransmitted_bytes": "retrans_bytes, tx_rdma_retx_bytes",
+    "rdma.unresponsive_remote_events": "unresponsive_remote_events",
+    "rdma.impaired_connections_events": "impaired_remote_conn_events",
+    "rdma.unicast_received_packets": "rx_rdma_ucast_pkts",
+    "rdma.unicast_transmitted_packets": "tx_rdma_ucast_pkts",
+    "rdma.multicast_received_packets": "rx_rdma_mcast_pkts",
+    "rdma.multicast_transmitted_packets": "tx_rdma_mcast_pkts",
+    "rdma.transmit_discards_packets": "tx_bps_limit_drop_cnt",
+    "rdma.receiver_not_ready_retries_exceeded_events": "requester_rnr_nak_retries_exceeded",
+    "rdma.request_completion_errors": "req_rx_cqe_err",
+    "rdma.requester_flushed_errors": "req_rx_cqe_flush",
+    "rdma.responder_completion_errors": "resp_rx_cqe_err",
+    "rdma.responder_flushed_errors": "resp_rx_cqe_flush",
+    "rdma.responder_access_errors": "resp_tx_rmt_acc_err, responder_rem_access_error",
 }
 #: Counts of EFA and Omni-Path for the whole device; older kernels have EFA's in the port's folder.
 _OF_DEVICE: Mapping[str, str] = {
@@ -284,7 +223,7 @@ def _alternative_files() -> dict[str, tuple[str, ...]]:
     """Return each signal's files. mlx5 in switchdev mode has the prefix `vport_` (virtual port)."""
     files: dict[str, list[str]] = {}
     for signal, names in _ALTERNATIVE_NAMES.items():
-        files.setdefault(signal, []).extend(f"hw_counters/{name}" for name in names)
+        files.setdefault(signal, []).extend(f"hw_counters/{name}" for name in names.split(", "))
     for name, signal in QUEUE_COUNTERS.items():
         files.setdefault(signal, []).append(f"hw_counters/vport_{name}")
     for signal, name in _OF_DEVICE.items():
@@ -312,23 +251,22 @@ _KNOWN_FILES = {s.file for s in FIELDS.values()} | {
 
 def rdma_1s(roots: Roots) -> CounterFileCollector:
     """Return the collector of state, rate, traffic and the most important errors."""
-    return _collector(roots, "rdma_1s", Pace.SECOND)
+    return _collector(roots, "rdma_1s")
 
 
 def rdma_10s(roots: Roots) -> CounterFileCollector:
     """Return the collector of all other signals: each read of `counters/` queries the firmware."""
-    return _collector(roots, "rdma_10s", Pace.TEN_SECONDS)
+    return _collector(roots, "rdma_10s")
 
 
-def _collector(roots: Roots, name: str, pace: Pace) -> CounterFileCollector:
+def _collector(roots: Roots, name: str) -> CounterFileCollector:
     ports = _PortListing(roots)
     return CounterFileCollector(
         CollectorSpec(
             name,
-            pace,
-            (name, f"{name}_changes"),
             ports.devices,
             "no RDMA port in /sys/class/infiniband",
+            tables=(name, f"{name}_changes"),
             enters_driver=True,
             list_seconds=_LIST_SECONDS,
             change_key=Glance(roots.sys / "class/infiniband").look,

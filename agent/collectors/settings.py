@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...contract.block import Block
-from ...contract.signal import Pace
 from ..collector import AccessDenied, ExcludingCollector, NoData, driver_call
 from ..hardware import services, settings
 from ..hardware.cpu_cores import core_of
@@ -35,7 +34,6 @@ class SettingsMinute(ExcludingCollector):
     """
 
     name = "settings_60s"
-    pace = Pace.MINUTE
     # A governor is read on its core: hundreds are too slow for the daemon's own thread
     enters_driver = True
 
@@ -140,7 +138,6 @@ class Services(ExcludingCollector):
     """A row per service that is installed or runs. Nothing is started, and no socket is touched."""
 
     name = "service_60s"
-    pace = Pace.MINUTE
     enters_driver = True  # no driver, but all of /proc: not in the daemon's own thread
 
     def __init__(self, roots: Roots) -> None:
@@ -149,7 +146,6 @@ class Services(ExcludingCollector):
         self._uptime = OpenFile(roots.proc / "uptime", whole=True)
         self._processes = ProcessScanner(roots.proc, PROCESSES_MAX, READS_MAX)
         self._block = Block("service_60s", ())
-        self.access_error = ""
 
     def collect(self) -> Sequence[Block]:
         """Return the block. Raises NoData without a service; AccessDenied: hidden processes."""

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ...contract.block import Block
-from ...contract.signal import Pace
 from ...ext.hostfiles import Glance
 from ..collector import ExcludingCollector, NoData
 from ..hardware import processes as tasks
@@ -139,7 +138,6 @@ class BlockedTasks(ExcludingCollector):
     """
 
     name = "tasks_10s"
-    pace = Pace.TEN_SECONDS
     enters_driver = True  # no driver, but thousands of small files: not in the daemon's own thread
 
     def __init__(self, roots: Roots) -> None:
@@ -150,7 +148,6 @@ class BlockedTasks(ExcludingCollector):
         self._blocked_times = BlockedTimes()
         self._block = Block("tasks_10s", ("host",))
         self._writer = row_writer(self._block, _COLUMNS)
-        self.access_error = ""
 
     def collect(self) -> Sequence[Block]:
         """Return the block. Raises NoData when /proc cannot be listed, or shows no process."""

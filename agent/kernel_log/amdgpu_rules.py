@@ -68,68 +68,42 @@ AMDGPU_RULES = (
     rule(
         RAS_ERROR,
         "hardware errors detected in",
-        rf"{_PREFIX}(?:socket: (?P<socket>\d+),? ?(?:die: (?P<die>\d+),? )?)?(?P<errors>\d{{1,19}}) (?:new )?"
-        r"(?P<kind>correctable|uncorrectable|deferred) hardware errors detected in (?!total)(?P<block>\w{1,32}) block",
         codes=("kind", _KINDS),
         scope="block",
         finish=_without_counts,
+    )(
+        rf"{_PREFIX}(?:socket: (?P<socket>\d+),? ?(?:die: (?P<die>\d+),? )?)?(?P<errors>\d{{1,19}}) (?:new )?"
+        r"(?P<kind>correctable|uncorrectable|deferred) hardware errors detected in (?!total)(?P<block>\w{1,32}) block"
     ),
-    rule(
-        RAS_ERROR,
-        "uncorrectable hardware error",
+    rule(RAS_ERROR, "uncorrectable hardware error", code=UNCORRECTED)(
         rf"{_PREFIX}(?:RAS event of type (?P<event>\w{{1,64}}) detected|"
-        r"uncorrectable hardware error\s?\((?P<source>\w{1,64})\) detected)",
-        code=UNCORRECTED,
+        r"uncorrectable hardware error\s?\((?P<source>\w{1,64})\) detected)"
     ),
-    rule(
-        RAS_ERROR,
-        "threshold",
+    rule(RAS_ERROR, "threshold", code=REPLACE)(
         rf"{_PREFIX}(?:RAS records:(?P<records>\d{{1,9}}) exceed threshold:|"
-        r"Saved bad pages ?\(?(?P<pages>\d{1,9})\)? reaches threshold)",
-        code=REPLACE,
+        r"Saved bad pages ?\(?(?P<pages>\d{1,9})\)? reaches threshold)"
     ),
-    rule(
-        HANG,
-        "timeout",
-        rf"{_PREFIX}ring (?P<ring>[\w.]{{1,32}}) timeout, but soft recovered",
-        code=RECOVERED,
-        scope="ring",
+    rule(HANG, "timeout", code=RECOVERED, scope="ring")(
+        rf"{_PREFIX}ring (?P<ring>[\w.]{{1,32}}) timeout, but soft recovered"
     ),
-    rule(
-        HANG,
-        "timeout",
-        rf"{_PREFIX}ring (?P<ring>[\w.]{{1,32}}) timeout, signaled seq=",
-        scope="ring",
-        group="ring",
+    rule(HANG, "timeout", scope="ring", group="ring")(
+        rf"{_PREFIX}ring (?P<ring>[\w.]{{1,32}}) timeout, signaled seq="
     ),
-    rule(
-        HANG,
-        "rocess ",
-        rf"{_PREFIX} ?Process (?:information: process )?(?P<comm>\S.{{0,63}}?) pid (?P<pid>[1-9]\d{{0,9}}) thread",
-        part=LinePart.DETAIL,
-        group="ring",
+    rule(HANG, "rocess ", part=LinePart.DETAIL, group="ring")(
+        rf"{_PREFIX} ?Process (?:information: process )?(?P<comm>\S.{{0,63}}?) pid (?P<pid>[1-9]\d{{0,9}}) thread"
     ),
-    *(rule(HANG, word, rf"{_KFD_PREFIX}{pattern}", code=DEAD) for word, pattern in _DEAD.items()),
-    rule(
-        RESET,
-        "GPU ",
+    *(rule(HANG, word, code=DEAD)(rf"{_KFD_PREFIX}{pattern}") for word, pattern in _DEAD.items()),
+    rule(RESET, "GPU ", code=FAILED)(
         rf"{_PREFIX}GPU (?:reset(?:\(\d{{1,9}}\) failed| end with ret = (?P<error>-\d{{1,5}}))"
-        r"|Recovery Failed: (?P<recovery_error>-\d{1,5}))",
-        code=FAILED,
+        r"|Recovery Failed: (?P<recovery_error>-\d{1,5}))"
     ),
-    rule(RESET, "GPU ", rf"{_PREFIX}GPU reset begin!"),
-    rule(RESET, "wedged", rf"{_PREFIX}device wedged, needs recovery", code=FAILED),
-    rule(
-        MESSAGE,
-        "atal error during GPU init",
-        rf"{_PREFIX}[Ff]atal error during GPU init",
-        code=NOT_STARTED,
+    rule(RESET, "GPU ")(rf"{_PREFIX}GPU reset begin!"),
+    rule(RESET, "wedged", code=FAILED)(rf"{_PREFIX}device wedged, needs recovery"),
+    rule(MESSAGE, "atal error during GPU init", code=NOT_STARTED)(
+        rf"{_PREFIX}[Ff]atal error during GPU init"
     ),
-    rule(
-        MESSAGE,
-        "amdgpu",
-        rf"amdgpu(?:: probe of)? (?P<pci>{BDF})(?:: probe with driver amdgpu)? failed with error",
-        code=NOT_STARTED,
+    rule(MESSAGE, "amdgpu", code=NOT_STARTED)(
+        rf"amdgpu(?:: probe of)? (?P<pci>{BDF})(?:: probe with driver amdgpu)? failed with error"
     ),
-    rule(OFF_BUS, "device lost from bus", rf"{_PREFIX}device lost from bus"),
+    rule(OFF_BUS, "device lost from bus")(rf"{_PREFIX}device lost from bus"),
 )

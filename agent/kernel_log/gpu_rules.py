@@ -49,110 +49,74 @@ def _status(hex_digits: str) -> str:
 
 #: Meanings of lines of NVIDIA's modules, most serious first, by their words alone: any function may
 #: print them.
-_MEANINGS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
-    (
-        NEEDS_REBOOT,
-        0,
-        (
-            r"requir\w{1,4} (?:an? )?(?:OS|os|system|node|host|full|cold)[ -]reboot",
-            r"global fatal error",
-            r"[Rr]eboot (?:is )?required",
-            r"must be rebooted",
-        ),
+_MEANINGS: dict[tuple[str, int], tuple[str, ...]] = {
+    (NEEDS_REBOOT, 0): (
+        r"requir\w{1,4} (?:an? )?(?:OS|os|system|node|host|full|cold)[ -]reboot",
+        r"global fatal error",
+        r"[Rr]eboot (?:is )?required",
+        r"must be rebooted",
     ),
-    (
-        LOST,
-        0,
-        (
-            r"fallen off the bus",
-            r"lost from the bus",
-            rf"{_NOT_COMPARED}NV_ERR_GPU_IS_LOST",
-            _status("[fF]"),
-        ),
+    (LOST, 0): (
+        r"fallen off the bus",
+        r"lost from the bus",
+        rf"{_NOT_COMPARED}NV_ERR_GPU_IS_LOST",
+        _status("[fF]"),
     ),
-    (
-        NEEDS_RESET,
-        0,
-        (
-            r"[Rr]eset (?:is )?required",
-            r"needs? to be reset",
-            r"requires? (?:a )?reset\b",
-            r"WPR2 already up",
-            rf"{_NOT_COMPARED}NV_ERR_RESET_REQUIRED",
-            _status("62"),
-        ),
+    (NEEDS_RESET, 0): (
+        r"[Rr]eset (?:is )?required",
+        r"needs? to be reset",
+        r"requires? (?:a )?reset\b",
+        r"WPR2 already up",
+        rf"{_NOT_COMPARED}NV_ERR_RESET_REQUIRED",
+        _status("62"),
     ),
-    (
-        MESSAGE,
-        NO_RESPONSE,
-        (
-            r"[Hh]eartbeat[^\n]{0,40}(?:time ?out|timed out|lost)",
-            r"is probably locked",
-            r"Timeout waiting for RISC-V to halt",
-            r"GSP(?: RM)?(?: has)? (?:halt|panic|crash|time ?out|timed out)",
-            r"waiting for RPC response from GPU\d{1,3} GSP",
-        ),
+    (MESSAGE, NO_RESPONSE): (
+        r"[Hh]eartbeat[^\n]{0,40}(?:time ?out|timed out|lost)",
+        r"is probably locked",
+        r"Timeout waiting for RISC-V to halt",
+        r"GSP(?: RM)?(?: has)? (?:halt|panic|crash|time ?out|timed out)",
+        r"waiting for RPC response from GPU\d{1,3} GSP",
     ),
-    (
-        MESSAGE,
-        NOT_STARTED,
-        (
-            r"RmInitAdapter failed",
-            r"rm_init_adapter failed",
-            r"Cannot initialize GSP firmware",
-            r"BAR\d+ is 0M",
-            r"This PCI I/O region assigned to your NVIDIA device is invalid",
-        ),
+    (MESSAGE, NOT_STARTED): (
+        r"RmInitAdapter failed",
+        r"rm_init_adapter failed",
+        r"Cannot initialize GSP firmware",
+        r"BAR\d+ is 0M",
+        r"This PCI I/O region assigned to your NVIDIA device is invalid",
     ),
-    (
-        MESSAGE,
-        0,
-        (
-            r"crash dump",
-            r"non-zero usage count",
-            r"API mismatch",
-            r"GPU recovery",
-            r"GSP[^\n]{0,80}(?:fail|time ?out|timed out|halt|panic|crash)",
-            r"Xid \(",  # a line with an XID that the rules above could not parse
-        ),
+    (MESSAGE, 0): (
+        r"crash dump",
+        r"non-zero usage count",
+        r"API mismatch",
+        r"GPU recovery",
+        r"GSP[^\n]{0,80}(?:fail|time ?out|timed out|halt|panic|crash)",
+        r"Xid \(",  # a line with an XID that the rules above could not parse
     ),
-)
+}
 
 NVIDIA_RULES = (
-    record.rule(
-        XID,
-        "NVRM",
+    record.rule(XID, "NVRM")(
         rf"NVRM:? Xid \((?:PCI:)?(?P<pci>{record.PCI})(?: GPU-I:(?P<gpu_instance>\d+))?"
         r"(?: GPU-CI:(?P<compute_instance>\d+))?[^)]{0,64}\): (?P<code>\d{1,9})\b"
-        r"(?:, pid='?(?:(?P<pid>\d+)|<[^>]*>)'?)?(?:, name=(?:<[^>]*>|(?P<comm>[^,\n]+)))?",
+        r"(?:, pid='?(?:(?P<pid>\d+)|<[^>]*>)'?)?(?:, name=(?:<[^>]*>|(?P<comm>[^,\n]+)))?"
     ),
     *(
-        record.rule(
-            name, module, rf"{prefix}{_NAMED_GPU}.{{0,400}}?(?:{'|'.join(patterns)})", code=code
+        record.rule(name, module, code=code)(
+            rf"{prefix}{_NAMED_GPU}.{{0,400}}?(?:{'|'.join(patterns)})"
         )
         for module, prefix in _MODULES.items()
-        for name, code, patterns in _MEANINGS
+        for (name, code), patterns in _MEANINGS.items()
     ),
-    record.rule(
-        MESSAGE,
-        "nvidia",
-        rf"nvidia(?:: probe of)? (?P<pci>{record.PCI})(?:: probe with driver nvidia)? failed with error",
-        code=NOT_STARTED,
+    record.rule(MESSAGE, "nvidia", code=NOT_STARTED)(
+        rf"nvidia(?:: probe of)? (?P<pci>{record.PCI})(?:: probe with driver nvidia)? failed with error"
     ),
-    record.rule(
-        SXID,
-        "SXid",
+    record.rule(SXID, "SXid", part=record.LinePart.DETAIL, group="sxid")(
         rf"nvidia-nvswitch\d+: SXid \(PCI:(?P<pci>{record.PCI})\): (?P<code>\d{{1,9}}), "
-        r"(?:Severity (?P<severity_number>\d+)|Data \{(?P<data>[^}]*)|Engine)",
-        part=record.LinePart.DETAIL,
-        group="sxid",
+        r"(?:Severity (?P<severity_number>\d+)|Data \{(?P<data>[^}]*)|Engine)"
     ),
-    record.rule(
-        SXID,
-        "SXid",
+    record.rule(SXID, "SXid", group="sxid")(
         rf"(?P<switch>nvidia-nvswitch\d+): SXid \(PCI:(?P<pci>{record.PCI})\): (?P<code>\d{{1,9}})\b"
-        r"(?:, [A-Za-z-]+)?(?:, Link (?P<link>\d+))?",
-        group="sxid",
+        r"(?:, [A-Za-z-]+)?(?:, Link (?P<link>\d+))?"
     ),
 )
 

@@ -40,76 +40,38 @@ def _firmware(parsed: ParsedLine) -> ParsedLine:
 
 MACHINE_RULES = (
     rule(
-        FIRMWARE,
-        "event severity",
-        rf"(?:\{{(?P<record>\d+)\}})?{_ERROR} event severity: (?P<severity>\w+)",
-        codes=("severity", _SEVERITIES),
-        group="ghes",
-        finish=_firmware,
-    ),
-    rule(
-        FIRMWARE,
-        "[Hardware Error]",
+        FIRMWARE, "event severity", codes=("severity", _SEVERITIES), group="ghes", finish=_firmware
+    )(rf"(?:\{{(?P<record>\d+)\}})?{_ERROR} event severity: (?P<severity>\w+)"),
+    rule(FIRMWARE, "[Hardware Error]", part=LinePart.DETAIL, group="ghes")(
         rf"(?:\{{\d+\}})?{_ERROR} +(?:section[_ ]type: (?P<section>[^\n]+)|section length: |fru_text: "
         r"(?P<fru>[^\n]+)|error_type: (?P<error>[^\n]+)|physical_address: (?P<physical_address>\w+)"
         r"|device_id: (?P<pci_address>[0-9a-f:.]+)|DIMM location: (?P<dimm>[^\n]+)"
-        r"|node: ?(?P<memory_node>\d+))",
-        part=LinePart.DETAIL,
-        group="ghes",
+        r"|node: ?(?P<memory_node>\d+))"
     ),
-    rule(
-        CHECK,
-        "Machine check events",
-        rf"mce: {_ERROR} Machine check events logged",
-        part=LinePart.HEAD,
-        group="mce",
+    rule(CHECK, "Machine check events", part=LinePart.HEAD, group="mce")(
+        rf"mce: {_ERROR} Machine check events logged"
     ),
-    rule(
-        CHECK,
-        "Machine Check",
+    rule(CHECK, "Machine Check", part=LinePart.BODY, group="mce", finish=_machine_check)(
         rf"mce: {_ERROR} CPU (?P<cpu>\d+): Machine Check(?: Exception)?: (?P<mcg_status>[0-9a-f]+) "
-        r"Bank (?P<bank>\d+): (?P<status>[0-9a-f]{1,16})\b",
-        part=LinePart.BODY,
-        group="mce",
-        finish=_machine_check,
+        r"Bank (?P<bank>\d+): (?P<status>[0-9a-f]{1,16})\b"
     ),
-    rule(
-        CHECK,
-        "_STATUS[",
+    rule(CHECK, "_STATUS[", part=LinePart.BODY, group="mce", finish=_machine_check_of_amd)(
         rf"(?:.{{0,40}}?){_ERROR} CPU:(?P<cpu>\d+) \([^)]*\) MC(?P<bank>\d+)_STATUS"
-        r"\[(?P<flags>[^]]*)\]: 0x(?P<status>[0-9a-f]{1,16})\b",
-        part=LinePart.BODY,
-        group="mce",
-        finish=_machine_check_of_amd,
+        r"\[(?P<flags>[^]]*)\]: 0x(?P<status>[0-9a-f]{1,16})\b"
     ),
-    rule(
-        CHECK,
-        "Machine check: ",
-        rf"mce: {_ERROR} Machine check: (?P<reason>[^\n]+)",
-        code=1,
-        group="mce",
+    rule(CHECK, "Machine check: ", code=1, group="mce")(
+        rf"mce: {_ERROR} Machine check: (?P<reason>[^\n]+)"
     ),
-    rule(
-        CHECK,
-        "[Hardware Error]",
+    rule(CHECK, "[Hardware Error]", part=LinePart.DETAIL, group="mce")(
         rf"mce: {_ERROR} (?:TSC \w+ (?:ADDR (?P<address>[0-9a-f]+))?(?: ?MISC (?P<misc>[0-9a-f]+))?"
-        r"|PROCESSOR \S+ TIME \d+ SOCKET (?P<socket>\d+))",
-        part=LinePart.DETAIL,
-        group="mce",
+        r"|PROCESSOR \S+ TIME \d+ SOCKET (?P<socket>\d+))"
     ),
-    rule(
-        MEMORY_ERROR,
-        "EDAC ",
+    rule(MEMORY_ERROR, "EDAC ", codes=("kind", {"ce": 0, "ue": 1}))(
         r"EDAC (?P<controller>\w+): (?P<count>\d+) (?P<kind>CE|UE) (?P<error>[^\n]{0,200}?) ?\bon "
-        r"(?P<device>[^\n]{1,160}?) \(",
-        codes=("kind", {"ce": 0, "ue": 1}),
+        r"(?P<device>[^\n]{1,160}?) \("
     ),
-    rule(
-        MEMORY_ERROR,
-        "Memory failure: ",
+    rule(MEMORY_ERROR, "Memory failure: ", code=1, attributes={"kind": "UE"})(
         r"(?:MCE|Memory failure): 0x(?P<page>[0-9a-f]+): (?:(?:Sending SIGBUS to|Killing) "
-        r"(?P<comm>[^\n]{1,64}?):(?P<pid>\d+) due|recovery action for (?P<recovery>[^\n]+))",
-        code=1,
-        attributes={"kind": "UE"},
+        r"(?P<comm>[^\n]{1,64}?):(?P<pid>\d+) due|recovery action for (?P<recovery>[^\n]+))"
     ),
 )

@@ -166,95 +166,64 @@ def _adapter_rules() -> Iterator[LineRule]:
     for driver, patterns in _ADAPTERS.items():
         prefix = rf"{driver} (?P<pci>{BDF})(?: (?P<interface>[^\s:]{{1,32}}))?: .{{0,160}}?"
         substring = "ice 0000:" if driver == "ice" else f"{driver} "  # "device " is in many lines
-        yield rule(FAILED, substring, rf"{prefix}(?:{'|'.join(patterns.dead)})")
-        yield rule(FAILED, substring, rf"{prefix}(?:{'|'.join(patterns.back)})", finish=_recovered)
-        yield rule(RDMA, substring, rf"{prefix}(?:{'|'.join(patterns.trouble)})")
+        yield rule(FAILED, substring)(rf"{prefix}(?:{'|'.join(patterns.dead)})")
+        yield rule(FAILED, substring, finish=_recovered)(rf"{prefix}(?:{'|'.join(patterns.back)})")
+        yield rule(RDMA, substring)(rf"{prefix}(?:{'|'.join(patterns.trouble)})")
 
 
 NETWORK_RULES = (
-    rule(
-        FAILED,
-        "mlx5_core ",
-        rf"mlx5_core (?P<pci>{BDF})(?: (?P<interface>[^\s:]+))?: .{{0,400}}?(?:{'|'.join(_MLX5_DEAD)})",
+    rule(FAILED, "mlx5_core ")(
+        rf"mlx5_core (?P<pci>{BDF})(?: (?P<interface>[^\s:]+))?: .{{0,400}}?(?:{'|'.join(_MLX5_DEAD)})"
     ),
     # A driver that loads reads the firmware's version first; a failure is logged after it.
-    rule(
-        FAILED,
-        "mlx5_core ",
+    rule(FAILED, "mlx5_core ", finish=_recovered)(
         rf"mlx5_core (?P<pci>{BDF}): (?:\S{{1,64}}: ?)?(?:\(pid \d+\): )?"
-        r"(?:health recovery succeeded|firmware version: \d)",
-        finish=_recovered,
+        r"(?:health recovery succeeded|firmware version: \d)"
     ),
-    rule(
-        RDMA,
-        "mlx5_core ",
+    rule(RDMA, "mlx5_core ", code=LOW_POWER)(
         rf"mlx5_core (?P<pci>{BDF}): .{{0,80}}?Detected insufficient power on the PCIe slot"
-        r"(?: \((?P<slot_power>\w+)\))?",
-        code=LOW_POWER,
+        r"(?: \((?P<slot_power>\w+)\))?"
     ),
-    rule(
-        RDMA,
-        "mlx5_core ",
+    rule(RDMA, "mlx5_core ")(
         rf"mlx5_core (?P<pci>{BDF})(?: (?P<interface>[^\s:]+))?: .{{0,400}}?(?:{'|'.join(_MLX5)})"
-        r"(?:.{0,20}?module (?P<module>\d+), (?P<cable>[^\n]{1,80}))?",
+        r"(?:.{0,20}?module (?P<module>\d+), (?P<cable>[^\n]{1,80}))?"
     ),
-    rule(
-        FAILED,
-        "efa ",
-        rf"efa (?P<pci>{BDF})(?: (?P<rdma_device>[^\n:]{{1,32}}))?: (?:{'|'.join(_EFA_DEAD)})",
+    rule(FAILED, "efa ")(
+        rf"efa (?P<pci>{BDF})(?: (?P<rdma_device>[^\n:]{{1,32}}))?: (?:{'|'.join(_EFA_DEAD)})"
     ),
     *_adapter_rules(),
     # From ibdev_err for a device without a parent, and from drivers outside the kernel.
-    rule(
-        FAILED,
-        "infiniband ",
-        rf"infiniband (?P<device>[^\s:]{{1,32}}): .{{0,80}}?(?:{'|'.join((*_EFA_DEAD, *_QUEUE_DEAD))})",
+    rule(FAILED, "infiniband ")(
+        rf"infiniband (?P<device>[^\s:]{{1,32}}): .{{0,80}}?(?:{'|'.join((*_EFA_DEAD, *_QUEUE_DEAD))})"
     ),
-    rule(
-        RDMA,
-        "infiniband ",
-        r"infiniband (?P<device>[^\s:]{1,32}): .{0,80}?(?:Couldn't|Failed to) \w{4,8} (?:HW )?QP\b",
+    rule(RDMA, "infiniband ")(
+        r"infiniband (?P<device>[^\s:]{1,32}): .{0,80}?(?:Couldn't|Failed to) \w{4,8} (?:HW )?QP\b"
     ),
-    rule(
-        RDMA,
-        "NETDEV WATCHDOG",
+    rule(RDMA, "NETDEV WATCHDOG")(
         rf"(?:{_DRIVERS}) (?P<pci>{BDF}) (?P<interface>[^\s:]{{1,32}}): NETDEV WATCHDOG: (?:CPU: \d+: )?"
-        r"transmit queue (?P<queue>\d+) timed out(?: (?P<timeout_milliseconds>\d+) ms)?",
+        r"transmit queue (?P<queue>\d+) timed out(?: (?P<timeout_milliseconds>\d+) ms)?"
     ),
-    rule(
-        RDMA,
-        "NETDEV WATCHDOG",
+    rule(RDMA, "NETDEV WATCHDOG")(
         rf"NETDEV WATCHDOG: (?:CPU: \d+: )?(?P<device>[^\s:]{{1,32}}) \((?:{_DRIVERS})\): "
-        r"transmit queue (?P<queue>\d+) timed out(?: (?P<timeout_milliseconds>\d+) ms)?",
+        r"transmit queue (?P<queue>\d+) timed out(?: (?P<timeout_milliseconds>\d+) ms)?"
     ),
-    rule(
-        FAILED,
-        "failed with error",
-        rf"mlx5_core(?:: probe of)? (?P<pci>{BDF})(?:: probe with driver \S{{1,32}})? failed with error",
+    rule(FAILED, "failed with error")(
+        rf"mlx5_core(?:: probe of)? (?P<pci>{BDF})(?:: probe with driver \S{{1,32}})? failed with error"
     ),
-    rule(
-        LINK,
-        "ink ",
+    rule(LINK, "ink ", codes=_UP_DOWN)(
         rf"\S+ (?P<pci>{BDF}) (?P<device>[^\s:]{{1,32}})(?: \([^)]*\))?: (?:\S{{1,32}}: )?"
-        rf"(?:\S{{1,32}} )?(?:NIC )?[Ll]ink {_STATE}",
-        codes=_UP_DOWN,
+        rf"(?:\S{{1,32}} )?(?:NIC )?[Ll]ink {_STATE}"
     ),
-    rule(
-        LINK, "NIC Link ", rf"\w+: (?P<device>[^\s:]{{1,32}}):? NIC Link {_STATE}", codes=_UP_DOWN
+    rule(LINK, "NIC Link ", codes=_UP_DOWN)(
+        rf"\w+: (?P<device>[^\s:]{{1,32}}):? NIC Link {_STATE}"
     ),
-    rule(
-        LINK,
-        "link status ",
+    rule(LINK, "link status ", codes=_UP_DOWN)(
         r"(?P<bond>\S{1,32}): \(slave (?P<device>[^\s)]{1,32})\): link status definitely "
-        r"(?P<state>up|down)\b",
-        codes=_UP_DOWN,
+        r"(?P<state>up|down)\b"
     ),
-    rule(
-        LINK,
-        "link status ",
+    rule(LINK, "link status ", codes=_UP_DOWN)(
         r"(?:bonding: )?(?P<bond>[^\s:]{1,32}): link status definitely (?P<state>up|down) for "
-        r"interface (?P<device>[^\s,]{1,32})",
-        codes=_UP_DOWN,
+        r"interface (?P<device>[^\s,]{1,32})"
     ),
 )
 

@@ -22,68 +22,34 @@ _SEVERITY = r"(?P<severity>(?:Unc|C)orrect(?:ed|able)(?: \((?:Non-)?Fatal\))?)"
 #: Prefix of aer_printk and pci_info; kernels before 4.15 omit `AER: `.
 _DEVICE_PREFIX = rf"\S+ (?P<pci>{BDF}): (?:AER: )?"
 PCIE_RULES = (
-    rule(
-        AER,
-        "rror",
+    rule(AER, "rror", codes=("severity", _CODES), part=LinePart.HEAD, group="aer")(
         rf"\S+ (?P<port>{BDF}): (?:AER: )?(?:Multiple )?{_SEVERITY} error (?:message )?received"
-        rf"(?: from)?:? (?P<pci>{BDF})",
-        codes=("severity", _CODES),
-        part=LinePart.HEAD,
-        group="aer",
+        rf"(?: from)?:? (?P<pci>{BDF})"
     ),
-    rule(
-        AER,
-        "PCIe Bus Error",
+    rule(AER, "PCIe Bus Error", codes=("severity", _CODES), part=LinePart.BODY, group="aer")(
         rf"{_DEVICE_PREFIX}PCIe Bus Error: severity={_SEVERITY}, type=(?P<layer>[^,\n]{{1,40}})"
-        r"(?:, (?:id=\w+)?\((?P<agent>[^)]{1,40})\))?",
-        codes=("severity", _CODES),
-        part=LinePart.BODY,
-        group="aer",
+        r"(?:, (?:id=\w+)?\((?P<agent>[^)]{1,40})\))?"
     ),
-    rule(
-        AER,
-        "error status/mask",
-        rf"{_DEVICE_PREFIX} +device \[[^]]*\] error status/mask=(?P<status>\w+)/(?P<mask>\w+)",
-        part=LinePart.DETAIL,
-        group="aer",
+    rule(AER, "error status/mask", part=LinePart.DETAIL, group="aer")(
+        rf"{_DEVICE_PREFIX} +device \[[^]]*\] error status/mask=(?P<status>\w+)/(?P<mask>\w+)"
     ),
-    rule(
-        AER,
-        "AER:",
+    rule(AER, "AER:", part=LinePart.DETAIL, group="aer")(
         rf"{_DEVICE_PREFIX}(?:  +TLP Header: (?P<tlp_header>[0-9a-f ]+)"
-        r"|device recovery (?P<recovery>(?!failed)\w+))",
-        part=LinePart.DETAIL,
-        group="aer",
+        r"|device recovery (?P<recovery>(?!failed)\w+))"
     ),
-    rule(
-        AER,
-        "AER:",
-        rf"{_DEVICE_PREFIX}(?:device recovery (?P<recovery>failed)|can't recover(?P<cannot_recover>[^\n]*))",
-        code=2,
-        part=LinePart.OUTCOME,
-        group="aer",
+    rule(AER, "AER:", code=2, part=LinePart.OUTCOME, group="aer")(
+        rf"{_DEVICE_PREFIX}(?:device recovery (?P<recovery>failed)|can't recover(?P<cannot_recover>[^\n]*))"
     ),
-    rule(
-        AER,
-        "   [",
-        rf"{_DEVICE_PREFIX} +\[ ?\d+\] (?P<error>\S+)",
-        part=LinePart.DETAIL,
-        group="aer",
+    rule(AER, "   [", part=LinePart.DETAIL, group="aer")(
+        rf"{_DEVICE_PREFIX} +\[ ?\d+\] (?P<error>\S+)"
     ),
-    rule(
-        AER,
-        "DPC:",
+    rule(AER, "DPC:", code=2, attributes={"severity": "downstream port contained"})(
         rf"\S+ (?P<pci>{BDF}): DPC: containment event, status:(?P<dpc_status>\w+)"
-        r"(?: source:(?P<source>\w+))?",
-        code=2,
-        attributes={"severity": "downstream port contained"},
+        r"(?: source:(?P<source>\w+))?"
     ),
     # A card that was switched off first, and a link that recovers by itself, have other messages.
-    rule(
-        AER,
-        "Slot(",
+    rule(AER, "Slot(", code=2)(
         rf"(?:pcieport|pciehp) (?P<pci>{BDF})(?::pcie\w{{1,8}})?: (?:pciehp: )?Slot\((?P<slot>[^)\n]{{1,32}})\): "
-        r"(?P<severity>Link Down|Card not present)$",
-        code=2,
+        r"(?P<severity>Link Down|Card not present)$"
     ),
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 #: Characters of a line that are parsed and reported, the aggregator's maximum of a message.
 LINE_CHARACTERS_MAX = 2048
@@ -126,9 +126,9 @@ class LineRule:
         return number(groups.get("code"), self.code)
 
 
-def rule(name: str, substring: str, pattern: str, **more: object) -> LineRule:
-    """Return a rule with a compiled pattern, in which `.` also matches a newline."""
-    return LineRule(name, substring, re.compile(pattern, re.DOTALL), **more)  # type: ignore[arg-type]
+def rule(name: str, substring: str, **more: Any) -> Callable[[str], LineRule]:
+    """Return what makes the rule from its pattern, in which `.` also matches a newline."""
+    return lambda pattern: LineRule(name, substring, re.compile(pattern, re.DOTALL), **more)
 
 
 def number(text: str | None, default: int) -> int:

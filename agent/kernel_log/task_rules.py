@@ -33,99 +33,53 @@ def _blocked(parsed: ParsedLine) -> ParsedLine:
 
 
 TASKS_RULES = (
-    rule(
-        OUT_OF_MEMORY,
-        "oom-kill:",
+    rule(OUT_OF_MEMORY, "oom-kill:", scope="cgroup", part=LinePart.HEAD, group="oom")(
         r"oom-kill:constraint=(?P<constraint>\w+),.{0,1500}?task_memcg=(?P<cgroup>[^,\n]*),"
-        r"task=(?P<comm>.{0,64}?),pid=(?P<pid>\d+),uid=(?P<uid>\d+)",
-        scope="cgroup",
-        part=LinePart.HEAD,
-        group="oom",
+        r"task=(?P<comm>.{0,64}?),pid=(?P<pid>\d+),uid=(?P<uid>\d+)"
     ),
-    rule(
-        OUT_OF_MEMORY,
-        "illed process ",
+    rule(OUT_OF_MEMORY, "illed process ", part=LinePart.BODY, group="oom")(
         r"(?:(?:Memory cgroup out|Out) of memory[^:]{0,40}: )?Killed process (?P<pid>\d+),? "
         r"\((?P<comm>.{1,64}?)\)(?:,? (?:UID \d+, )?total-vm:(?P<total_vm>\w+)|$)"
-        r"(?:.{0,10}anon-rss:(?P<anonymous>\w+))?(?:.{0,200}?UID:(?P<uid>\d+))?",
-        part=LinePart.BODY,
-        group="oom",
+        r"(?:.{0,10}anon-rss:(?P<anonymous>\w+))?(?:.{0,200}?UID:(?P<uid>\d+))?"
     ),
-    rule(
-        HUNG,
-        " blocked ",
-        r"INFO: task (?P<comm>.{1,64}?):(?P<pid>\d+) is blocked on (?P<blocked_on>[^\n]+)",
-        part=LinePart.DETAIL,
-        group="hung",
+    rule(HUNG, " blocked ", part=LinePart.DETAIL, group="hung")(
+        r"INFO: task (?P<comm>.{1,64}?):(?P<pid>\d+) is blocked on (?P<blocked_on>[^\n]+)"
     ),
-    rule(
-        HUNG,
-        " blocked ",
+    rule(HUNG, " blocked ", group="hung", finish=_blocked)(
         r"INFO: task (?P<comm>.{1,64}?):(?P<pid>\d+) blocked [^\n]{0,40}?for more than "
-        r"(?P<blocked_seconds>\d+) seconds",
-        group="hung",
-        finish=_blocked,
+        r"(?P<blocked_seconds>\d+) seconds"
     ),
     # Removal of the interface's namespace waits for it, and blocks further removals.
-    rule(
-        HUNG,
-        "unregister_netdevice",
-        r"unregister_netdevice: waiting for (?P<interface>\S{1,32}) to become free",
+    rule(HUNG, "unregister_netdevice")(
+        r"unregister_netdevice: waiting for (?P<interface>\S{1,32}) to become free"
     ),
-    rule(
-        LOCKUP,
-        "soft lockup",
+    rule(LOCKUP, "soft lockup", finish=_stuck)(
         r"(?:\S+ ?\S*: )?BUG: soft lockup - CPU#(?P<cpu>\d+) stuck for (?P<stuck_seconds>\d+)s! "
-        r"\[(?P<comm>.{1,64}?):(?P<pid>\d+)\]",
-        finish=_stuck,
+        r"\[(?P<comm>.{1,64}?):(?P<pid>\d+)\]"
     ),
-    rule(
-        LOCKUP,
-        "LOCKUP",
-        r"(?:[\w ]+: ){0,2}(?:CPU(?P<cpu>\d+): )?Watchdog detected hard LOCKUP(?: on cpu (?P<on_cpu>\d+))?",
-        code=1,
+    rule(LOCKUP, "LOCKUP", code=1)(
+        r"(?:[\w ]+: ){0,2}(?:CPU(?P<cpu>\d+): )?Watchdog detected hard LOCKUP(?: on cpu (?P<on_cpu>\d+))?"
     ),
-    rule(
-        LOCKUP,
-        " stall",
-        r"(?:rcu: )?INFO: (?P<flavour>rcu\w+) (?:self-)?detected (?:expedited )?stalls? on CPU",
-        code=2,
+    rule(LOCKUP, " stall", code=2)(
+        r"(?:rcu: )?INFO: (?P<flavour>rcu\w+) (?:self-)?detected (?:expedited )?stalls? on CPU"
     ),
-    rule(
-        FAULT,
-        " [#",  # format of `die` in every architecture
-        r"(?P<fault>[A-Za-z][^\n]{2,160}?: [0-9a-f]{4,16}) \[#\d+\]",
-        part=LinePart.BODY,
-        group="fault",
+    # Format of `die` in every architecture.
+    rule(FAULT, " [#", part=LinePart.BODY, group="fault")(
+        r"(?P<fault>[A-Za-z][^\n]{2,160}?: [0-9a-f]{4,16}) \[#\d+\]"
     ),
-    rule(
-        FAULT,
-        "SError Interrupt",  # arm64: a hardware error without an instruction
-        r"(?P<fault>SError Interrupt) on CPU(?P<cpu>\d+), code (?P<esr>0x[0-9a-f]+)",
-        part=LinePart.HEAD,
-        group="fault",
+    # arm64: a hardware error without an instruction.
+    rule(FAULT, "SError Interrupt", part=LinePart.HEAD, group="fault")(
+        r"(?P<fault>SError Interrupt) on CPU(?P<cpu>\d+), code (?P<esr>0x[0-9a-f]+)"
     ),
-    rule(FAULT, "panic - ", r"Kernel panic - (?P<fault>[^\n]{1,200})", attributes={"panic": "yes"}),
-    rule(
-        FAULT,
-        "BUG",
-        rf"(?:kernel BUG at |BUG: (?={_BUGS}))(?P<fault>[^\n]{{1,200}})",
-        part=LinePart.HEAD,
-        group="fault",
+    rule(FAULT, "panic - ", attributes={"panic": "yes"})(r"Kernel panic - (?P<fault>[^\n]{1,200})"),
+    rule(FAULT, "BUG", part=LinePart.HEAD, group="fault")(
+        rf"(?:kernel BUG at |BUG: (?={_BUGS}))(?P<fault>[^\n]{{1,200}})"
     ),
-    rule(
-        FAULT,
-        "Unable to handle",
-        r"(?P<fault>Unable to handle kernel [^\n]{1,120}) at virtual address",
-        part=LinePart.HEAD,
-        group="fault",
+    rule(FAULT, "Unable to handle", part=LinePart.HEAD, group="fault")(
+        r"(?P<fault>Unable to handle kernel [^\n]{1,120}) at virtual address"
     ),
-    rule(
-        FAULT,
-        " Comm: ",
+    rule(FAULT, " Comm: ", part=LinePart.DETAIL, group="fault")(
         r"CPU: (?P<cpu>\d+) (?:UID: \d+ )?PID: (?P<pid>\d+) Comm: (?P<comm>.{1,15}?) "
-        r"(?:Tainted|Not tainted|Kdump)",
-        part=LinePart.DETAIL,
-        group="fault",
+        r"(?:Tainted|Not tainted|Kdump)"
     ),
 )

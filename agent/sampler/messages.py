@@ -115,18 +115,10 @@ Command = SamplerTask | WarmUp | End | RecordCommand
 
 def encode_command(command: Command) -> bytes:
     if isinstance(command, SamplerTask):
-        body = _TASK.pack(
-            command.period_ns,
-            *(len(names) for names in (command.excluded_devices, command.excluded_collectors)),
-        )
-        only = (command.only_device, command.only_collector, command.group)
-        body += b"".join(
-            map(
-                _encode_name,
-                [*only, *sorted(command.excluded_devices), *sorted(command.excluded_collectors)],
-            )
-        )
-        return _message(_TASK_KIND, body)
+        devices, collectors = sorted(command.excluded_devices), sorted(command.excluded_collectors)
+        names = (command.only_device, command.only_collector, command.group, *devices, *collectors)
+        body = _TASK.pack(command.period_ns, len(devices), len(collectors))
+        return _message(_TASK_KIND, body + b"".join(map(_encode_name, names)))
     if isinstance(command, RecordCommand):
         return _message(_RECORD_KIND, _RECORD.pack(command.number, command.seconds))
     return _message(_WARM_KIND if isinstance(command, WarmUp) else _END_KIND, b"")

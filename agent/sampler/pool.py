@@ -21,9 +21,7 @@ from .probe_tables import ProbeTables, SlowDeviceCache, event_of
 from .process_table import ProcessRole
 from .quarantine import DeviceState, QuarantineState, Unit
 from .supervisor import Supervisor
-
-#: Maximum reads from one sampler before the other samplers have their turn.
-READS_MAX = 64
+from .worker_handle import SamplerSocket, WorkerHandle
 
 SECOND_NS = 1_000_000_000
 #: Time from a closed socket to the kill of a sampler whose exit was not reported.
@@ -34,66 +32,6 @@ FORK_NS_MAX = 15 * SECOND_NS
 #: Minimum time between two starts of the fork server.
 FORK_SERVER_NS_MIN = SECOND_NS
 log = logging.getLogger(__name__)
-
-
-class SamplerSocket(Protocol):
-    """The methods of a non-blocking socket that the pool needs."""
-
-    def recv_into(self, room: messages.SampleBatchDecoder, /) -> int: ...
-    def send(self, data: bytes, /) -> int: ...
-    def fileno(self) -> int: ...
-    def close(self) -> None: ...
-
-
-class WorkerHandle:
-    """For the daemon's thread; no method blocks or raises."""
-
-    def __init__(
-        self,
-        serial: int,
-        slot: int,
-        link: SamplerSocket,
-        memory: memoryview,
-        decoder: messages.SampleBatchDecoder,
-        now_ns: int,
-    ) -> None:
-        self.serial, self.slot, self.link, self.memory = serial, slot, link, memory
-        self.descriptor = link.fileno()
-        self.decoder = decoder
-        self.fork_requested_ns = now_ns
-        self.pid = 0
-        self.grid_ns = 0
-        self.outbox = b""
-        self.closed_ns = 0  # when its socket was found closed; 0: it is open
-        self.has_more = False  # the decoder already has another round
-        self.cpu_seconds, self.memory_bytes, self.dropped = 0.0, 0, 0
-
-    def read(self, now_ns: int) -> None:
-        """Read the sampler's messages into the decoder until the socket would block, at most READS_MAX reads."""
-        reads = 0
-        while reads < READS_MAX and not self.closed_ns:
-            try:
-                size = self.link.recv_into(self.decoder)
-            except BlockingIOError:
-                return
-            except OSError:
-                size = 0
-            if not size:
-                self.closed_ns = now_ns
-            if not self.decoder.came(size):
-                return
-            reads += 1
-
-    def send(self) -> None:
-        """Send the outbox until the socket would block."""
-        try:
-            while self.outbox and not self.closed_ns:
-                self.outbox = self.outbox[self.link.send(self.outbox) :]
-                place.call(self.memory)  # a sampler in a collector does not poll its socket
-        except BlockingIOError:
-            return
-        except OSError:  # the sampler ended; the fork server reports how
-            self.outbox = b""
 
 
 class SamplerForker(Protocol):
@@ -213,9 +151,7 @@ class SamplerPool:
             return []
         server_descriptors = self._fork_server.descriptors()
         is_notified = (
-            ready is None
-            or not server_descriptors
-            or any(descriptor in ready for descriptor in server_descriptors)
+            ready is None or not server_descriptors or not {*ready}.isdisjoint(server_descriptors)
         )
         if is_notified:
             self._fork_server.clear_wakeup()  # before the reports are read, so that no later report is missed
@@ -360,9 +296,7 @@ class SamplerPool:
                 self._forward_event(worker, message)
         except messages.CodecError:
             log.exception("a sampler sent an invalid message", extra={"cause": "sampler.codec"})
-            worker.decoder = messages.SampleBatchDecoder(
-                self.collectors
-            )  # ignore the rest of its data
+            worker.decoder = messages.SampleBatchDecoder(self.collectors)  # drops the rest
             worker.closed_ns = worker.closed_ns or now_ns
             self._fork_server.kill(worker.serial)
 
@@ -389,15 +323,13 @@ class SamplerPool:
         now_ns: int,
         results: list[messages.TimedResult],
     ) -> None:
-        grid_ns, worker.cpu_seconds, memory_bytes, worker.dropped, batch_results, slow_devices = (
-            batch
-        )
-        worker.memory_bytes = memory_bytes or worker.memory_bytes
-        worker.grid_ns = max(worker.grid_ns, grid_ns)
+        worker.cpu_seconds = batch.cpu_seconds
+        worker.memory_bytes = batch.memory_bytes or worker.memory_bytes
+        worker.grid_ns = max(worker.grid_ns, batch.grid_ns)
         process = self._supervisor.processes.get(worker.serial)
         if process is None:
             return
-        seconds = 0.0  # used for a solo sampler only
+        batch_results, seconds = batch.results, 0.0  # seconds: used for a solo sampler only
         if process.role is ProcessRole.GROUP:
             if process.group == DCGM:
                 batch_results = self._overlay.divert(batch_results, now_ns)
@@ -407,9 +339,8 @@ class SamplerPool:
             seconds = sum(timed.result.seconds for timed in batch_results)
             if self._supervisor.state_of(process) is QuarantineState.SLOW:
                 self._overlay.store(batch_results, now_ns)
-        self._execute(
-            self._supervisor.batch_received(now_ns, worker.serial, seconds, slow_devices), now_ns
-        )
+        received = now_ns, worker.serial, seconds, batch.slow_devices
+        self._execute(self._supervisor.batch_received(*received), now_ns)
 
     def _read_reports(self, now_ns: int, results: list[messages.TimedResult]) -> None:
         reports = self._fork_server.reports()
@@ -462,20 +393,11 @@ class SamplerPool:
         del self._workers[worker.serial]
         self._ended_cpu_seconds += worker.cpu_seconds
         process = self._supervisor.processes.get(worker.serial)
-        if process is not None and process.role in (
-            ProcessRole.GROUP,
-            ProcessRole.PROBE,
-            ProcessRole.STANDBY,
-        ):
-            where = (
-                f" in {call_state.collector}: {call_state.device} {call_state.call}"
-                if call_state.entered_ns
-                else ""
-            )
-            role = process.role.value
-            log.warning(
-                "a %s sampler %s%s", role, message, where, extra={"cause": f"sampler.{role}"}
-            )
+        if process is not None and process.is_active:
+            where = f" in {call_state.collector}: {call_state.device} {call_state.call}"
+            where, role = where if call_state.entered_ns else "", process.role.value
+            extra = {"cause": f"sampler.{role}"}
+            log.warning("a %s sampler %s%s", role, message, where, extra=extra)
         self._execute(self._supervisor.died(now_ns, worker.serial, message, call_state), now_ns)
 
     def _stall_reason(self, serial: int) -> StallReason | None:
@@ -494,16 +416,10 @@ class SamplerPool:
         """Check inherited processes once per second: they are not our children, so no exit is reported."""
         if now_ns - self._inherited_checked_ns >= SECOND_NS:
             self._inherited_checked_ns = now_ns
-            for serial in [
-                inherited_serial
-                for inherited_serial in self._inherited
-                if not self._abandoned[inherited_serial].is_alive
-            ]:
+            for serial in [s for s in self._inherited if not self._abandoned[s].is_alive]:
                 self._inherited.discard(serial)
-                call_state = self._abandoned[serial].call_state
-                self._execute(
-                    self._supervisor.died(now_ns, serial, "has ended", call_state), now_ns
-                )
+                ended = now_ns, serial, "has ended", self._abandoned[serial].call_state
+                self._execute(self._supervisor.died(*ended), now_ns)
         self._call_states |= {
             serial: self._abandoned[serial].call_state for serial in self._inherited
         }
@@ -518,23 +434,13 @@ class SamplerPool:
             serial: self._abandoned.get(serial) or self._abandoned_in(serial, unit)
             for serial, unit in units.items()
         }
-        file.write(
-            abandoned_process
-            for abandoned_process in self._abandoned.values()
-            if abandoned_process.start_ticks
-        )
+        file.write(p for p in self._abandoned.values() if p.start_ticks)
 
     def _abandoned_in(self, serial: int, unit: Unit) -> AbandonedProcess:
-        worker, call_state = self._workers[serial], place.read(self._workers[serial].memory)
-        start_ticks = self._fork_server.start_ticks(worker.pid)
-        return AbandonedProcess(
-            unit,
-            worker.pid,
-            start_ticks,
-            call_state.entered_ns,
-            call_state.collector,
-            call_state.call,
-        )
+        worker = self._workers[serial]
+        seen, start_ticks = place.read(worker.memory), self._fork_server.start_ticks(worker.pid)
+        call = seen.entered_ns, seen.collector, seen.call
+        return AbandonedProcess(unit, worker.pid, start_ticks, *call)
 
     def _execute(self, actions: Sequence[Action], now_ns: int) -> None:
         for action in actions:
@@ -573,14 +479,11 @@ class SamplerPool:
 
     def _publish_report(self, report: ReportEvent, now_ns: int) -> None:
         log.warning("%s", report.message, extra={"cause": f"probe.{report.kind}.{report.device}"})
-        if report.kind == "hung" or report.kind == "driver_hung":
+        if report.kind in ("hung", "driver_hung"):
             self._supervisor.set_devices(GPU, self._devices_of())
-        if report.kind in ("hung", "driver_hung") and report.collector in self.collectors:
-            result = CollectResult(
-                report.collector, (), report.seconds, CollectOutcome.HUNG, report.message
-            )
-            self._hung_results.append(
-                messages.TimedResult(now_ns - int(report.seconds * 1e9), result)
-            )
+            if report.collector in self.collectors:
+                began_ns, hung = now_ns - int(report.seconds * 1e9), CollectOutcome.HUNG
+                result = CollectResult(report.collector, (), report.seconds, hung, report.message)
+                self._hung_results.append(messages.TimedResult(began_ns, result))
         if self._publisher is not None:
             self._publisher.publish(event_of(report, now_ns, self._key_of))

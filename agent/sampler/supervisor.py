@@ -94,17 +94,13 @@ class Supervisor:
         """
         group, _, collector = unit
         collectors = self._collectors.get(group, {})
-        if (
-            unit in self._quarantine.units
-            or not collectors
-            or (collector and collector not in collectors)
-        ):
+        is_known = bool(collectors) and (not collector or collector in collectors)
+        if unit in self._quarantine.units or not is_known:
             return 0
         process = self._table.adopt(unit)
         message = f"a process of an earlier agent has not returned from {call_state.call}"
-        self._quarantine.add(unit, QuarantineState.ABANDONED, call_state, now_ns, message).postpone(
-            now_ns
-        )
+        abandoned = QuarantineState.ABANDONED
+        self._quarantine.add(unit, abandoned, call_state, now_ns, message).postpone(now_ns)
         self._quarantine.mark_abandoned(unit, process.serial)
         return process.serial
 
@@ -156,9 +152,8 @@ class Supervisor:
         message = (
             f"{device} is slow: {group} waited for it {len(same)} times, last in {call_state.call}"
         )
-        self._quarantine.add(
-            unit, QuarantineState.SLOW, call_state, now_ns, message
-        ).next_try_ns = now_ns
+        quarantined = self._quarantine.add(unit, QuarantineState.SLOW, call_state, now_ns, message)
+        quarantined.next_try_ns = now_ns
         self.takeovers_count += 1
         report = _report_event("slow", unit, call_state, message, 0)
         kill = self._abandon(process, unit)
@@ -192,22 +187,17 @@ class Supervisor:
         Their group cut them short, so it continues with the devices beyond the limit.
         """
         actions: list[Action] = []
+        slow = QuarantineState.SLOW
         for device in sorted(slow_devices - self._quarantine.excluded_devices(process.group)):
-            isolated = [
-                quarantined
-                for quarantined in self._quarantine.units.values()
-                if quarantined.state is QuarantineState.SLOW
-            ]
+            isolated = sum(unit.state is slow for unit in self._quarantine.units.values())
             unit = (process.group, device, "")
-            if len(isolated) >= PROBES_MAX - 1 or self._quarantine.is_full(unit):
+            if isolated >= PROBES_MAX - 1 or self._quarantine.is_full(unit):
                 break
             message = (
                 f"{device} is slow: {process.group} ended it early, because its neighbours waited"
             )
             call_state = Seen(0, 0, "", device, "")
-            self._quarantine.add(
-                unit, QuarantineState.SLOW, None, now_ns, message
-            ).next_try_ns = now_ns
+            self._quarantine.add(unit, slow, None, now_ns, message).next_try_ns = now_ns
             actions.append(_report_event("slow", unit, call_state, message, 0))
         return [*actions, *self._reconciler.reconcile(now_ns)] if actions else []
 

@@ -60,9 +60,10 @@ def nvlink_facts() -> _NvLinkFacts:
     return _NvLinkFacts(
         units=tuple(_unit(entry) for entry in tables["unit"]),
         link_down={
-            reason: (entry["message"], entry.get("reset", True))
-            for entry in tables["link_down"]
-            for reason in entry["reason"]
+            reason: (message, table == "link_down")
+            for table in ("link_down", "link_down_without_reset")
+            for message, reasons in tables[table].items()
+            for reason in reasons
         },
         bits={
             (entry["register"] - 1, bit): (entry["weight"], entry["message"])

@@ -7,7 +7,7 @@ of a log line, and `refine` applies them to the row.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
@@ -195,13 +195,20 @@ def refine(row: Xid, attributes: Mapping[str, str]) -> Xid:
 
 def parse(text: str, table: str = "xid") -> list[Xid]:
     """Return the rows of *text*. Raises ValueError that names the code and its fault."""
-    rows = [_row(entry, table) for entry in tomllib.loads(text).get(table, [])]
+    entries = tomllib.loads(text).get(table, [])
+    rows = [_row(one, table) for entry in entries for one in _alike(entry)]
     codes: set[int] = set()
     for row in rows:
         if row.code in codes:
             raise ValueError(f"{table} {row.code}: is in the table twice")
         codes.add(row.code)
-    return rows
+    return sorted(rows, key=lambda row: row.code)
+
+
+def _alike(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of an entry: one, or all in its `rows`, which differ only in these three keys."""
+    for one in entry.pop("rows", [()]):
+        yield entry | dict(zip(("code", "name", "mnemonic"), one, strict=False))
 
 
 def _row(entry: dict[str, Any], table: str) -> Xid:

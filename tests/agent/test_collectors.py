@@ -152,7 +152,7 @@ def test_a_device_gone_between_list_and_read_costs_no_neighbour(host: hosts.Host
         (host.roots.sys / "class/infiniband/mlx5_1").unlink()
         return [CounterDevice(name, f"{folder}/", rdma.FIELDS) for name, folder in ports.items()]
 
-    plan = CollectorSpec("rdma_1s", Pace.SECOND, ("rdma_1s",), list_then_unplug, "no port")
+    plan = CollectorSpec("rdma_1s", list_then_unplug, "no port")
     rows = dict(rows_of(CounterFileCollector(plan).collect()[0]))
     assert rows["mlx5_1/1"] is None
     assert rows["mlx5_0/1"] is not None and rows["mlx5_0/1"]["port_state"] == 4

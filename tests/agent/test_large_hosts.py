@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from gangline.agent.collectors import COLLECTORS, cpu
 from gangline.agent.collectors.block_writer import block_of, put
 from gangline.agent.collectors.counter_files import (
-    CollectorSpec,
     CounterFileCollector,
     descriptors_max,
+    open_files_max,
 )
 from gangline.agent.collectors.file_cache import DESCRIPTORS_SHARE, FileCache
 from gangline.agent.collectors.host import HostTenSeconds
@@ -141,7 +141,7 @@ def test_all_collectors_together_stay_below_the_limit_of_descriptors() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     for soft in (1024, before[0]):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
-        kept = {pace: CollectorSpec("x", pace, (), list, "").open_files_max for pace in Pace}
+        kept = {pace: open_files_max(pace) for pace in Pace}
         total = sum(kept[pace] * count for pace, count in paces.items())
         total += len(remembered) * descriptors_max(DESCRIPTORS_SHARE)
         assert remembered and 0 < total < 0.9 * soft
