@@ -226,13 +226,11 @@ def _host_of(one: Instruction) -> str:
 
 
 def _declared_out(declared_out: Sequence[tuple[str, str, DeclaredOut]]) -> Any:
-    return table(
-        "host:str who:str why:str since:time until:time",
-        [
-            (host, by, report.words, time_us(report.since_ns), time_us(report.until_ns))
-            for host, by, report in declared_out
-        ],
-    )
+    rows = [
+        (host, by, report.words, time_us(report.since_ns), time_us(report.until_ns))
+        for host, by, report in declared_out
+    ]
+    return table("host:str who:str why:str since:time until:time", rows)
 
 
 def _gangs(gangs: Sequence[Gang]) -> Any:

@@ -87,12 +87,10 @@ def _list(stub: Any, options: argparse.Namespace) -> wire.ListAdvisoriesResponse
     whole, token = wire.ListAdvisoriesResponse(), ""
     while True:
         node = f"nodes/{options.host.removeprefix('nodes/')}" if options.host else ""
-        page = stub.ListAdvisories(
-            wire.ListAdvisoriesRequest(
-                page_size=PAGE_SIZE, page_token=token, show_ended=options.all, node=node
-            ),
-            timeout=DEADLINE_SECONDS,
+        request = wire.ListAdvisoriesRequest(
+            page_size=PAGE_SIZE, page_token=token, show_ended=options.all, node=node
         )
+        page = stub.ListAdvisories(request, timeout=DEADLINE_SECONDS)
         whole.advisories.extend(page.advisories)
         whole.held_back.extend(page.held_back)
         whole.held_back_count += page.held_back_count  # set on the first page only

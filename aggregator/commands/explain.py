@@ -89,13 +89,8 @@ def _run(options: argparse.Namespace) -> int:
         print(json_object(as_dict(score)))
     else:
         clean_texts(score)
-        print(
-            explanation_text(
-                score,
-                min(width_of(sys.stdout), WIDTH_MAX),
-                query_command(options, connection_options.aggregator),
-            )
-        )
+        command = query_command(options, connection_options.aggregator)
+        print(explanation_text(score, min(width_of(sys.stdout), WIDTH_MAX), command))
     return OK
 
 
@@ -135,14 +130,8 @@ def explanation_text(score: score_pb2.NodeScore, width: int, query_prefix: str =
             f"Evidence{_hazard_without_evidence(score)}:" if costs else "Noted, at no cost:"
         )
         base_hazard = _base_hazard(score)
-        has_several_causes = (
-            sum(
-                1
-                for contribution in evidence
-                if contribution.hazard_delta > 0 and not _is_of_model(contribution)
-            )
-            > 1
-        )
+        causes = [c for c in evidence if c.hazard_delta > 0 and not _is_of_model(c)]
+        has_several_causes = len(causes) > 1
         for number, contribution in enumerate(evidence, 1):
             whole = _whole(contribution.device)
             is_moved = any(_whole(e.device) == whole and _moves(e) for e in evidence)

@@ -239,13 +239,9 @@ def hosts_text(
     alarms = _alarms(listing, width_of(), rows if in_place else None)
 
     def notes(hidden: int) -> list[str]:
-        about = caption(
-            listing,
-            width_of(),
-            hidden,
-            is_folded=any(isinstance(row, FoldedHosts) for row in shown),
-            explain_command=explain_command if is_terminal else "",
-        )
+        is_folded = any(isinstance(row, FoldedHosts) for row in shown)
+        command = explain_command if is_terminal else ""
+        about = caption(listing, width_of(), hidden, is_folded=is_folded, explain_command=command)
         paragraphs = (about, degraded, *alarms, message)
         lines = [line for note in paragraphs if note for line in note.split("\n")]
         if in_place:

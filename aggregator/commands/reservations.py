@@ -59,12 +59,10 @@ def _release(
     reservation = next((entry for entry in reservations if entry.name == name), None)
     if reservation is None:
         raise CommandError(f"{name[:100]}: no such reservation; see gangline reservations", FAILED)
-    stub.Release(
-        wire.ReleaseReservationRequest(
-            name=reservation.name, owner=options.owner, fencing_token=reservation.fencing_token
-        ),
-        timeout=DEADLINE_SECONDS,
+    request = wire.ReleaseReservationRequest(
+        name=reservation.name, owner=options.owner, fencing_token=reservation.fencing_token
     )
+    stub.Release(request, timeout=DEADLINE_SECONDS)
     print(f"{name} released: {len(reservation.node_index)} nodes are available to all plans")
     return OK
 

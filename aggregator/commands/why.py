@@ -137,12 +137,8 @@ def _plan(
         invariants=wire.PlacementInvariants(within=tier),
     )
     gang.length.FromSeconds(options.length)
-    request = wire.PlanPlacementRequest(
-        gang=gang,
-        candidates=wire.PlacementCandidates(
-            dictionary_version=fleet.version, node_bitmap=bytes(bitmap)
-        ),
-    )
+    nodes = wire.PlacementCandidates(dictionary_version=fleet.version, node_bitmap=bytes(bitmap))
+    request = wire.PlanPlacementRequest(gang=gang, candidates=nodes)
     stub: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
     reply: wire.PlanPlacementResponse = stub.PlanPlacement(request, timeout=DEADLINE_SECONDS)
     return reply

@@ -273,12 +273,11 @@ def _throughputs(reports: Sequence[ThroughputReport]) -> ReportedThroughputs:
             by_workload.setdefault(report.workload, {}).setdefault(report.reporter, []).append(
                 report
             )
-    newest = sorted(
-        by_workload,
-        key=lambda name: max(
-            reports_of_one[-1].time_ns for reports_of_one in by_workload[name].values()
-        ),
-    )[-WORKLOADS_MAX:]
+
+    def newest_ns(name: str) -> int:
+        return max(reports_of_one[-1].time_ns for reports_of_one in by_workload[name].values())
+
+    newest = sorted(by_workload, key=newest_ns)[-WORKLOADS_MAX:]
     starts, nodes, medians, counts = [0], list[int](), list[float](), list[int]()
     for name in newest:
         reports_of_one = max(

@@ -146,12 +146,9 @@ class OutcomeService(OutcomeServiceServicer):
         ):
             return [OutcomePlacement()] * len(outcomes)
         index = {name: position for position, name in enumerate(snapshot.names)}
-        return [
-            placement_of(
-                snapshot, [index.get(host, -1) for host in _hosts(outcome)], outcome.workload
-            )
-            for outcome in outcomes
-        ]
+        nodes = ([index.get(host, -1) for host in _hosts(outcome)] for outcome in outcomes)
+        pairs = zip(nodes, outcomes, strict=True)
+        return [placement_of(snapshot, n, outcome.workload) for n, outcome in pairs]
 
     def _row(
         self,

@@ -87,12 +87,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         answered = partial(
             with_error_status, calls=self._calls, name=short_name(handler_call_details.method)
         )
-        return wrap_handler(
-            handler,
-            answered,
-            serialised(handler.response_serializer),
-            deserialised(handler.request_deserializer),
-        )
+        serializer = serialised(handler.response_serializer)
+        deserializer = deserialised(handler.request_deserializer)
+        return wrap_handler(handler, answered, serializer, deserializer)
 
 
 def pushback(seconds: float) -> Trailers:

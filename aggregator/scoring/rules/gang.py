@@ -383,11 +383,8 @@ def gapped_hosts(view: FleetView) -> Iterator[Symptom]:
         else:
             message = f"{statement}; neither its cores nor its disks explain it"
             yield _gap_symptom(view, comparison, rules.UNKNOWN, host, message, gap)
-    yield from _shared_stall(
-        view,
-        comparison,
-        known & (comparison.gap_median >= minimum) & (comparison.io_median >= pressure),
-    )
+    shared = (comparison.gap_median >= minimum) & (comparison.io_median >= pressure)
+    yield from _shared_stall(view, comparison, known & shared)
 
 
 def _shared_stall(view: FleetView, comparison: GangComparison, found: Flags) -> Iterator[Symptom]:
