@@ -15,7 +15,7 @@ from functools import partial
 
 from ...contract.otlp_logs import ERROR, INFO, OtlpLogExporter, OtlpRecord
 from ..host_sets import fold_hosts
-from . import core, reports, weights
+from . import core, ledger_updates, reports, weights
 from .client import AggregatorClient, ClientError
 from .launchers import Launchers
 from .ledger import ExecutorLedger, LedgerError
@@ -220,7 +220,7 @@ class Executor:
             self._recoveries.collect()
             situation = self._situation()
             self.figures.note_advice(situation.advice, self._ledger, self._policy.actions)
-            if core.reconcile(self._ledger, situation):
+            if ledger_updates.reconcile(self._ledger, situation):
                 self._save()
             steps = [step for step in core.decide(situation, self._ledger) if self._is_due(step)]
             self._announce(situation)
@@ -271,7 +271,7 @@ class Executor:
         """Write the ledger once, send all commands to the scheduler together, then make the calls to the aggregator."""
         commands = [step for step in steps if isinstance(step, SCHEDULER_STEPS)]
         for command in commands:
-            core.record_intent(command, self._ledger, situation)
+            ledger_updates.record_intent(command, self._ledger, situation)
             if isinstance(command, SetWeight):
                 weights.record_weight_intent(command, self._state.nodes, self._ledger)
             if isinstance(command, Requeue):
@@ -299,7 +299,7 @@ class Executor:
         def kill(step: KillReplicas) -> None:
             names = {step.node, self._names.host_of(step.node)}
             note, error = self._replicas.kill(names, f"gangline: {step.advisory}")
-            core.record_replicas(step, note, self._ledger)
+            ledger_updates.record_replicas(step, note, self._ledger)
             if error:
                 errors[step] = error
 
@@ -314,7 +314,7 @@ class Executor:
         kind = type(step).__name__
         self.counters.steps[kind] = self.counters.steps.get(kind, 0) + 1
         self._count(step, error)
-        core.record_result(step, error, self._ledger, now)
+        ledger_updates.record_result(step, error, self._ledger, now)
         if isinstance(step, Requeue):
             self._recoveries.note(step, error, now)
         if error:
@@ -377,7 +377,7 @@ class Executor:
                     self._adopt_store(store)
                 case Restore(advisory=name):
                     log.info("%s: the mark is set again: %s", name, step.why)
-                    core.record_accept(self._ledger, situation, situation.advice[name])
+                    ledger_updates.record_accept(self._ledger, situation, situation.advice[name])
                     self._ledger.entries[name].answered = DONE
                 case GiveBack(node=node):
                     log.warning("%s: %s", node, step.why)
@@ -432,7 +432,7 @@ class Executor:
         log.info(
             "accepted %s: %s of %s: %s", advice.name, advice.action, advice.node, advice.reason
         )
-        core.record_accept(self._ledger, replace(situation, now=self._wall()), after)
+        ledger_updates.record_accept(self._ledger, replace(situation, now=self._wall()), after)
 
     def _announce(self, situation: Situation) -> None:
         """Log, once per state of an advisory, why it is skipped; in shadow mode also the steps for other advisories."""
