@@ -17,7 +17,7 @@ from bench.judging import fill, move
 from bench.measure import Result
 from gangline.aggregator.fleet.gangs import WINDOW_NS
 from gangline.aggregator.fleet.jobs import Job, ScheduledGang
-from gangline.aggregator.scoring.rules import gang
+from gangline.aggregator.scoring.rules import gang, gang_gaps
 from gangline.aggregator.scoring.view import FleetView
 
 HOSTS, GANGS, WINDOWS = 1024, 200, 24
@@ -57,7 +57,12 @@ def run(seed: int) -> list[Result]:
         begin = time.process_time()
         fleet.gangs.advance(fleet, now_ns)
         view = FleetView(fleet, now_ns)
-        for rule in (gang.slow_hosts, gang.slow_gpus, gang.gapped_hosts, gang.waiting_hosts):
+        for rule in (
+            gang.slow_hosts,
+            gang.slow_gpus,
+            gang_gaps.gapped_hosts,
+            gang_gaps.waiting_hosts,
+        ):
             list(rule(view))
         passes.append(time.process_time() - begin)
         floors.append(_floor(fleet, parts))
