@@ -122,7 +122,9 @@ def explanation_text(score: score_pb2.NodeScore, width: int, query_prefix: str =
     parts = [_summary(score)]
     now_ns = score.compute_time.ToNanoseconds()
     evidence = [contribution for contribution in score.contributions if _is_shown(contribution)]
-    if score.state != score_pb2.HEALTHY and _has_other_reason(score):
+    # A report, or an earlier cause, is a reason that is not in the evidence.
+    is_other = score.reason_words not in ["", *(e.words for e in score.contributions)]
+    if score.state != score_pb2.HEALTHY and is_other:
         parts.append(f"{_state(score)}: {score.reason_words}.")
     if evidence:
         costs = any(map(_costs, evidence))
@@ -191,13 +193,6 @@ def _chances(score: score_pb2.NodeScore) -> list[str]:
 def _whole(device: str) -> str:
     """Return the GPU that contains *device*, such as a link; else *device* itself."""
     return device.partition("/")[0] if device.startswith("GPU-") else device
-
-
-def _has_other_reason(score: score_pb2.NodeScore) -> bool:
-    """Return whether the state's reason is not in the evidence: a report, or an earlier cause."""
-    return bool(score.reason_words) and score.reason_words not in [
-        e.words for e in score.contributions
-    ]
 
 
 def _hazard_without_evidence(score: score_pb2.NodeScore) -> str:

@@ -86,10 +86,6 @@ def component_speeds(
     return speeds
 
 
-def _no_hosts() -> Codes:
-    return np.zeros(0, dtype=np.int32)
-
-
 @dataclass(frozen=True, slots=True)
 class GangWaits:
     """Culprits: the evidence for their jobs' other hosts, and the job's name ("" if it has none).
@@ -101,7 +97,7 @@ class GangWaits:
 
     culprits: tuple[Evidence, ...] = ()
     jobs: tuple[str, ...] = ()
-    culprit_index: Codes = field(default_factory=_no_hosts)
+    culprit_index: Codes = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
 
     def evidence_for(self, host: int) -> Evidence | None:
         """Return the culprit for which *host* waits, as evidence without cost."""
