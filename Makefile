@@ -159,7 +159,7 @@ proto: .venv/ready-dev
 	@[ -d build/protoc-$(OLDEST_GRPC) ] || $(PIP) install -q --only-binary :all: --target build/protoc-$(OLDEST_GRPC) grpcio-tools==$(OLDEST_GRPC)
 	$(PROTOC) --python_out=build/names --pyi_out=build/names $(WIRE)/*.proto
 	$(PROTOC) --grpc_python_out=build/names $(GRPC:%=$(WIRE)/%.proto)
-	$(BIN)/python packaging/build/compact_wire.py contract/wire/*_pb2.py
+	$(BIN)/python packaging/build/compact_wire.py contract/wire/*_pb2*.py
 
 docs: .venv/ready-dev
 	$(BIN)/python -m tests.contract.signals_page > docs/signals.md

@@ -34,11 +34,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "aggregator",
         "the table of hosts, refreshed",
     ),
-    "advise": (
-        ".aggregator.commands.advise",
-        "aggregator",
-        "what to do about hosts, and its cost",
-    ),
+    "advise": (".aggregator.commands.advise", "aggregator", "what to do about hosts, and its cost"),
     "job": (
         ".aggregator.commands.job",
         "aggregator",
@@ -69,11 +65,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "executor",
         "carry out advisories in Slurm, Kubernetes, HTCondor: run, doctor, undo",
     ),
-    "why": (
-        ".aggregator.commands.why",
-        "aggregator",
-        "why a Slurm job waits, and what would help",
-    ),
+    "why": (".aggregator.commands.why", "aggregator", "why a Slurm job waits, and what would help"),
     "mirror": (
         ".aggregator.commands.mirror",
         "aggregator",
@@ -95,11 +87,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "agent",
         "what this host's agent can and cannot read, and how to fix it",
     ),
-    "gang": (
-        ".agent.commands.gang",
-        "agent",
-        "in a Slurm job: a step that outlives lost nodes",
-    ),
+    "gang": (".agent.commands.gang", "agent", "in a Slurm job: a step that outlives lost nodes"),
     "xid": (".agent.commands.xid", "agent", "what an XID code or log line means, and what to do"),
     "admin": (".aggregator.commands.admin", "aggregator", "backup, restore, verify, compact, ..."),
     "declared": (

@@ -15,16 +15,32 @@ WITHOUT = "GANGLINE_WITHOUT_EXTENSIONS"
 
 
 def write_nvml_lists(folder: Path) -> None:
-    """Write the lists of NVML's calls and readings that must agree by position, from one table each."""
+    """Write the lists of NVML's calls, readings and layouts that must agree, from one table each."""
     symbols = {}
     for name, struct in (("nvml", "Calls"), ("nvml_parts", "PartsCalls")):
-        declared = Path("ext", f"{name}_abi.pxd").read_text().split(f"cdef struct {struct}:")[1]
+        structs, declared = (
+            Path("ext", f"{name}_abi.pxd").read_text().split(f"cdef struct {struct}:")
+        )
         symbols[name] = tuple(re.findall(r"^    .+?\(\*(\w+)\)\(", declared, re.MULTILINE))
         _write(folder / f"{name}_symbols.pxi", f"SYMBOLS = {symbols[name]!r}\n")
+        _write(folder / f"{name}_layout.pxi", f"LAYOUT = {{\n{_layout(structs)}}}\n")
     named = runpy.run_path("ext/nvml_readings.py")["NAMED"]
     open_slot = symbols["nvml"].index("nvmlDeviceGetHandleByPciBusId_v2")
     members = [*named.values(), "NAMED_COUNT", f"OPEN_SLOT = {open_slot}"]
     _write(folder / "nvml_named.pxi", "cdef enum:\n    " + "\n    ".join(members) + "\n")
+
+
+def _layout(declarations: str) -> str:
+    """Return the items of a dict: C's sizeof and offsetof of each struct -> Cython's value."""
+    items = []
+    for kind, members in re.findall(
+        r"^cdef (?:struct|union) (\w+):\n((?:    .+\n)+)", declarations, re.MULTILINE
+    ):
+        items.append(f'"sizeof({kind})": sizeof({kind}),\n')
+        for member in re.findall(r"(\w+)(?:\[\w+\])?\n", members):
+            offset = f"<size_t>&(<{kind} *>NULL).{member}"
+            items.append(f'"offsetof({kind}, {member})": {offset},\n')
+    return "".join(items)
 
 
 def _write(path: Path, text: str) -> None:

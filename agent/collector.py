@@ -100,14 +100,10 @@ class Collector:
 
     @property
     def names_slow_devices(self) -> bool:
-        """Return whether it overrides `slow_devices`."""
         return type(self).slow_devices is not Collector.slow_devices
 
     def warm_up(self) -> None:
-        """Load a library or open a driver before the first turn, without opening a device.
-
-        Calls are between `ext.place.enter` and `leave`.
-        """
+        """Load a library or open a driver before the first turn, within `ext.place`; no device."""
 
     def idle(self, until_ns: int) -> None:
         """Do work between turns, such as samples at 10 Hz.
@@ -118,14 +114,10 @@ class Collector:
 
     @property
     def has_idle_work(self) -> bool:
-        """Return whether it overrides `idle`."""
         return type(self).idle is not Collector.idle
 
     def skip(self) -> bool:
-        """Skip the due turn if it would only repeat NO_DATA; return whether it was skipped.
-
-        Every NO_DATA_TURNS-th turn is not skipped.
-        """
+        """Skip the due turn if it would only repeat NO_DATA, except every NO_DATA_TURNS-th turn."""
         return False
 
     def start(self, publisher: EventPublisher) -> None:
@@ -216,11 +208,9 @@ class ExcludingCollector(Collector):
     _excluded = NO_DEVICES
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Replace the set of excluded devices."""
         self._excluded = devices
 
     def is_excluded(self, device: str) -> bool:
-        """Return whether calls on *device* are excluded."""
         return bool(self._excluded) and call_slot_name(device) in self._excluded
 
 

@@ -325,8 +325,7 @@ class AgentConfig:
         "", description="the name in the aggregator's certificate; empty: the one in `aggregator`"
     )
     token_file: str = setting(
-        "",
-        description="a file with this host's token, with which it logs in; empty: none",
+        "", description="a file with this host's token, with which it logs in; empty: none"
     )
 
     @property
@@ -353,7 +352,6 @@ class AgentConfig:
 
     @property
     def run_path(self) -> Path:
-        """The agent's run folder."""
         return choose_run_folder(self.run_folder, self.state_folder.parent / "run")
 
     @property

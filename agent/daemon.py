@@ -364,7 +364,6 @@ def _agent_signals(
     samplers: SamplerPool | None,
     blocking_findings: Callable[[], float],
 ) -> Callable[[], dict[str, float | None]]:
-    """Return a function that returns every signal of `agent_10s`."""
     memory = MemoryUsage(lambda: samplers.memory_bytes if samplers else 0)
     return lambda: {
         "agent.spool_bytes": spool.bytes,

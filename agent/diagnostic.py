@@ -72,7 +72,6 @@ class GpuDiagnostic:
 
     @property
     def message(self) -> str:
-        """One line for people."""
         if self.failed or self.warned:
             return "; ".join(self.texts)[:1000]
         counts = f"{len(self.passed)} tests passed, {len(self.skipped)} skipped"

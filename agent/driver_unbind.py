@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..contract.wire.telemetry_pb2 import HealthEvent
-from .xid_quarantine import (
-    GPUS_MAX,
-    SECOND_NS,
-)
+from .xid_quarantine import GPUS_MAX, SECOND_NS
 
 #: If the driver is still bound this long after a sign of an unbind, it stays bound.
 UNBIND_NS_MAX = 10 * SECOND_NS
@@ -63,10 +60,8 @@ class DriverUnbindTracker:
             for address, since_ns in self._since_ns.items()
             if address in bound and now_ns - since_ns >= UNBIND_NS_MAX
         }
-        self._bound, self._ever_bound = (
-            bound,
-            frozenset(sorted(self._ever_bound | bound)[:GPUS_MAX]),
-        )
+        self._bound = bound
+        self._ever_bound = frozenset(sorted(self._ever_bound | bound)[:GPUS_MAX])
         return self.unbind_started(unbound, now_ns), self.bound_again(rebound | never_unbound)
 
     def is_unbound(self, address: str) -> bool:

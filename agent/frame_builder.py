@@ -36,7 +36,6 @@ class SharedTables:
         self._joined: dict[str, Block] = {}
 
     def join(self, filled: Sequence[tuple[str, Block]]) -> list[Block]:
-        """Return the blocks; those of a shared table are joined."""
         for collector, block in filled:
             if self._collectors.setdefault(block.table, collector) != collector:
                 self._shared.add(block.table)
@@ -111,7 +110,6 @@ class FrameBuilder:
     """
 
     def __init__(self, run_id: bytes, boot_id: bytes) -> None:
-        """*run_id*, *boot_id*: 16 bytes each, as in `Stamp`."""
         self.left_out: tuple[tuple[str, str], ...] = ()  # (table, reason) in the last frame
         self.left_out_count = 0  # tables left out since the start
         self._run_id = run_id

@@ -34,12 +34,7 @@ from .hardware.open_handles import agent_processes, blocking, open_handles
 from .release_state import ReleasedGpu, ReleaseStateFile
 from .sampler.pool import SamplerPool
 from .sampler.quarantine import DeviceState
-from .xid_quarantine import (
-    XidQuarantine,
-    address_of,
-    is_address,
-    quarantine_reason,
-)
+from .xid_quarantine import XidQuarantine, address_of, is_address, quarantine_reason
 
 #: QuarantineStates of a device in which an agent process is in a call (`agent.sampler.quarantine`).
 STUCK_STATES = frozenset(("HUNG", "ABANDONED"))
@@ -160,12 +155,8 @@ class GpuReleaser:
         *publisher* gets each GPU that was released or resumed. *nodes* returns device node -> PCI
         address, `nvidia3` -> `0000:9b:00.0`, without a call that may hang.
         """
-        self._samplers, self._callbacks, self._clock, self._roots = (
-            samplers,
-            callbacks,
-            clock,
-            roots,
-        )
+        self._samplers, self._callbacks = samplers, callbacks
+        self._clock, self._roots = clock, roots
         self._publisher, self._file, self._nodes = publisher, file, nodes
         self._xid_quarantine = XidQuarantine()
         before = file.read(clock.boottime_ns())
@@ -250,7 +241,6 @@ class GpuReleaser:
         return resumed
 
     def released(self) -> list[ReleasedGpu]:
-        """Return the released GPUs."""
         released = self._samplers.released().items()
         return [
             ReleasedGpu(address, until_ns, self._reasons.get(address, ""))

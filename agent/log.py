@@ -84,7 +84,7 @@ class RateLimitFilter(logging.Filter):
 
 
 class LogfmtFormatter(logging.Formatter):
-    """`time=... level=... cause=... words="..."`: a single line for any message."""
+    """`time=... level=... cause=... msg="..."`: a single line for any message."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         """Hide the values in *environment* that look like secrets."""
@@ -96,7 +96,7 @@ class LogfmtFormatter(logging.Formatter):
         message = self._redact(record.getMessage()[: 4 * MESSAGE_CHARACTERS_MAX])
         line = f"time={when} level={record.levelname.lower()}"
         line += f" cause={getattr(record, 'cause', record.name)}"
-        line += f" words={json.dumps(message[:MESSAGE_CHARACTERS_MAX])}"
+        line += f" msg={json.dumps(message[:MESSAGE_CHARACTERS_MAX])}"
         if repeated := getattr(record, "repeated", 0):
             line += f" repeated={repeated}"
         if record.exc_info and record.exc_info[0]:
@@ -144,7 +144,6 @@ def start(stream: TextIO, level: int = logging.INFO) -> logging.Handler:
 
 
 def stop(handler: logging.Handler) -> None:
-    """Undo `start`."""
     package_logger = logging.getLogger(__name__.partition(".")[0])
     package_logger.removeHandler(handler)
     package_logger.propagate = True

@@ -69,10 +69,7 @@ class ProcessSignals:
     """
 
     def __init__(self, clock: Clock, reload: Callable[[], bool] | None = None) -> None:
-        """*reload* is called on SIGHUP, in the main thread.
-
-        None: SIGHUP ends the run, as for a process whose terminal is closed.
-        """
+        """*reload* is called on SIGHUP, in the main thread; None: SIGHUP ends the run."""
         self.stop = threading.Event()
         self._clock = clock
         self._reload, self._restart = reload, False
@@ -343,8 +340,6 @@ def _descriptors(samplers: SamplerPool, callbacks: CallbackQueue) -> Callable[[]
 
 
 def _call_each(*callbacks: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that calls each of *callbacks*."""
-
     def call() -> None:
         for callback in callbacks:
             callback()

@@ -8,9 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from .xid_quarantine import (
-    _ADDRESS,
-)
+from .xid_quarantine import _ADDRESS
 
 # An agent that starts, also in place of a killed agent, reads the releases of this boot from a
 # file, so that it does not resume a GPU during its repair.
@@ -33,7 +31,6 @@ class ReleasedGpu(NamedTuple):
 
 
 def format_released(boot_id: bytes, released: Iterable[ReleasedGpu]) -> bytes:
-    """Return the file's content."""
     gpus = [{"gpu": gpu.address, "until_ns": gpu.until_ns, "why": gpu.reason} for gpu in released]
     return json.dumps({"boot_id": boot_id.hex(), "released": gpus}).encode()
 

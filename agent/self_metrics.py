@@ -78,10 +78,7 @@ class MemoryUsage:
 
 
 class SelfMetrics:
-    """Fills `collector_10s`, a row per collector, and `agent_10s`.
-
-    A collector without a turn has no valid cell.
-    """
+    """Fills `collector_10s`, a row per collector, empty before its first turn, and `agent_10s`."""
 
     def __init__(
         self,

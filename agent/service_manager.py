@@ -72,11 +72,9 @@ class Notifier:
         self._send(f"READY=1\nSTATUS=not reloaded: {' '.join(reason.split())}")
 
     def stopping(self) -> None:
-        """Report that the agent ends."""
         self._send("STOPPING=1\nSTATUS=sending what is left")
 
     def close(self) -> None:
-        """Release the socket."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -162,10 +160,7 @@ class Reload:
         self._notifier = notifier
 
     def try_reload(self) -> bool:
-        """Return whether the run must end and start over. Never raises.
-
-        If so, a further SIGHUP stays pending for the new run.
-        """
+        """Return whether the run must end and start over; a further SIGHUP then stays pending."""
         try:
             config = self._read()
             self._check(config)

@@ -86,7 +86,6 @@ class PendingReports:
     dropped: int = 0  # events beyond ENTRIES_MAX different keys
 
     def add(self, key: Hashable, now_ns: int) -> None:
-        """Record an event."""
         known = self._waiting.get(key)
         if known:
             known.last_ns, known.count = now_ns, known.count + 1

@@ -138,7 +138,7 @@ class Evidence:
     relative_speed_factor: float  # 1.0: full speed
     score_delta: float  # score minus the score without this evidence; negative: it lowers the score
     reason: Reason
-    words: str  # description: "GPU-3f.. clock at 68 % of its peers, held down by heat"
+    message: str  # description: "GPU-3f.. clock at 68 % of its peers, held down by heat"
     observed_ns: int  # aggregator's clock
     sql: str  # query of its input rows
     #: State of the GPU in this evidence, if stored (`scoring/score_rows.py`).

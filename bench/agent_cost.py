@@ -1,10 +1,7 @@
-"""CPU of the agent at its real rate with cold caches, against a C program with the same reads
-(floor.c).
+"""CPU of the agent at its real rate with cold caches, against the same reads in C (floor.c).
 
-The host is a folder (`tests/hosts`, with RDMA ports up to the counter files of a large GPU host)
-with eight GPUs of the stand-in NVML; all collectors, the ring of 10 Hz, frames, spool and transport
-to a real aggregator run. Agent and children count together. The stand-in first counts the agent's
-NVML calls; the floor makes the same number, and both counts over the measured seconds are compared.
+Agent and children count together. The stand-in NVML first counts the agent's calls; the floor makes
+the same number, and both counts over the measured seconds are compared.
 """
 
 from __future__ import annotations
@@ -25,15 +22,14 @@ from tests.fake_nvml.scenario import Scenario, gpus
 
 from . import node_exporter
 from .folder_host import FILES_MIN, PORTS, files_of, make_host
-from .measure import CallTimer, ProcessCost, Result, family
+from .measure import CallTimer, ProcessCost, Result, ended, family
 
 GPUS = 8
 WARM_UP_SECONDS = 12
 #: Seconds in which calls are counted: two turns of the ten-second readings.
 COUNTED_SECONDS = 20
 MEASURED_SECONDS = 60
-#: The run is invalid if the floor's number of calls differs from the agent's by more than this
-#: share.
+#: Maximum difference between the floor's and the agent's number of calls, as a share.
 CALLS_SHARE_MAX = 0.05
 #: Targets (issue 4): ratio of CPU, MB, wake-ups a second.
 MEMORY_MB, WAKES_MAX = 40.0, 25.0
@@ -55,13 +51,35 @@ class Ground:
     files: Mapping[str, set[str]]  # by pace
 
     @classmethod
-    def make(cls, folder: Path, run_folder: Path) -> Ground:
-        roots = make_host(folder)
-        files = {pace: files_of(roots, pace) for pace in ("1s", "10s", "60s")}
-        count = sum(map(len, files.values()))
-        if count < FILES_MIN:
-            raise RuntimeError(f"the host has {count} files that are read, {FILES_MIN} are wanted")
-        return cls(folder, roots.sys.parent, run_folder, build(folder / "nvml"), files)
+    @contextmanager
+    def temporary(cls) -> Iterator[Ground]:
+        """Yield the host in temporary folders, its run folder in memory, as /run is."""
+        memory = MEMORY_FOLDER if os.access(MEMORY_FOLDER, os.W_OK) else None
+        with (
+            tempfile.TemporaryDirectory() as name,
+            tempfile.TemporaryDirectory(dir=memory) as run_folder,
+        ):
+            folder = Path(name)
+            roots = make_host(folder)
+            files = {pace: files_of(roots, pace) for pace in ("1s", "10s", "60s")}
+            count = sum(map(len, files.values()))
+            if count < FILES_MIN:
+                raise RuntimeError(
+                    f"the host has {count} files that are read, expected {FILES_MIN}"
+                )
+            library = build(folder / "nvml")
+            yield cls(folder, roots.sys.parent, Path(run_folder), library, files)
+
+    def agent_options(self, name: str, *options: str) -> list[str]:
+        """Return the options of an agent with folders of its own; create its folder."""
+        folder = self.folder / name
+        folder.mkdir()
+        settings = [
+            f"host={name}", f"sys_root={self.root / 'sys'}", f"proc_root={self.root / 'proc'}",
+            f"nvml_library={self.library}", f"run_folder={self.run_folder / name}",
+            *(f"{kind}_folder={folder / kind}" for kind in ("spool", "events", "state")),
+        ]  # fmt: skip
+        return [word for setting in (*settings, *options) for word in ("--set", setting)]
 
     def gpus(self, name: str) -> CallTimer:
         """Create the GPU scenario of one process family, with counted calls."""
@@ -75,34 +93,29 @@ def _command(log: Path, *arguments: str, **environment: str) -> Iterator[int]:
             [sys.executable, "-m", "gangline.cli", *arguments],
             stdout=out, stderr=out, env={**os.environ, **environment},
         )  # fmt: skip
-    try:
+    with ended(child):
         yield child.pid
-    finally:
-        child.terminate()
-        child.wait(30)
-
-
-def _service_environment() -> dict[str, str]:
-    lines = (line.partition("Environment=") for line in UNIT.read_text().splitlines())
-    return dict(assignment.split("=", 1) for before, key, assignment in lines if key and not before)
 
 
 @contextmanager
-def _agent(ground: Ground, calls: CallTimer) -> Iterator[int]:
-    """Run an agent of that host; yield its pid after its start-up."""
-    folder, root = ground.folder, ground.root
-    settings = {
-        "host": "bench", "sys_root": root / "sys", "proc_root": root / "proc",
-        "nvml_library": ground.library, "spool_folder": folder / "spool",
-        "events_folder": folder / "events", "state_folder": folder / "state",
-        "run_folder": ground.run_folder,
-    }  # fmt: skip
-    options = [w for key, value in settings.items() for w in ("--set", f"{key}={value}")]
-    arguments = ("agent", *options, "--aggregator", AGGREGATOR)
-    log = folder / "agent.log"
-    environment = {**_service_environment(), "GANGLINE_FAKE_NVML": str(calls.scenario)}
-    with _command(log, *arguments, **environment) as pid:
-        time.sleep(WARM_UP_SECONDS)
+def running_aggregator(ground: Ground) -> Iterator[int]:
+    """Run an aggregator for the agents; yield its pid."""
+    data = ("--data", str(ground.folder / "aggregator"))
+    log = ground.folder / "aggregator.log"
+    with _command(log, "aggregator", *data, "--listen", AGGREGATOR) as pid:
+        yield pid
+
+
+@contextmanager
+def running_agent(
+    ground: Ground, name: str, calls: CallTimer, *options: str, **environment: str
+) -> Iterator[int]:
+    """Run an agent as its unit does; yield its pid."""
+    lines = (line.partition("Environment=") for line in UNIT.read_text().splitlines())
+    unit = dict(assignment.split("=", 1) for before, key, assignment in lines if key and not before)
+    environment = {**unit, "GANGLINE_FAKE_NVML": str(calls.scenario), **environment}
+    arguments = (*ground.agent_options(name, *options), "--aggregator", AGGREGATOR)
+    with _command(ground.folder / name / "log", "agent", *arguments, **environment) as pid:
         yield pid
 
 
@@ -123,33 +136,20 @@ def _floor(ground: Ground, calls: CallTimer, wanted: Mapping[str, float]) -> Ite
         [program, *lists, ground.library, plan, seconds],
         stdout=subprocess.DEVNULL, env={**os.environ, "GANGLINE_FAKE_NVML": str(calls.scenario)},
     )  # fmt: skip
-    try:
+    with ended(child):
         yield child.pid
-    finally:
-        child.terminate()
-        child.wait(30)
 
 
 def run(seed: int) -> list[Result]:
-    """Measure agent, floor and node_exporter on the same folder at the same time.
-
-    On a shared machine the cost of a second varies by a factor of two. *seed* is ignored.
-    """
+    """Measure agent, floor and node_exporter on one folder at the same time; *seed* is ignored."""
     del seed
-    memory = MEMORY_FOLDER if os.access(MEMORY_FOLDER, os.W_OK) else None
-    with (
-        tempfile.TemporaryDirectory() as name,
-        tempfile.TemporaryDirectory(dir=memory) as run_folder,
-        ExitStack() as stack,
-    ):
-        folder = Path(name)
-        ground = Ground.make(folder, Path(run_folder))
-        exporter = node_exporter.find(folder / "node_exporter")
+    with Ground.temporary() as ground, ExitStack() as stack:
+        exporter = node_exporter.find(ground.folder / "node_exporter")
         enter = stack.enter_context
-        aggregator = ("aggregator", "--data", str(folder / "aggregator"), "--listen", AGGREGATOR)
-        enter(_command(folder / "aggregator.log", *aggregator))
+        enter(running_aggregator(ground))
         calls = {"agent": ground.gpus("agent.gpus"), "floor": ground.gpus("floor.gpus")}
-        pids = {"agent": enter(_agent(ground, calls["agent"]))}
+        pids = {"agent": enter(running_agent(ground, "agent", calls["agent"]))}
+        time.sleep(WARM_UP_SECONDS)
         wanted = calls["agent"].rates(COUNTED_SECONDS, GPUS)
         pids["floor"] = enter(_floor(ground, calls["floor"], wanted))
         sizes = [0] * MEASURED_SECONDS
@@ -159,7 +159,7 @@ def run(seed: int) -> list[Result]:
         costs, calls_made = _measure(pids, calls)
         if len(sizes) < MEASURED_SECONDS // 2:
             raise RuntimeError(f"node_exporter answered {len(sizes)} scrapes of {MEASURED_SECONDS}")
-        log = (folder / "agent.log").read_text()
+        log = (ground.folder / "agent/log").read_text()
     if "cause=aggregator.connected" not in log:
         raise RuntimeError(f"the agent never reached the aggregator:\n{log[-2000:]}")
     return _results(ground, costs, calls_made)

@@ -1,9 +1,7 @@
 """CPU of reading eight AMD GPUs, against a C program that reads the same files.
 
-The host is the folder of an MI300X host in SPX: eight tables of 3,872 bytes, memory in use, and a
-tenth of 48 RAS counts a turn. CPU time of the thread alone, the median over the turns: back to back
-(for the comparison), and cold, once a second (as in the agent). Both programs take alternate
-batches in the same seconds, and each goes first equally often.
+CPU time of the thread alone, the median over the turns: back to back, and cold, once a second. Both
+programs take alternate batches in the same seconds, and each goes first equally often.
 """
 
 from __future__ import annotations
@@ -54,9 +52,7 @@ def run(seed: int) -> list[Result]:
 
 
 class PassingClock:
-    """A clock that advances a second per reading, so that ten-second readings are due every ten
-    turns.
-    """
+    """A clock that advances a second per reading: ten-second readings are due every ten turns."""
 
     def __init__(self) -> None:
         self.now_ns = 10**18

@@ -31,22 +31,17 @@ if __name__ == "__main__":
 
 
 def run(seed: int) -> list[Result]:
-    """Start each in turn, RUNS times; return the medians: installed as from a wheel, and from this
-    tree.
-    """
+    """Start each command in turn, RUNS times; return the medians."""
     with tempfile.TemporaryDirectory() as folder:
         where = Path(folder)
         _show(where)
         tree = Path(sys.executable).with_name("gangline")
         arguments = ("check", "--run-folder", folder)
-        durations = _in_turn(
-            {
-                "installed": (str(_installed(where / "installed")), *arguments),
-                "tree": (str(tree), *arguments),
-                "pass": (sys.executable, "-c", "pass"),
-                "bare": BARE,
-            }
-        )
+        commands = {
+            "installed": (str(_installed(where / "installed")), *arguments),
+            "tree": (str(tree), *arguments), "pass": (sys.executable, "-c", "pass"), "bare": BARE,
+        }  # fmt: skip
+        durations = _in_turn(commands)
     peer, bare = " ".join(BARE), 1000 * durations["bare"]
     floor = f"of it {1000 * durations['pass']:.1f} ms are this tree's own `python -c pass`"
     return [
@@ -71,24 +66,15 @@ def _installed(folder: Path) -> Path:
 
 def _show(folder: Path) -> None:
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    result = {
-        **dict.fromkeys(verdict.FINDING_TEXTS, "a text of some length"),
-        "since_ns": now_ns,
-        "confirmed_ns": now_ns,
-        "count": 1,
-        "enforceable": True,
-    }
+    texts = dict.fromkeys(verdict.FINDING_TEXTS, "a text of some length")
+    times = {"since_ns": now_ns, "confirmed_ns": now_ns}
+    finding = texts | times | {"count": 1, "enforceable": True}
     shown = {
-        **dict.fromkeys(("host", "agent_version", "policy", "boot_id"), "gpu-017"),
-        "format": verdict.FORMAT,
-        "boottime_ns": now_ns,
-        "enforcing": ["xid79"],
-        "permit": None,
-        "notes": [],
-        "findings": [result] * 4,
-        "left_out": 0,
-    }
-    (folder / "status.json").write_text(json.dumps({**shown, "boot_id": check.boot_id()}))
+        "host": "gpu-017", "agent_version": "gpu-017", "policy": "gpu-017", "boot_id": check.boot_id(),
+        "format": verdict.FORMAT, "boottime_ns": now_ns, "enforcing": ["xid79"], "permit": None,
+        "notes": [], "findings": [finding] * 4, "left_out": 0,
+    }  # fmt: skip
+    (folder / "status.json").write_text(json.dumps(shown))
 
 
 def _in_turn(commands: Mapping[str, Sequence[str]]) -> dict[str, float]:

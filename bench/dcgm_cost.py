@@ -1,32 +1,24 @@
-"""CPU of reading DCGM: two agents on one host over the same seconds, only the second with a host
-engine.
+"""CPU of reading DCGM: two agents on one host over the same seconds, one with a host engine.
 
-The engine is the stand-in's, with eight GPUs before Hopper, every profiling field and health
-watched: the most expensive case for `listen`. The stand-in answers within the agent's process; a
-real client waits for a socket.
+The engine is a stand-in within the agent's process; a real client waits for a socket.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 from tests import fake_dcgm
 from tests.fake_nvml.scenario import gpus
 
 from .agent_cost import (
-    AGGREGATOR,
     GPUS,
     MEASURED_SECONDS,
-    MEMORY_FOLDER,
     WARM_UP_SECONDS,
     Ground,
-    _command,
-    _service_environment,
+    running_agent,
+    running_aggregator,
 )
 from .measure import ProcessCost, Result, family
 
@@ -36,32 +28,8 @@ LANES_SECONDS_MAX = 120
 CPU_RATIO_MAX = 1.1
 
 
-@contextmanager
-def _agent(ground: Ground, name: str, engine: fake_dcgm.HostEngine, *options: str) -> Iterator[int]:
-    folder = ground.folder / name
-    settings = {
-        "host": name, "sys_root": ground.root / "sys", "proc_root": ground.root / "proc",
-        "nvml_library": ground.library, "spool_folder": folder / "spool", "events_folder": folder / "events",
-        "state_folder": folder / "state", "run_folder": ground.run_folder / name,
-    }  # fmt: skip
-    folder.mkdir()
-    given = [w for key, value in settings.items() for w in ("--set", f"{key}={value}")]
-    given += [w for option in options for w in ("--set", option)]
-    scenario = ground.gpus(f"{name}.gpus").scenario
-    environment = _service_environment() | {
-        "GANGLINE_FAKE_NVML": str(scenario),
-        "GANGLINE_FAKE_DCGM": str(engine.path),
-    }
-    with _command(
-        folder / "log", "agent", *given, "--aggregator", AGGREGATOR, **environment
-    ) as pid:
-        yield pid
-
-
 def _engine(folder: Path, capability: int) -> fake_dcgm.HostEngine:
-    """Return an engine that watches every profiling field at 1 Hz, XIDs and the health of all
-    systems.
-    """
+    """Return an engine that watches all profiling fields at 1 Hz, XIDs and all health systems."""
     engine = fake_dcgm.HostEngine(folder / "engine")
     for number, gpu in enumerate(gpus(GPUS)):
         engine.gpu(number, gpu.uuid, gpu.address, capability)
@@ -86,50 +54,40 @@ def _wait_for_lanes(pid: int, *, with_dcgm: bool) -> None:
 
 
 def run(seed: int) -> list[Result]:
-    """Measure Hopper GPUs, and older GPUs, whose profiling metrics are read each second.
-
-    *seed* is ignored.
-    """
+    """Measure Hopper GPUs, and older GPUs, whose profiling metrics are read each second."""
     del seed
     return [*_measure("Hopper", 9), *_measure("before Hopper", 8)]
 
 
 def _measure(kind: str, capability: int) -> list[Result]:
-    memory = MEMORY_FOLDER if os.access(MEMORY_FOLDER, os.W_OK) else None
-    with (
-        tempfile.TemporaryDirectory() as name,
-        tempfile.TemporaryDirectory(dir=memory) as run_folder,
-        ExitStack() as stack,
-    ):
-        folder = Path(name)
-        ground = Ground.make(folder, Path(run_folder))
-        engine = _engine(folder, capability)
-        library = fake_dcgm.build(folder, 4)
-        aggregator = ("aggregator", "--data", str(folder / "aggregator"), "--listen", AGGREGATOR)
-        stack.enter_context(_command(folder / "aggregator.log", *aggregator))
-        pids = {
-            "without": stack.enter_context(_agent(ground, "without", engine, "dcgm=off")),
-            "with": stack.enter_context(_agent(ground, "with", engine, f"dcgm_library={library}")),
-        }
+    with Ground.temporary() as ground, ExitStack() as stack:
+        engine = _engine(ground.folder, capability)
+        library = fake_dcgm.build(ground.folder, 4)
+        stack.enter_context(running_aggregator(ground))
+        pids = {}
+        for name, option in (("without", "dcgm=off"), ("with", f"dcgm_library={library}")):
+            calls = ground.gpus(f"{name}.gpus")
+            agent = running_agent(ground, name, calls, option, GANGLINE_FAKE_DCGM=str(engine.path))
+            pids[name] = stack.enter_context(agent)
         for each, pid in pids.items():
             _wait_for_lanes(pid, with_dcgm=each == "with")
         time.sleep(WARM_UP_SECONDS)
         # fixed sets of processes: the inventory's child starts and exits
         families = {name: family(pid) for name, pid in pids.items()}
         before = {name: ProcessCost.now(families[name]) for name in pids}
-        calls = len(engine.calls)
+        asked = len(engine.calls)
         time.sleep(MEASURED_SECONDS)
         costs = {name: ProcessCost.now(families[name]).since(before[name]) for name in pids}
-        calls = len(engine.calls) - calls
-    if calls < MEASURED_SECONDS // 10:
-        raise RuntimeError(f"the agent made {calls} calls of DCGM in {MEASURED_SECONDS} s")
+        asked = len(engine.calls) - asked
+    if asked < MEASURED_SECONDS // 10:
+        raise RuntimeError(f"the agent made {asked} calls of DCGM in {MEASURED_SECONDS} s")
     second = MEASURED_SECONDS
     ours, peer = costs["with"], costs["without"]
     shares = " + ".join(
         f"{process} {seconds * 1e6 / second:.0f}"
         for process, seconds in zip(ours.names, ours.cpu_by_process, strict=True)
     )
-    notes = f"{calls} calls in {second} s, {GPUS} GPUs, 13 health systems; by process {shares}"
+    notes = f"{asked} calls in {second} s, {GPUS} GPUs, 13 health systems; by process {shares}"
     return [
         Result(f"agent CPU with `dcgm = \"listen\"`, {kind}", ours.cpu_seconds * 1e6 / second, "us/s",
                "the same agent, `off`", peer.cpu_seconds * 1e6 / second, notes),

@@ -1,12 +1,7 @@
 """CPU and latency of an executor: real Slurm, real advice over gRPC, and the executor's own loop.
 
-- From PROPOSED to the answer of the last command, and until the job runs elsewhere. Peer: the same
-  commands by a script that knows node and job beforehand (hold, requeue, `StartTime=now` in the
-  next second), the floor.
-- A controller of 10,000 nodes without their slurmd: a start that reconciles 100 marks, and 100
-  advisories at once.
-- CPU of slurmctld for the executor's reading: the time of all RPCs that `sdiag` counts while the
-  executor is the only client.
+Peer of a failover: the same commands by a script that knows node and job beforehand (hold, requeue,
+`StartTime=now` in the next second). A controller of 10,000 nodes serves the other measurements.
 """
 
 from __future__ import annotations
@@ -43,8 +38,7 @@ from tests.slurm_cluster import MISSING, SlurmCluster, has_slurm, running_slurm
 RUNS, NODES, JOB_NODES = 20, 8, 3
 LARGE_NODES, ADVISORIES = 10_000, 100
 QUIET_SECONDS = 30.0
-#: Without slurmd these nodes are down, and no advisories are made for nodes that are out of
-#: service.
+#: Nodes without slurmd are down, and nodes out of service get no advisories.
 LARGE = (
     f"NodeName=host[0-{LARGE_NODES - 1}] NodeHostname=localhost NodeAddr=127.0.0.1 "
     f"Port=[20000-{20_000 + LARGE_NODES - 1}] State=DOWN"

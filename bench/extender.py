@@ -1,6 +1,4 @@
-"""Latency of the scheduler extender against an echo of equal size, and of kube-scheduler with and
-without it.
-"""
+"""Latency of the scheduler extender against an echo of equal size."""
 
 from __future__ import annotations
 
@@ -15,58 +13,34 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.synchronize import Event as ProcessEvent
 from pathlib import Path
-from typing import Any
 
 from bench.measure import Result, percentile
-from gangline.aggregator.executors.kubernetes_api import ApiAccess, ApiError, ApiServer
 from tests.aggregator.executors.serving_extender import mirror_node, write_mirror
-from tests.aggregator.executors.test_extender_scheduler import configuration
-from tests.kubernetes_cluster import (
-    ADMIN_TOKEN,
-    MISSING,
-    NAMESPACE,
-    People,
-    RealKubernetes,
-    has_kubernetes,
-    pod_path,
-    running_kubernetes,
-)
 from tests.processes import GUARD_SECONDS, free_port
 
 NODES = 5000
 #: Nodes in one request: a scheduler of 5,000 nodes considers a tenth of them.
 SHOWN = 500
-ROUNDS, REQUESTS, PODS = 5, 1000, 200
-CREATORS = 4
+ROUNDS, REQUESTS = 5, 1000
 
 
-def run(seed: int, nodes: int = NODES) -> list[Result]:
-    """Measure the answer, and the scheduler if Kubernetes is installed. *seed* is ignored."""
+def run(seed: int) -> list[Result]:
+    """Measure the answers. *seed* is ignored."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         mirror = Path(folder, "mirror", "nodes")
         mirror.parent.mkdir()
-        with fresh_mirror(mirror, nodes), extender_process(mirror) as port:
-            results = [answers(port, path) for path in ("filter", "prioritize")]
-            if not has_kubernetes():
-                print(MISSING, file=sys.stderr)
-                return results
-            cluster = Path(folder, "cluster")
-            cluster.mkdir()
-            with running_kubernetes(cluster) as real:
-                return [*results, *scheduler(real, port, nodes)]
+        with fresh_mirror(mirror), extender_process(mirror) as port:
+            return [answers(port, path) for path in ("filter", "prioritize")]
 
 
 @contextmanager
-def fresh_mirror(path: Path, nodes: int) -> Iterator[None]:
-    """Run a mirror that is written every 3 s, as by `gangline mirror`: reading it is part of the
-    measurement.
-    """
+def fresh_mirror(path: Path) -> Iterator[None]:
+    """Rewrite a mirror every 3 s, as `gangline mirror` does: reading it is measured, too."""
     result = [
-        mirror_node(f"n{index}", index % 4, ready=index % 100 != 7) for index in range(1, nodes + 1)
+        mirror_node(f"n{index}", index % 4, ready=index % 100 != 7) for index in range(1, NODES + 1)
     ]
     ended = threading.Event()
 
@@ -135,7 +109,7 @@ def _echo(taken: int, given: int, port: int, ready: ProcessEvent) -> None:
 def answers(port: int, verb: str) -> Result:
     """Compare the p99 of an answer with the p99 of the echo, alternating."""
     names = [f"n{10 * index + 1}" for index in range(SHOWN)]
-    pod = {"metadata": {"name": "train-0", "namespace": NAMESPACE}, "spec": {"containers": [{"name": "main", "image": "none"}]}}  # fmt: skip
+    pod = {"metadata": {"name": "train-0", "namespace": "ml"}, "spec": {"containers": [{"name": "main", "image": "none"}]}}  # fmt: skip
     body = json.dumps(
         {"Pod": pod, "Nodes": None, "NodeNames": names}, separators=(",", ":")
     ).encode()  # as Go writes it
@@ -190,92 +164,3 @@ def _round(ours: socket.socket, echo: socket.socket, request: bytes, size: int) 
                 left -= len(plain.recv(1 << 17))
             durations.append(time.perf_counter() - begin)
     return seconds
-
-
-def scheduler(real: RealKubernetes, port: int, nodes: int) -> list[Result]:
-    """Compare the time that the scheduler needs for a pod, with the extender and without, by turns."""
-    access = real.access(ADMIN_TOKEN)
-    with closing(ApiServer(access)) as api:
-        people = People(access)
-        end = time.monotonic() + GUARD_SECONDS
-        while True:
-            try:
-                people.add_namespace()
-                break
-            except ApiError:
-                assert time.monotonic() < end
-                time.sleep(0.2)
-        _create(access, [_node(index) for index in range(1, nodes + 1)], "/api/v1/nodes")
-        both = configuration(port)
-        ranks = {key: value for key, value in both.items() if key != "filterVerb"}
-        result: dict[str, list[float]] = {"without it": [], "ranks": [], "ranks and filters": []}
-        for number in range(ROUNDS):
-            for name, extenders in zip(result, ([], [ranks], [both]), strict=True):
-                result[name].append(
-                    _schedule(real, api, extenders, f"{name[-2:]}{number}".replace(" ", ""))
-                )
-        people.api.close()
-    return [
-        _compare(name, result[name], result["without it"], nodes)
-        for name in result
-        if name != "without it"
-    ]
-
-
-def _compare(name: str, ours: list[float], peer: list[float], nodes: int) -> Result:
-    value, floor = statistics.median(ours), statistics.median(peer)
-    notes = (
-        f"{ROUNDS} rounds of {PODS} pods by turns: {1 / value:.0f} pods/s with it, {1 / floor:.0f} without: {floor / value:.2f} of the rate; "
-        f"rounds {_rates(ours)}, and {_rates(peer)}"
-    )
-    return Result(f"kube-scheduler, {nodes} nodes, a pod, with an extender that {name}", 1000 * value, "ms", "without it", 1000 * floor, notes)  # fmt: skip
-
-
-def _rates(seconds: list[float]) -> str:
-    return f"{1 / max(seconds):.0f} to {1 / min(seconds):.0f}"
-
-
-def _node(at: int) -> Any:
-    resources = {"cpu": "64", "memory": "1Ti", "pods": "110", "nvidia.com/gpu": "8"}
-    conditions = [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]
-    status = {"capacity": resources, "allocatable": resources, "conditions": conditions}
-    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"n{at}"}, "status": status}
-
-
-def _pod(name: str) -> Any:
-    container = {"name": "main", "image": "none", "resources": {"requests": {"cpu": "1"}}}
-    spec = {"containers": [container], "automountServiceAccountToken": False}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
-
-
-def _create(access: ApiAccess, things: list[Any], path: str) -> None:
-    def some(first: int) -> None:
-        with closing(ApiServer(access)) as api:
-            for thing in things[first::CREATORS]:
-                api.call("POST", path, thing)
-
-    with ThreadPoolExecutor(CREATORS) as pool:
-        list(pool.map(some, range(CREATORS)))
-
-
-def _schedule(real: RealKubernetes, api: ApiServer, extenders: list[Any], prefix: str) -> float:
-    """Create pods while no scheduler runs; return the seconds a pod takes, from the first one bound
-    to the last.
-    """
-    real.stop_scheduler()
-    _create(api.access, [_pod(f"{prefix}-{index}") for index in range(PODS)], f"/api/v1/namespaces/{NAMESPACE}/pods")  # fmt: skip
-    pods, version = api.list_all("/api/v1/pods")
-    watch = api.watch("/api/v1/pods", version)
-    real.start_scheduler(extenders=extenders)
-    bound: dict[str, float] = {}
-    for kind, pod in watch:
-        name = pod["metadata"].get("name", "")
-        if kind == "MODIFIED" and name.startswith(f"{prefix}-") and pod["spec"].get("nodeName"):
-            bound.setdefault(name, time.monotonic())
-        if len(bound) == PODS:
-            break
-    watch.close()
-    times = sorted(bound.values())
-    for pod in pods:
-        api.call("DELETE", pod_path(pod), {"gracePeriodSeconds": 0})
-    return (times[-1] - times[0]) / (PODS - 1)

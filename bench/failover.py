@@ -1,5 +1,4 @@
-"""Time from a kernel log line until the job runs elsewhere: real agent, aggregator, executor and
-Slurm, no operator.
+"""Time from a kernel log line until the job runs elsewhere: agent, aggregator, executor and Slurm.
 
 Each round has new processes of all four. The job runs on three of eight nodes; the agent is one of
 these hosts, and reads a FIFO as /dev/kmsg. Slurm has the settings that docs/slurm.md recommends.

@@ -1,9 +1,6 @@
-"""Time from a kernel log line to the host's local verdict and to a proposed advisory, against the
-limit and an echo.
+"""Time from a kernel log line to the host's local verdict, and to a proposed advisory.
 
-A real agent reads a FIFO as /dev/kmsg, a real aggregator judges, a watcher receives the advice.
-Each round starts new processes, because only one host of the fleet may be out at a time; the line
-is written at a random moment within the second.
+Each round starts new processes, because only one host of the fleet may be out at a time.
 """
 
 from __future__ import annotations
@@ -41,9 +38,7 @@ CODE = "xid79"
 
 
 class RoundSeconds(NamedTuple):
-    """Seconds from the line to the host's own status and to the watcher, and of an empty call by
-    the watcher.
-    """
+    """Seconds from the line to the host's status and to the watcher, and of an empty call."""
 
     status: float
     proposed: float

@@ -40,11 +40,9 @@ from .run_families import FamilyRuns, generate_families
 TRAINING_SEEDS, HELD_OUT_SEEDS = (1, 2, 3, 4, 5), (111, 112, 113)
 WORKLOADS, RUNS_OF_EACH = 600, 4
 HISTORY_RUNS = 2000
-#: Runs of each kind of job, for classes. This share of the runs of a class may be outside its
-#: range, per number.
+#: Runs of each kind of job; share of a class's runs that may be outside its range, per number.
 RUNS_OF_KIND, OUTSIDE_RATIO = 200, 0.002
-#: Factors of the spread of numbers that depend on the day's file system and on the steps between
-#: checkpoints. Set by hand, after one look at `run_families.py` of other seeds (7, 101).
+#: Spread factors of numbers that depend on the file system; set after a look at seeds 7 and 101.
 WIDENED = {
     "host_stall_ratio": 2.0, "checkpoint_ratio": 2.0, "disk_pressure_ratio": 2.0, "checkpoint_interval_seconds": 3.0,
 }  # fmt: skip
@@ -60,7 +58,7 @@ def train() -> None:
     middle = np.nanmedian(features, axis=0)
     model = LogisticRegression(C=0.3, max_iter=400, tol=1e-3).fit(inputs_of(features, middle), labels)  # fmt: skip
     by_class = [features[labels == label] for label in range(len(CLASSES))]
-    # no run of the class has this number: any value is outside
+    # If no run of a class has a number, any value of it is outside the class.
     low, high = (
         np.nan_to_num(
             np.stack([np.nanquantile(values, ratio, axis=0) for values in by_class]), nan=empty
@@ -118,9 +116,7 @@ def fit_similarity(pairs: Floats) -> SimilarityModel:
 
 
 class Searched(NamedTuple):
-    """Runs whose earlier runs are searched: fingerprint, user ("": unknown), and the number of the
-    workload.
-    """
+    """Runs to search: fingerprint, user ("": unknown), number of the workload."""
 
     fingerprints: list[Fingerprint]
     users: list[str]
@@ -158,9 +154,7 @@ def searched_families(runs: FamilyRuns, *, with_users: bool) -> Searched:
 
 
 class Found(NamedTuple):
-    """Counts of *runs*: `missed` found no earlier run, `wrong` first found a run of another
-    workload.
-    """
+    """Counts of runs: `missed` found no earlier run, `wrong` found another workload first."""
 
     runs: int
     missed: int
@@ -180,9 +174,7 @@ def reruns(all_runs: Searched, which: Sequence[int]) -> Found:
 
 
 def similarity_section() -> list[str]:
-    """Return the table of runs that find an earlier run of their workload, and of new workloads
-    that find a wrong one.
-    """
+    """Return the table of known runs that were found, and of new workloads taken for known."""
     lines = ["| workloads | runs | seen before, said to be new | found another workload first | new, taken for known |", "|---|---|---|---|---|"]  # fmt: skip
     for label, name in enumerate(WORKLOAD_CLASSES):
         total, new_known, new_count = Found(0, 0, 0), 0, 0
@@ -233,9 +225,7 @@ def _similarity_row(name: str, found: Found, known: int | None, new: int) -> str
 
 
 def history_section() -> list[str]:
-    """Return the table of runs reported as slower than earlier runs: unchanged runs, and runs that
-    were always slow.
-    """
+    """Return the table of runs reported as slower: unchanged runs, and slow runs."""
     random = np.random.default_rng(HELD_OUT_SEEDS[0])
     lines = ["| earlier runs | as before, said to be slower | 5 % slower, found | 10 % | 15 % |", "|---|---|---|---|---|"]  # fmt: skip
     for earlier in (1, 2, 4, 8, 32):

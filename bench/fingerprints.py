@@ -20,8 +20,7 @@ from gangline.fingerprints.similarity import RunIndex
 
 RUNS, TURNS = 100_000, 21
 HOSTS, GPUS, JOBS = 1024, 8, 200
-#: Seconds of a job that writes a checkpoint of five seconds each minute, and the number of measured
-#: seconds.
+#: Seconds of a job that writes a checkpoint of 5 s each minute; number of measured seconds.
 FORECAST_SECONDS, FORECAST_SECONDS_MEASURED = 420, 40
 FORECAST_BUDGET_SECONDS = 0.030
 SEARCH_BUDGET_SECONDS, SECOND_BUDGET_SECONDS = 0.010, 0.010

@@ -5,12 +5,11 @@ Also the bounded extra memory while the operators' file is written: the limit is
 
 from __future__ import annotations
 
-from .fleet_memory import LIMIT_BYTES
+from .judging import LIMIT_BYTES
 from .load.fleet_run import run as run_load
 from .measure import Result
 
-#: Hosts of the smaller fleet send proportionally more often: DuckDB holds the same readings in
-#: both.
+#: The smaller fleet sends more often: DuckDB holds the same readings in both.
 SIZES = (300, 1800)
 SECONDS = 6
 FLEET_HOSTS = 10_000

@@ -20,25 +20,13 @@ PORTS = 12
 FILES_MIN = 710
 #: NVML's collectors, and collectors that wait for kernel messages.
 NOT_OF_FILES = (
-    "gpu",
-    "nvlink",
-    "nvml",
-    "c2c",
-    "mig",
-    "amdgpu",
-    "xgmi",
-    "ras",
-    "kfd",
-    "kernel_log",
-    "rtnetlink",
+    "gpu", "nvlink", "nvml", "c2c", "mig", "amdgpu", "xgmi", "ras", "kfd", "kernel_log", "rtnetlink",
     "kubelet",
-)
+)  # fmt: skip
 
 
 def make_host(folder: Path) -> Roots:
-    """Create the folder of an H100 host; its first RDMA device is copied until there are PORTS of
-    them.
-    """
+    """Create the folder of an H100 host; copy its first RDMA device until there are PORTS."""
     host = unpack("h100-ib", folder / "host")
     devices = host.root / "sys/class/infiniband"
     first = min(devices.iterdir())
@@ -47,31 +35,30 @@ def make_host(folder: Path) -> Roots:
     return host.roots
 
 
-def collectors_of_files(roots: Roots, pace: str = "") -> dict[str, Collector]:
+def collectors_of_files(roots: Roots, pace: str) -> list[Collector]:
     """Return the collectors of a pace (`1s`) with readings on this host, after a first turn."""
-    result: dict[str, Collector] = {}
+    result: list[Collector] = []
     for name, make in COLLECTORS.items():
         if not name.startswith(NOT_OF_FILES) and name.endswith(pace):
             collector = make(roots)
             with suppress(NoData, AccessDenied):
                 collector.collect()
-                result[name] = collector
+                result.append(collector)
     return result
 
 
 def files_of(roots: Roots, pace: str) -> set[str]:
     """Return the files that the collectors of a pace read in each turn through kept descriptors.
 
-    Files that are reopened each time (unit files, processes) are not included: the agent reads
-    more. Call this while no other collector of this process has open descriptors, because it lists
-    the open descriptors.
+    Files that are reopened each time (unit files, processes) are not included. Call this while no
+    other collector has open descriptors, because it lists those of this process.
     """
     gc.collect()  # closes the descriptors of an earlier call
     root = str(roots.sys.parent)
     created = collectors_of_files(roots, pace)
     result = {
         path
-        for collector in created.values()
+        for collector in created
         if isinstance(collector, CounterFileCollector)
         for path in collector.paths
     }

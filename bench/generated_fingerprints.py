@@ -1,5 +1,4 @@
-"""Generated fingerprints for training and evaluation of similarity: simulated; every assumption is
-in this file.
+"""Generated fingerprints for similarity: simulated; every assumption is in this file.
 
 A workload is drawn from its class: its levels and shares. A run is drawn around its workload, so
 two runs differ by a few percent; some runs are slow, on other GPUs, or without GPM.
@@ -81,9 +80,7 @@ _STATE_AT = [_AT[name] for name in _STATES]
 
 @dataclass(frozen=True, slots=True)
 class GeneratedRuns:
-    """`values`: (runs, NUMBERS); `workload`, `label`: (runs); `slowdown`: share of pace lost; 0:
-    none.
-    """
+    """`values`: (runs, NUMBERS); `workload`, `label`: (runs); `slowdown`: share of pace lost."""
 
     values: Floats
     workload: np.ndarray[tuple[int], np.dtype[np.intp]]

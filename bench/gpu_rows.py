@@ -1,11 +1,9 @@
-"""Frames of eight GPUs at a steady rate: the GPU rows of a fleet, without other tables.
+"""GPU rows of a fleet of 10,000 hosts at a steady rate: few connections, ten seconds in a frame.
 
     python -m bench.gpu_rows --address 127.0.0.1:7600 --rows-per-second 80000 --seconds 20 --seed 1
 
-Ten thousand connections with a frame a second each are more than a machine of two cores bears beside the aggregator: of
-these hosts there are few, and a frame holds ten seconds of each GPU, as many rows as one of all tables of a host. They
-are made beforehand. Prints a line of JSON once there are streams, and then one a second of the rows sent and of those
-receipted (durable) so far.
+The frames are made beforehand. Prints a line of JSON once it is connected, and then one a second:
+rows sent and rows receipted (durable) so far.
 """
 
 from __future__ import annotations

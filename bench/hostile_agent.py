@@ -1,12 +1,11 @@
-"""Receipt latency of honest agents with hostile agents, against the same without, alternating in one run.
+"""Receipt latency of honest agents with hostile agents, against the same without, alternating.
 
-    python -m bench hostile_agent                 in all ways at once, each by an agent of its own
-    python -m bench.hostile_agent                 each way alone, and a control: about a minute each
-    python -m bench.hostile_agent flood deaf      those alone
+    python -m bench hostile_agent                 all attacks at once, each by its own agent
+    python -m bench.hostile_agent                 each attack alone, and a control: a minute each
+    python -m bench.hostile_agent flood deaf      these attacks alone
 
-Real processes: the aggregator with TLS and tokens, the honest agents here, the hostile one at the lowest priority there
-is (`bench.load.lowest`), so that what it takes of the processor itself is not counted as the aggregator's fault. What is left of
-that, `control` tells: a process that turns in a loop and says nothing to anybody.
+The hostile process has the lowest priority (`bench.load.lowest`): its own CPU is not an effect.
+`control` shows the rest of that effect: a process that only uses CPU.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ from gangline.contract.wire import telemetry_pb2 as wire
 from gangline.contract.wire.telemetry_pb2_grpc import TelemetryServiceStub
 from tests.aggregator.auth.hostile import ATTACKS, BOOT, HOUR_NS, gpu_block, host_of
 
-#: Honest agents, and the period at which each sends a frame, with or without receipts: 80 frames a
-#: second in all.
+#: Honest agents, and seconds between the frames of each: 80 frames a second in all.
 HOSTS, PERIOD_SECONDS = 20, 0.25
 COMMIT_SECONDS = 0.1
 #: The default limit of reconnects, after which clients wait.

@@ -1,15 +1,8 @@
 """CPU per row from the wire to durable in DuckDB, against a raw Arrow insert of the same rows.
 
-Ours: a real aggregator process. This process sends prepared messages on enough gRPC streams to fill
-a commit within their credit, until the last receipt. Judging and history are postponed, because
-they are not part of ingest; limits on reconnects and late frames are off. Peers: the same rows into
-the same table of a DuckDB file from Arrow, 8,000 or a row group (122,880) a commit, with the same
-number of threads.
-
-Shapes: a live second of eight GPUs as differences, as an agent sends it; ten seconds in one frame
-(a host's frame of all its tables has as many rows); and backlog: frames of one second each, packed
-into messages by the agent's own spool and protocol, and one frame a message, complete and deflated,
-as older agents send.
+This process sends prepared messages on enough gRPC streams to fill a commit within their credit,
+until the last receipt. Judging and history are postponed; limits on reconnects and late frames are
+off. Peers: the same rows from Arrow, 8,000 or a row group (122,880) a commit, by as many threads.
 """
 
 from __future__ import annotations
@@ -57,8 +50,7 @@ STREAMS = 256
 TEMPLATES = 8
 BATCHES_ROWS = (8_000, 122_880)
 THREADS = 1
-#: Frames come faster than their stamps say: with a larger step each frame would cause a clock
-#: finding.
+#: A larger step would cause a clock finding, because frames arrive faster than their stamps say.
 STEP_NS = 5_000_000
 BOOTED_NS = 1_700_000_000 * 10**9
 CREDIT_FRAMES = 64

@@ -1,16 +1,15 @@
-"""CPU of judging 10,000 hosts of 8 GPUs every second, in cores, and the ratio to one numpy pass
-over the same arrays.
+"""CPU of judging 10,000 hosts of 8 GPUs every second, against one numpy pass over the same arrays.
 
-A process of its own fills the arrays of a fleet directly, with the devices of `fleet_memory`.
-Between two judgements it updates them like a second of frames: all one-second tables, a tenth of
-the ten-second tables, and the keyframes (a sixtieth) of tables sent on change. The figure includes
-all work of judging: counter increases, rules, scores, columns, and the choice of scores to write.
-The floor reads every stored cell once.
+A process of its own fills the arrays of a fleet directly. Between two judgements it updates them
+like a second of frames: all one-second tables, a tenth of the ten-second tables, and the keyframes
+(a sixtieth) of tables sent on change. The figure includes counter increases, rules, scores,
+columns, and the choice of scores to write.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 import time
@@ -18,10 +17,19 @@ from typing import Any
 
 import numpy as np
 
-from bench.fleet_memory import DEVICES, GPUS, LIMIT_BYTES, LINKS, SECOND_NS, _names
 from bench.measure import Result
 
 HOSTS, SECONDS = 10_000, 30
+GPUS, PORTS, LINKS = 8, 9, 144
+#: Limit of all memory of an aggregator with a fleet of this size, at any moment.
+LIMIT_BYTES = 1.5e9
+#: Devices of a host, by kind.
+DEVICES = {
+    "gpu": GPUS, "gpu_fast": GPUS, "gpu_fabric": GPUS, "rdma": PORTS, "net": PORTS, "link": PORTS, "nic": PORTS,
+    "nvlink": LINKS, "pcie": 4 * (GPUS + PORTS), "disk": 4, "nvme": 4, "filesystem": 4, "host": 1, "agent": 1,
+    "collector": 24, "clock": 1, "numa": 2, "edac": 2,
+}  # fmt: skip
+SECOND_NS = 1_000_000_000
 #: Early judgements between two seconds, measured separately.
 EARLY_JUDGEMENTS = 10
 #: Limits: share of one core, and multiple of one pass over the same arrays.
@@ -43,14 +51,26 @@ STATES = {"port_state": 4, "physical_state": 5, "carrier_state": 1, "link_state"
           "registration_state": 3, "synchronised_state": 1}  # fmt: skip
 
 
+def _names(host: int) -> dict[str, list[str]]:
+    source = random.Random(host)
+    gpus = [f"GPU-{source.getrandbits(128):032x}-{index:04x}" for index in range(GPUS)]
+    links = [f"{gpu}/link{index}" for gpu in gpus for index in range(LINKS // GPUS)]
+    ports = [f"mlx5_{index}/1" for index in range(PORTS)]
+    functions = [f"0000:{index:02x}:00.0" for index in range(DEVICES["pcie"])]
+    named = dict.fromkeys(("gpu", "gpu_fast", "gpu_fabric"), gpus)
+    named |= {"nvlink": links, "pcie": functions, "rdma": ports, "link": ports}
+    return {
+        kind: named.get(kind, [f"{kind}{index}" for index in range(count)])
+        for kind, count in DEVICES.items()
+    }
+
+
 def fill(hosts: int) -> Any:
     """Return a fleet of *hosts* hosts, each with one received frame."""
     from gangline.aggregator.fleet.fleet import Fleet
 
     fleet = Fleet()
-    kinds = [
-        kind for kind in DEVICES if kind in fleet.devices and kind != "probe"
-    ]  # only of faulty hosts
+    kinds = [kind for kind in DEVICES if kind in fleet.devices]
     first = {table.devices.kind: table for table in fleet.tables.values() if table.is_tracked}
     for host in range(hosts):
         named = _names(host)

@@ -1,9 +1,7 @@
-"""Latency of the Kubernetes executor: a real API server with RBAC, real advice over gRPC, and the
-executor's own loop.
+"""Latency of the Kubernetes executor: a real API server with RBAC, real advice over gRPC.
 
 From PROPOSED until another client reads the taint, and until all pods of an evicted gang are
-deleted. Peer: the same JSON patch by a script that knows the node beforehand and keeps no ledger,
-which is the floor.
+deleted. Peer: the same JSON patch by a script that knows the node and keeps no ledger.
 """
 
 from __future__ import annotations

@@ -1,22 +1,23 @@
-"""NVIDIA's launcher: its client at an agent's health check against a grpcio echo, and at the
-attribution service against the limit.
+"""NVIDIA's launcher: its client at an agent's health check and at the attribution service.
 
-Each version asks as its launcher does, by a new connection each time. The fleet of the attribution
-service has 10,000 hosts in 200 jobs, 50 of them with a fault. Without `GANGLINE_NVRX`
+Each version asks by a new connection each time, as its launcher does. Without `GANGLINE_NVRX`
 (tests/rigs/nvrx.sh) the result is empty.
 """
 
 from __future__ import annotations
 
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import closing, contextmanager
 from pathlib import Path
 
-from bench.local_server import ECHO
-from bench.local_socket import _agent, _server
+import grpc
+
 from bench.measure import Result, percentile
 from gangline.aggregator.executors.attribution import AttributionBoard, HealthView, health_view
 from gangline.aggregator.executors.attribution_clients import AttributionClients
@@ -27,7 +28,50 @@ from tests.nvrx import MISSING, VERSIONS, has_nvrx, run_nvrx
 
 ROUNDS, CALLS, POLLS = 5, 400, 110
 JOBS, HOSTS_PER_JOB, FAULTS = 200, 50, 50
-LIMIT_SECONDS = 0.05
+LIMIT_SECONDS, START_SECONDS_MAX = 0.05, 30.0
+ECHO = "/bench.Bench/Echo"
+
+
+@contextmanager
+def _agent(folder: Path) -> Iterator[Path]:
+    """Run a whole agent that samples this machine; yield its socket."""
+    names = ("spool", "events", "state", "run")
+    sets = [option for n in names for option in ("--set", f"{n}_folder={folder / n}")]
+    command = [sys.executable, "-m", "gangline.cli", "agent", "--aggregator", "127.0.0.1:9", *sets]
+    with open(folder / "log", "wb") as log, subprocess.Popen(command, stderr=log) as child:
+        path, end = folder / "run/agent.sock", time.monotonic() + START_SECONDS_MAX
+        while not path.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        yield path
+        child.terminate()
+
+
+class _Echo(grpc.GenericRpcHandler):
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        return grpc.unary_unary_rpc_method_handler(lambda request, context: request)
+
+
+def _serve_echo(path: str) -> None:
+    """Serve the echo at a socket until stdin ends."""
+    server = grpc.server(futures.ThreadPoolExecutor(1), [_Echo()])
+    server.add_insecure_port(f"unix:{path}")
+    server.start()
+    print("ready", flush=True)
+    sys.stdin.read()
+
+
+@contextmanager
+def _echo(folder: Path) -> Iterator[Path]:
+    """Run the echo in a process of its own; yield its socket."""
+    path = folder / "echo.sock"
+    command = [sys.executable, "-m", "bench.launchers", str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin and child.stdout
+        child.stdout.readline()
+        yield path
+        child.stdin.close()
 
 
 def _view() -> HealthView:
@@ -48,7 +92,7 @@ def _view() -> HealthView:
 
 def _health(folder: Path, version: str) -> Result:
     ratios, ours, echoes = [], [], []
-    with _agent(folder) as agent, _server("grpcio", folder) as (echo, _):
+    with _agent(folder) as agent, _echo(folder) as echo:
         for _ in range(ROUNDS):
             got = run_nvrx(version, "health", agent, CALLS, echo, ECHO)
             ours.append(percentile(got["seconds"][10:], 0.99))
@@ -95,3 +139,7 @@ def run(seed: int) -> list[Result]:
             results.append(_health(Path(folder), version))
         results += _attribution(version)
     return results
+
+
+if __name__ == "__main__":
+    _serve_echo(sys.argv[1])

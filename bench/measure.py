@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+import subprocess
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -25,7 +28,6 @@ class Result:
     peer: str
     peer_value: float
     notes: str = ""
-    detail: dict[str, float] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float:
@@ -37,6 +39,16 @@ class Result:
             f"| {self.name} | {self.value:.4g} {self.unit} | {self.peer}: {self.peer_value:.4g} "
             f"{self.unit} | **{self.ratio:.2f}** | {self.notes} |"
         )
+
+
+@contextmanager
+def ended(child: subprocess.Popen[Any]) -> Iterator[None]:
+    """Terminate *child* at the end of the block."""
+    try:
+        yield
+    finally:
+        child.terminate()
+        child.wait(30)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -110,17 +122,12 @@ class ProcessCost:
 
     def since(self, before: ProcessCost) -> ProcessCost:
         """Return the cost since *before*, with the current memory."""
-        return replace(
-            self,
-            cpu_seconds=self.cpu_seconds - before.cpu_seconds,
-            wakes=self.wakes - before.wakes,
-            write_bytes=self.write_bytes - before.write_bytes,
-            disk_bytes=self.disk_bytes - before.disk_bytes,
-            cpu_by_process=tuple(
-                now - then
-                for now, then in zip(self.cpu_by_process, before.cpu_by_process, strict=False)
-            ),
-        )
+        names = ("cpu_seconds", "wakes", "write_bytes", "disk_bytes")
+        summed: dict[str, Any] = {
+            name: getattr(self, name) - getattr(before, name) for name in names
+        }
+        pairs = zip(self.cpu_by_process, before.cpu_by_process, strict=False)
+        return replace(self, cpu_by_process=tuple(now - then for now, then in pairs), **summed)
 
 
 def _numbers(path: Path) -> dict[str, int]:
@@ -133,10 +140,7 @@ class CallTimer:
     """Calls of each function of the stand-in NVML by all processes that play a scenario."""
 
     def __init__(self, library: Path, scenario: Path) -> None:
-        """Create the counters.
-
-        *scenario*: its path, beside the counts. Call this before the first process loads it.
-        """
+        """Create zero counters beside *scenario*. Call this before the first process loads it."""
         name_of = ctypes.CDLL(str(library)).fake_nvml_call_name
         name_of.restype = ctypes.c_char_p
         self.names: list[str] = []
@@ -151,9 +155,7 @@ class CallTimer:
         return list(struct.unpack(f"{len(self.names)}L", self._counts.read_bytes()))
 
     def rates(self, seconds: int, gpus: int) -> dict[str, float]:
-        """Count for *seconds*; return the calls per GPU and second of each function that was
-        called.
-        """
+        """Count for *seconds*; return the calls per GPU and second of each called function."""
         before = self.counts()
         time.sleep(seconds)
         result = zip(self.names, before, self.counts(), strict=True)

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from .measure import ended
+
 PACKAGE = "prometheus-node-exporter"
 ADDRESS = "127.0.0.1:7693"
 FETCH_SECONDS_MAX = 60
@@ -38,9 +40,7 @@ def find(folder: Path) -> Path | None:
 
 @contextmanager
 def scraped(program: Path, root: Path) -> Iterator[tuple[int, list[int]]]:
-    """Run it over a host's folder, scraped once a second; yield its pid and the sizes of its
-    answers in bytes.
-    """
+    """Run it, scraped once a second; yield its pid and the sizes of its answers in bytes."""
     options = [f"--path.sysfs={root}/sys", f"--path.procfs={root}/proc", f"--path.rootfs={root}"]
     child = subprocess.Popen(
         [program, *options, f"--web.listen-address={ADDRESS}"],
@@ -49,13 +49,12 @@ def scraped(program: Path, root: Path) -> Iterator[tuple[int, list[int]]]:
     stop, sizes = threading.Event(), list[int]()
     scraper = threading.Thread(target=_scrape, args=(stop, sizes), daemon=True)
     scraper.start()
-    try:
-        yield child.pid, sizes
-    finally:
-        stop.set()
-        scraper.join(2 * SCRAPE_SECONDS_MAX)
-        child.terminate()
-        child.wait(30)
+    with ended(child):
+        try:
+            yield child.pid, sizes
+        finally:
+            stop.set()
+            scraper.join(2 * SCRAPE_SECONDS_MAX)
 
 
 def _scrape(stop: threading.Event, sizes: list[int]) -> None:

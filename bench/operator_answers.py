@@ -1,31 +1,24 @@
-"""Latency of the operator's commands at the client: `hosts`, `explain`, `job` and `advise`, for 32
-and 1,000 hosts.
+"""Latency of `hosts`, `explain`, `job` and `advise` at the client, for 32 and 1,000 hosts.
 
-A real aggregator in a process of its own, with hosts of eight GPUs that run one job of all hosts,
-idle and while it judges each second. Peer: an echo of equal size by the same server library. The
-time of a call includes decoding, but not the start of Python (about half a second).
-
-python -m bench operator_answers
+All hosts run one job. Peer: an echo of equal size by the same server library. The time of a call
+includes decoding, but not the start of Python (about half a second).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
-import grpc
 import numpy as np
 
 from bench import score_server
 from bench.measure import Result, percentile
-from bench.score_server import ECHO
+from bench.score_nodes import _child, running_echo
 from gangline.aggregator.commands.connection import ConnectionOptions
 from gangline.aggregator.commands.job_client import JobClient
 from gangline.aggregator.commands.score_client import ScoreClient
@@ -65,26 +58,7 @@ async def _serve(hosts: int) -> None:
         # Nothing reports the job to the fleet: without this it would end with the next turn.
         windows.step = lambda *_: []  # type: ignore[method-assign]
         windows.records[f"slurm/{JOB}"] = _job(tuple(aggregator.fleet.names))
-        moving = asyncio.create_task(score_server._move(aggregator))
-        print(json.dumps({"port": aggregator.port}), flush=True)
-        loop = asyncio.get_running_loop()
-        while line := await loop.run_in_executor(None, sys.stdin.readline):
-            score_server.ScoreJudge.is_requested = line == "judge\n"
-        moving.cancel()
-        await aggregator.close()
-
-
-@contextmanager
-def _child(module: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    command = [sys.executable, "-m", module, *arguments]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as child:
-        assert child.stdin is not None and child.stdout is not None
-        try:
-            yield child, int(json.loads(child.stdout.readline())["port"])
-        finally:
-            child.stdin.close()
+        await score_server.serve(aggregator, {"port": aggregator.port})
 
 
 def _questions(port: int) -> tuple[dict[str, Callable[[], Any]], Callable[[], int]]:
@@ -114,18 +88,13 @@ def run(seed: int) -> list[Result]:
     """Return a row per command, size and state of the aggregator."""
     results = []
     for hosts in SIZES:
-        with _child("bench.operator_answers", str(hosts)) as (child, port):
-            assert child.stdin is not None
-            questions, size = _questions(port)
-            with (
-                _child("bench.score_server", "echo", "--bytes", str(size())) as (_, echo_port),
-                grpc.insecure_channel(f"127.0.0.1:{echo_port}") as channel,
-            ):
-                echo: Any = partial(cast("Any", channel.unary_unary(ECHO)), b"")
+        with _child("operator_answers", str(hosts)) as (stdin, output):
+            questions, size = _questions(json.loads(output.readline())["port"])
+            with running_echo(size()) as echo:
                 for state in ("idle", "judging"):
-                    child.stdin.write("judge\n" if state == "judging" else "rest\n")
-                    child.stdin.flush()
-                    floor = percentile(_times(echo), 0.5)
+                    stdin.write("judge\n" if state == "judging" else "rest\n")
+                    stdin.flush()
+                    floor = percentile(_times(partial(echo, b"")), 0.5)
                     for name, call in questions.items():
                         times = _times(call)
                         maximum = max(times)

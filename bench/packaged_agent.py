@@ -1,9 +1,9 @@
-"""CPU of the packaged agent against the same agent on the distribution's Python, both at once on one host.
+"""CPU of the packaged agent against the same agent on the distribution's Python, on one host.
 
     python -m bench.packaged_agent DIST [--seconds N] [--python /usr/bin/python3]
 
-DIST holds the debs of `make packages`. Host and GPUs are those of bench/agent_cost.py; there is no aggregator, so that frames
-go to the spool. Two agents of each kind run at once and are counted together with their children: what else runs on the machine costs both the same.
+DIST holds the debs of `make packages`. Without an aggregator frames go to the spool. Two agents of
+each kind run at once: other load of the machine affects both kinds alike.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from .agent_cost import HERE, MEMORY_FOLDER, WARM_UP_SECONDS, Ground
-from .measure import ProcessCost, family
+from .agent_cost import HERE, WARM_UP_SECONDS, Ground
+from .measure import ProcessCost, ended, family
 
 #: Target (issue 23): CPU of the packaged agent relative to the other.
 RATIO_MAX = 1.05
@@ -47,17 +46,12 @@ def commands(dist: Path, folder: Path, python: str) -> dict[str, tuple[list[str]
 
 
 def start(
-    command: list[str], environment: Mapping[str, str], ground: Ground, folder: Path
+    command: list[str], environment: Mapping[str, str], ground: Ground, name: str
 ) -> subprocess.Popen[bytes]:
-    """Start one agent with folders of its own below *folder*."""
-    folder.mkdir()
-    settings = {
-        "host": "bench", "sys_root": ground.root / "sys", "proc_root": ground.root / "proc", "nvml_library": ground.library,
-        **{f"{name}_folder": folder / name for name in ("spool", "events", "state", "run")},
-    }  # fmt: skip
-    options = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    calls = ground.gpus(folder.name + ".gpus")
-    with (folder / "log").open("wb") as log:
+    """Start one agent."""
+    options = ground.agent_options(name)
+    calls = ground.gpus(f"{name}.gpus")
+    with (ground.folder / name / "log").open("wb") as log:
         return subprocess.Popen(
             [*command, "agent", *options, "--aggregator", "127.0.0.1:9"],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/",
@@ -74,20 +68,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--python", default="/usr/bin/python3")
     options = parser.parse_args()
-    memory = MEMORY_FOLDER if os.access(MEMORY_FOLDER, os.W_OK) else None
-    with (
-        tempfile.TemporaryDirectory() as name,
-        tempfile.TemporaryDirectory(dir=memory) as run_folder,
-        ExitStack() as stack,
-    ):
-        ground = Ground.make(Path(name), Path(run_folder))
-        kinds = commands(options.dist, Path(name) / "packages", options.python)
+    with Ground.temporary() as ground, ExitStack() as stack:
+        kinds = commands(options.dist, ground.folder / "packages", options.python)
         running: dict[str, list[subprocess.Popen[bytes]]] = {kind: [] for kind in kinds}
         for number in range(AGENTS):
             for kind, (command, environment) in kinds.items():
-                child = start(command, environment, ground, Path(name) / f"{kind}{number}")
-                stack.callback(child.wait, 30)
-                stack.callback(child.terminate)
+                child = start(command, environment, ground, f"{kind}{number}")
+                stack.enter_context(ended(child))
                 running[kind].append(child)
         time.sleep(SETTLED_SECONDS)
         pids = [(kind, child.pid) for kind, children in running.items() for child in children]

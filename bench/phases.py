@@ -1,8 +1,7 @@
-"""CPU of job phases on a host: tracker, history and period of eight GPUs, against a C loop that
-only copies the ring.
+"""CPU of job phases on a host: a ring with tracker, history and period, against a ring that copies.
 
-The same ring takes the same samples with and without phases, back to back, in simulated time; CPU
-time is the thread's own. The sweep calls no driver: NVML is not included.
+Both take the same samples back to back, in simulated time; CPU time is the thread's own. The sweep
+calls no driver: NVML is not included.
 """
 
 from __future__ import annotations
@@ -56,18 +55,11 @@ class PhaseLoad:
         self.tracker = PhaseTracker(GPUS) if follows else None
         self.history = SampleHistory(GPUS) if follows else None
         sweep = Sweep(nvml, [f"0000:0{gpu}:00.0" for gpu in range(GPUS)], {})
+        gpm, sources = Gpm(nvml, [0] * GPUS, []), [COLUMN_NAMES.index(name) for name in SIGNALS]
         self._ring = SampleRing(
-            sweep,
-            Gpm(nvml, [0] * GPUS, []),
-            self._cells,
-            self._valid,
-            GPUS,
-            [],
-            PERIOD_NS,
-            tracker=self.tracker,
-            history=self.history,
-            sources=[COLUMN_NAMES.index(name) for name in SIGNALS],
-        )
+            sweep, gpm, self._cells, self._valid, GPUS, [], PERIOD_NS,
+            tracker=self.tracker, history=self.history, sources=sources,
+        )  # fmt: skip
         self._states = [self._state(random.Random(seed + index), index) for index in range(64)]
 
     def _state(self, draw: random.Random, at: int) -> bytes:
@@ -86,9 +78,7 @@ class PhaseLoad:
         return struct.pack(f"<{len(cells)}d", *cells)
 
     def run(self, seconds: int) -> tuple[float, float]:
-        """Take the samples of *seconds* seconds; return the CPU seconds of the samples and of the
-        work per second.
-        """
+        """Take *seconds* of samples; return their CPU seconds, and those of the work per second."""
         block, jobs = Block("gpu_fast_1s", ["g"] * GPUS), Block("gpu_fast_10s", ["g"] * GPUS)
         second_columns = [index_of(f"gpu_fast.{name}") for name in SECOND_COLUMNS]
         job_columns = [index_of(f"gpu_fast.{name}") for name in JOB_COLUMNS]
@@ -124,9 +114,7 @@ def _period_seconds(load: PhaseLoad) -> float:
 
 
 def _parts_seconds(seed: int) -> float:
-    """Return the CPU seconds to find the parts of a step of one GPU in its last two minutes; the
-    maximum of three step lengths.
-    """
+    """Return the CPU seconds to find the parts of a step of one GPU: maximum of three lengths."""
     result: list[float] = []
     for period in (5.0, 8.0, 20.0):
         draw = np.random.default_rng(seed)

@@ -1,12 +1,8 @@
 """Latency of plans for 4,096 of 10,000 nodes at the client, against an echo of equal size.
 
-The server is the aggregator of `score_nodes`: a separate process answers scores and plans, with
-declared racks, leaves and spines. The echo is `grpc.aio` in a process of its own; calls alternate,
-so that load affects both. First without load; then 10,000 hosts are judged each second during
-ingest of GPU rows. Further: eight options, a gang that does not fit with its changes priced, the
-price of nodes chosen by the caller, and a gang of 512 that lost three members. Last, ScoreNodes on
-the same port while another caller sends 20 plans a second, and while one sends plans that weigh
-groups one after another: those run in a thread, and must not block the event loop.
+The aggregator of `score_nodes` has declared racks, leaves and spines. Plans and echoes alternate:
+without load, and with judging and ingest. ScoreNodes on this port runs beside 20 plans a second, and
+beside plans that weigh groups: those run in a thread, and must not block the event loop.
 """
 
 from __future__ import annotations
@@ -20,8 +16,16 @@ import grpc
 import numpy as np
 
 from bench.measure import Result, percentile
-from bench.score_nodes import GPU_ROWS_PER_SECOND, HOSTS, LOAD_SECONDS, Call, _call, _child
-from bench.score_server import ECHO
+from bench.score_nodes import (  # fmt: skip
+    GPU_ROWS_PER_SECOND,
+    HOSTS,
+    LOAD_SECONDS,
+    Call,
+    _call,
+    _child,
+    _seconds,
+    running_echo,
+)
 from gangline.contract.wire import placement_pb2 as wire
 from gangline.contract.wire import recovery_pb2
 
@@ -62,9 +66,7 @@ def _requests() -> dict[str, bytes]:
 
 
 def _recovery() -> bytes:
-    """Return a request of a gang that lost three members on two leaves, and has hot spares and free
-    nodes.
-    """
+    """Return a request of a gang with three failed members on two leaves, spares and free nodes."""
     gang: Any = wire.GangRequirements(gpus_per_node=8)
     gang.length.FromSeconds(48 * 3600)
     bits = np.packbits(np.arange(HOSTS) >= GANG_NODES, bitorder="little").tobytes()
@@ -76,18 +78,10 @@ def _recovery() -> bytes:
     ).SerializeToString()  # fmt: skip
 
 
-def _seconds(call: Call, request: bytes) -> float:
-    begin = time.perf_counter()
-    call(request)
-    return time.perf_counter() - begin
-
-
 def _alternate(
     plan: Call, echo: Call, request: bytes, seconds: float
 ) -> tuple[list[float], list[float]]:
-    """Return the seconds of plans and echoes; they alternate, and each goes first in every second
-    round.
-    """
+    """Return the seconds of alternating plans and echoes; each goes first in every second round."""
     ours, theirs, at, end = list[float](), list[float](), 0, time.monotonic() + seconds
     for _ in range(WARM_UP_CALLS):
         plan(request)
@@ -120,9 +114,7 @@ def _other(name: str, call: Call, request: bytes, limit: float, what: str) -> Re
 def _beside(
     scores: Call, plan: Any, request: bytes | None, per_second: float
 ) -> tuple[list[float], list[float]]:
-    """Return the seconds of *scores* calls, and of another caller's concurrent plans, at most one
-    in flight.
-    """
+    """Return the seconds of *scores* calls, and of concurrent plans, at most one in flight."""
     result, plans, pending = list[float](), list[float](), None
     end, due = time.monotonic() + BESIDE_SECONDS, 0.0
     while (now := time.monotonic()) < end:
@@ -182,11 +174,7 @@ def run(seed: int) -> list[Result]:
         assert sized.options and len(sized.sizes) == SIZES
         blocked = wire.PlanPlacementResponse.FromString(plan(requests["blockers"]))
         assert blocked.blockers and not blocked.options
-        _, echo_address = stack.enter_context(
-            _child("score_server", "echo", "--bytes", str(len(answer)))
-        )
-        port = json.loads(echo_address.readline())["port"]
-        echo = _call(stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}")), ECHO)
+        echo = stack.enter_context(running_echo(len(answer)))
         size = f"{NODES} of {HOSTS} nodes, {len(answer)} bytes"
         ours, theirs = _alternate(plan, echo, requests["one"], 0.0)
         results += _rows(

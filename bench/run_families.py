@@ -2,9 +2,7 @@
 
 They share no assumption with `bench/generated_fingerprints.py`. A family is a model in training:
 arithmetic, bytes and a reading time per sample give the step time, and every share, rate and power
-follows from that. A variant of a family has another batch or another number of GPUs. Runs of one
-variant differ by the clocks and power meters of their hosts and by the file system of the day; some
-are slow, because of one host or on all.
+follows from that. A variant has another batch or another number of GPUs.
 """
 
 from __future__ import annotations
@@ -16,8 +14,7 @@ import numpy as np
 from gangline.fingerprints.fingerprint import NUMBERS, Floats
 
 _AT = {name: index for index, name in enumerate(NUMBERS)}
-#: Peak of a GPU: arithmetic, HBM, NVLink and its share of the NICs. Rounded figures of an H100 and
-#: of an A100.
+#: Peak arithmetic, HBM, NVLink and NIC share, rounded figures.
 _GPUS = {
     "H100": (990e12, 3.3e12, 4.5e11, 5e10, 0.85),
     "A100": (312e12, 2.0e12, 3.0e11, 2.5e10, 0.7),

@@ -1,11 +1,8 @@
 """Latency of ScoreNodes over 10,000 hosts at the client, against an echo of equal size.
 
-A process of its own answers the scores of a real aggregator (`listen_scores`); the echo is
-`grpc.aio`, also in a process of its own. Calls alternate, so that load affects both. Four times:
-all idle; with 10,000 hosts of eight GPUs judged each second; and twice with that, ingest and a
-hundred watchers: once frames of complete hosts, at the capacity of two cores, once the GPU rows of
-10,000 hosts (the notes have both rates). The same calls to the aggregator's own port show the
-benefit of the process.
+Calls to the score process (`listen_scores`) and to a `grpc.aio` echo alternate: idle; judged each
+second; and with ingest and a hundred watchers, of complete hosts and of GPU rows alone. Some calls
+go to the aggregator's own port, to show the benefit of the process.
 """
 
 from __future__ import annotations
@@ -22,6 +19,7 @@ from typing import IO, Any, cast
 
 import grpc
 
+from bench.judging import LIMIT_BYTES
 from bench.measure import Result, percentile, pss_bytes
 from bench.score_server import CHANGES, ECHO
 from gangline.contract.wire import score_pb2
@@ -29,11 +27,9 @@ from gangline.contract.wire import score_pb2
 HOSTS = 10_000
 PHASE_SECONDS = 10.0
 WARM_UP_CALLS = 50
-#: Every this many rounds a call goes to the aggregator's own port: an odd number, so that it delays
-#: both alike.
+#: Rounds between calls to the aggregator's own port; odd, so that both are delayed alike.
 SERVICE_EVERY = 11
-#: Hosts that send all their tables each second, in addition to the judged hosts; and the rows per
-#: second of all judged GPUs.
+#: Hosts that send all their tables beside the judged hosts; rows per second of all GPUs.
 LOAD_HOSTS, LOAD_SECONDS = 150, 21
 GPU_ROWS_PER_SECOND = 80_000
 #: Limit of a call from a scheduler's loop.
@@ -44,8 +40,6 @@ IDLE_RATIO, LOADED_RATIO = 1.3, 2.0
 WATCHERS, WATCH_SECONDS, WATCH_LIMIT_SECONDS = 100, 9.0, 1.0
 WATCH = "/gangline.v1.ScoreService/WatchNodeScores"
 SCORE_NODES = "/gangline.v1.ScoreService/ScoreNodes"
-#: Limit of a complete aggregator (see `fleet_memory`).
-LIMIT_BYTES = 1.5e9
 
 Call = Callable[[bytes], bytes]
 
@@ -61,9 +55,7 @@ class Times:
 
 @contextmanager
 def _child(module: str, *arguments: str) -> Iterator[tuple[IO[str], IO[str]]]:
-    """Run a module of this package in a session of its own, like the score process; yield its stdin
-    and stdout.
-    """
+    """Run a module of this package in its own session; yield its stdin and stdout."""
     child = subprocess.Popen(
         [sys.executable, "-m", f"bench.{module}", *arguments],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
@@ -82,16 +74,23 @@ def _call(channel: grpc.Channel, method: str) -> Call:
     return cast(Call, channel.unary_unary(method))
 
 
-def _seconds(call: Call) -> float:
+def _seconds(call: Call, request: bytes = b"") -> float:
     begin = time.perf_counter()
-    call(b"")
+    call(request)
     return time.perf_counter() - begin
 
 
+@contextmanager
+def running_echo(size: int) -> Iterator[Call]:
+    """Run an echo that answers with *size* bytes; yield its call."""
+    with _child("score_server", "echo", "--bytes", str(size)) as (_, output):
+        port = json.loads(output.readline())["port"]
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield _call(channel, ECHO)
+
+
 class Callers:
-    """One client that calls in a loop; calls to the aggregator's own port, which may take seconds,
-    run concurrently.
-    """
+    """A client that calls in a loop, and at the same time the aggregator's own port."""
 
     def __init__(self, score_process: Call, echo: Call, service: Any) -> None:
         self._score_process, self._echo, self._service = score_process, echo, service
@@ -181,9 +180,7 @@ def _loads(address: str, seed: int) -> dict[str, tuple[str, ...]]:
 def _loaded(
     load: tuple[str, ...], callers: Callers, watched: str
 ) -> tuple[Times, list[float], str]:
-    """Return call times during ingest, the delays of changes, and the rates of rows sent and
-    receipted.
-    """
+    """Return call times during ingest, delays of changes, and rates of rows."""
     with _child(*load) as (stdin, address):
         address.readline()  # connected
         stdin.write("go\n")
@@ -218,13 +215,8 @@ def run(seed: int) -> list[Result]:
         service = _call(stack.enter_context(grpc.insecure_channel(whole)), SCORE_NODES)
         answer = score_process(b"")
         assert len(score_pb2.ScoreNodesResponse.FromString(answer).node_index) == HOSTS
-        _, echo_address = stack.enter_context(
-            _child("score_server", "echo", "--bytes", str(len(answer)))
-        )
-        echo = stack.enter_context(
-            grpc.insecure_channel(f"127.0.0.1:{json.loads(echo_address.readline())['port']}")
-        )
-        callers = Callers(score_process, _call(echo, ECHO), service)
+        echo = stack.enter_context(running_echo(len(answer)))
+        callers = Callers(score_process, echo, service)
         idle = callers.ask()
         stdin.write("judge\n")
         stdin.flush()

@@ -3,8 +3,8 @@
     python -m bench.score_server scores --hosts 10000
     python -m bench.score_server echo --bytes 300000
 
-`scores` is an aggregator with a fleet whose readings move each second; it begins to judge each second with the line
-`evaluate` on its standard input. Each prints a line of JSON once it serves, and does until its standard input closes.
+`scores` is an aggregator with readings that change each second; it judges after the line `judge` on
+standard input. Each prints a line of JSON once it serves, and exits when standard input ends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -66,9 +66,7 @@ async def _move(aggregator: Aggregator) -> None:
 
 
 def _declared_places(folder: Path, hosts: int) -> str:
-    """Write the places of the hosts: racks of 8, leaves of 32, spines of 512, power domains of 16;
-    return the file.
-    """
+    """Write each host's rack (of 8), leaf (32), spine (512), power domain (16); return the file."""
     path = folder / "places.csv"
     rows = [
         f"host-{index:05d},r{index // 8},l{index // 32},s{index // 512},p{index // 16}"
@@ -102,18 +100,20 @@ async def _scores(hosts: int, *, places: bool = False) -> None:
         assert aggregator.scores is not None
         while not aggregator.scores.version:
             await asyncio.sleep(0.05)
-        moving = asyncio.create_task(_move(aggregator))
-        ports = {
-            "port": aggregator.scores.port,
-            "whole": aggregator.port,
-            "pid": aggregator.scores.pid,
-        }
-        print(json.dumps(ports), flush=True)
-        loop = asyncio.get_running_loop()
-        while line := await loop.run_in_executor(None, sys.stdin.readline):
-            ScoreJudge.is_requested = line == "judge\n"
-        moving.cancel()
-        await aggregator.close()
+        process = aggregator.scores
+        facts = {"port": process.port, "whole": aggregator.port, "pid": process.pid}
+        await serve(aggregator, facts)
+
+
+async def serve(aggregator: Aggregator, facts: Mapping[str, int]) -> None:
+    """Print *facts*; serve until standard input ends, and judge after the line `judge`."""
+    moving = asyncio.create_task(_move(aggregator))
+    print(json.dumps(facts), flush=True)
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        ScoreJudge.is_requested = line == "judge\n"
+    moving.cancel()
+    await aggregator.close()
 
 
 class _Echo(grpc.GenericRpcHandler):

@@ -1,8 +1,6 @@
 """Size of readings in Parquet, the CPU of moving them there, and the effect on commits.
 
-Readings of a simulated world (24 hosts of eight GPUs, five minutes), stored by the store itself.
-Floor of the CPU: DuckDB's own COPY of the same rows, sorted, as Parquet version 2 with zstd: no
-rollups, no fsync, no checks.
+Floor of the CPU: DuckDB's own COPY of the same rows, sorted, as Parquet version 2 with zstd.
 """
 
 from __future__ import annotations
@@ -147,9 +145,7 @@ def _live_bytes(store: Store, table: str) -> float:
 
 
 def _export(one: Fed) -> float:
-    """Export everything that is closed; return the CPU seconds of this process and the packer,
-    without its start.
-    """
+    """Export what is closed; return CPU seconds of this process and the running packer."""
     packing = one.history._packer
     assert isinstance(packing, PackerProcess)
     packing.start()

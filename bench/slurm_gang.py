@@ -1,13 +1,9 @@
-"""Time from the loss of a node until all ranks of a step run on healthy nodes: `gangline gang` with
-a spare, against a requeue.
+"""Time from the loss of a node until all ranks run again: `gangline gang` against a requeue.
 
-A real slurmctld and five slurmd on this machine, with settings without delays
-(`batch_sched_delay=0,sched_min_interval=0`). The loss is `scontrol update state=down`, as an
-executor sends it; Slurm's time to notice a dead host is not included. The requeue is the fastest of
-Slurm: the job is requeued automatically, and `StartTime=now` removes its hold of 120 s as soon as
-it is pending and the second in which it was killed is over (in the same second it would fail: "Job
-already killed"). Both start a program that only reports that it runs: reading a checkpoint is not
-included.
+A real slurmctld and five slurmd without delays (`batch_sched_delay=0,sched_min_interval=0`). The
+loss is `scontrol update state=down`, as an executor sends it; Slurm's time to notice a dead host is
+not included. The requeue is the fastest of Slurm: `StartTime=now` ends its hold of 120 s as soon as
+the second in which it was killed is over (before, it would fail: "Job already killed").
 """
 
 from __future__ import annotations

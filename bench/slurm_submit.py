@@ -1,10 +1,7 @@
-"""Cost of job_submit.lua per submission: `sbatch` to a slurmctld with the plugin, against one
-without.
+"""Cost of job_submit.lua per submission: `sbatch` to a slurmctld with the plugin and without.
 
-Two real controllers of 10,000 nodes on this machine (without slurmd, so their nodes are down), with
-alternating submissions. The mirror has all nodes, some with faults that jobs exclude. It is
-replaced as often as `gangline mirror` would in a cluster that gets twenty jobs between two files:
-then the plugin reads and checks a new first line, else it finds the known line.
+Two controllers of 10,000 nodes, with alternating submissions. The mirror is replaced once in twenty
+jobs: then the plugin reads and checks a new first line, else it finds the known line.
 """
 
 from __future__ import annotations
@@ -77,9 +74,7 @@ def _submission(cluster: SlurmCluster) -> float:
 
 
 def _write(mirror: Path, source: random.Random) -> int:
-    """Write a current file with faults on other nodes; return the length of its first line in
-    bytes.
-    """
+    """Write a current file with faults on other nodes; return the size of its first line."""
     names = [f"host{index}" for index in range(NODES)]
     faulty = set(source.sample(names[1:], FAULTY))
     nodes = [

@@ -1,7 +1,6 @@
-"""CPU and memory of all aggregator processes with 33 simulated hosts of eight GPUs, against a
-budget.
+"""CPU and memory of all aggregator processes with 33 simulated hosts, against a budget.
 
-The run is long enough for the packer to move readings to Parquet once (every five minutes).
+The packer moves readings to Parquet every five minutes: the run includes this once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""A training step with reporting against one without: 1 ms of work, in alternating rounds in one
-process.
+"""A training step of 1 ms with reporting against one without, in alternating rounds of one process.
 
-The step is a fake optimizer that calls the hook like torch. A second row is the hook's own
-cost, against a call of an empty function; both without the loop around them.
+A fake optimizer calls the hook like torch. A second row has the hook alone, against an empty call.
 """
 
 from __future__ import annotations

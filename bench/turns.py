@@ -40,10 +40,7 @@ class MeasuredTurn:
 
 @dataclass
 class MeasuredTurns:
-    """Alternates turns without and with the load.
-
-    *each* is called at the begin and at the end of every turn.
-    """
+    """Alternates turns without and with the load; calls *each* at each turn's begin and end."""
 
     start: Start
     each: Callable[[], None] = lambda: None

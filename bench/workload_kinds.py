@@ -1,9 +1,7 @@
-"""Generated fingerprints of kinds of jobs, with which classes are compared: simulated; all
-assumptions are in this file.
+"""Generated fingerprints of kinds of jobs, for classes: simulated; all assumptions are here.
 
 Each kind has a row of ranges. Power, utilization and the shares of time follow from the drawn
-activity. Kinds without a class (solvers, rendering, burn-in tests, ...) exist because such a job
-must get no class.
+activity. Kinds without a class (solvers, rendering, burn-in tests, ...) must get no class.
 """
 
 from __future__ import annotations
@@ -17,8 +15,7 @@ from gangline.fingerprints.fingerprint import NUMBERS, Floats
 
 Range = tuple[float, float]
 
-#: Classes, in the order of `KindRuns.label`; the last contains kinds without a class. Fine-tuning
-#: is training: from outside it differs only in its duration.
+#: Classes, in the order of `KindRuns.label`; the last contains kinds without a class.
 CLASSES = ("training", "inference", "data preparation", "interactive", "reserved", "")
 #: Share of the runs without GPM, without phases, and with any one other number unknown.
 _WITHOUT_GPM, _WITHOUT_PHASES, _UNKNOWN = 0.2, 0.1, 0.04
@@ -158,9 +155,7 @@ KINDS: dict[str, JobKind] = {
 
 
 class KindRuns(NamedTuple):
-    """`values`: (runs, NUMBERS); `label`: index of each run's class in CLASSES; `kind`: its index
-    in KINDS.
-    """
+    """`values`: (runs, NUMBERS); `label`, `kind`: indexes in CLASSES and KINDS."""
 
     values: Floats
     label: npt.NDArray[np.intp]
@@ -204,7 +199,7 @@ def _draw(random: np.random.Generator, kind: JobKind, count: int) -> Floats:
     sm, tensor, memory = (busy * within(each) for each in (kind.sm, kind.tensor, kind.memory))
     tensor = np.minimum(tensor, sm)
     floor = random.uniform(0.07, 0.3, count)
-    # Without work an agent may learn no level.
+    # An agent may not learn the level of a GPU without work.
     resting = np.where(random.random(count) < 0.5, floor, np.nan)
     load = np.minimum(0.2 * busy + 0.45 * sm + 0.7 * tensor + 0.45 * memory, busy)
     compute_power = floor + (1.0 - floor) * load / np.maximum(busy, 1e-9) * random.uniform(0.5, 1.1, count)  # fmt: skip

@@ -7,6 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from .signal import Kind
 from .signals import BY_ID, TABLES
 
+_SIGNAL_IDS = {
+    table: tuple(signal.signal_id for signal in signals) for table, signals in TABLES.items()
+}
+
 
 class Block:
     """`len(signal_ids)` columns of `len(devices)` rows; a cell has 64 bits, and is valid or not.
@@ -33,7 +37,7 @@ class Block:
         self.table = table
         self.devices = tuple(devices)
         self.rows = len(self.devices)
-        self.signal_ids = tuple(signal_ids) or tuple(s.signal_id for s in TABLES[table])
+        self.signal_ids = tuple(signal_ids) or _SIGNAL_IDS[table]
         count = self.rows * len(self.signal_ids)
         self.cells = bytearray(8 * count)
         self.valid = bytearray(count)

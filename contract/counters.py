@@ -89,9 +89,7 @@ class Observation:
     time_ns: int
     boot_id: bytes
     device: str = ""
-    driver_load: int = (
-        0  # changes each time the driver was loaded again, and each time the device was reset
-    )
+    driver_load: int = 0  # changes when the driver was loaded again, and when the device was reset
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +159,7 @@ def _step(
 
 
 def classify(value: float | None, spec: CounterSpec = COUNTER_64) -> StepOutcome | None:
-    """Return the reason why *value* alone is unusable, None if it is usable.
-
-    DCGM's bound for doubles applies to floats.
-    """
+    """Return why *value* alone is unusable, or None. DCGM's bound for doubles applies to floats."""
     if value is None:
         return StepOutcome.UNSUPPORTED
     if isinstance(value, float):

@@ -7,12 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-_SUFFIXES = {
-    "counter": "_total",
-    "info": "_info",
-    "gauge": "",
-    "bare_counter": "",
-}
+_SUFFIXES = {"counter": "_total", "info": "_info", "gauge": "", "bare_counter": ""}
 #: Names of our kinds in the two formats, if they differ.
 _OPENMETRICS_KINDS = {"bare_counter": "unknown"}
 _TEXT_KINDS = {"info": "gauge", "bare_counter": "counter"}
@@ -45,7 +40,6 @@ class Family:
 
 
 def format_number(value: float) -> str:
-    """Return a number in the syntax of the format."""
     if math.isfinite(value):
         return repr(value)
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
@@ -69,15 +63,10 @@ def format_labels(labels: Mapping[str, str]) -> str:
 
 
 def render_exposition(families: Iterable[Family], exposition: ExpositionFormat) -> bytes:
-    """Return the whole exposition."""
-    lines: list[str] = []
-    for family in families:
-        lines += (
-            _openmetrics(family)
-            if exposition is ExpositionFormat.OPENMETRICS
-            else _text_format(family)
-        )
-    lines += ["# EOF"] if exposition is ExpositionFormat.OPENMETRICS else []
+    is_openmetrics = exposition is ExpositionFormat.OPENMETRICS
+    render = _openmetrics if is_openmetrics else _text_format
+    lines = [line for family in families for line in render(family)]
+    lines += ["# EOF"] if is_openmetrics else []
     return "".join(f"{line}\n" for line in lines).encode()
 
 

@@ -106,7 +106,6 @@ class Encoder:
 
 
 def encode(stamp: Stamp, blocks: Sequence[Block], *, deflate: bool = True) -> bytes:
-    """Return one frame, encoded by an `Encoder`."""
     return Encoder().encode(stamp, blocks, deflate=deflate)
 
 
@@ -133,10 +132,7 @@ def is_plain(frame: bytes) -> bool:
 
 
 def deflate_frame(frame: bytes) -> bytes:
-    """Return the deflated form of a frame that `encode` made plain.
-
-    Anything else is returned unchanged. Never raises.
-    """
+    """Return a plain frame of `encode` deflated, anything else unchanged. Never raises."""
     if not is_plain(frame):
         return frame
     return _deflate_if_shorter(frame[: _HEADER.size], frame[_HEADER.size :])

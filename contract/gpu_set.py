@@ -34,5 +34,4 @@ def update_expected(expected: Mapping[str, str], found: Mapping[str, str]) -> di
 
 
 def missing(expected: Mapping[str, str], found: Mapping[str, str]) -> dict[str, str]:
-    """Return the GPUs of *expected* that are missing from *found*."""
     return {key: address for key, address in expected.items() if key not in found}

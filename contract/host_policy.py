@@ -60,7 +60,6 @@ class Condition:
 
     @property
     def signals(self) -> tuple[str, ...]:
-        """The signals that the condition reads."""
         return (self.signal, self.other) if self.other else (self.signal,)
 
     def holds(self, left: float, right: float | None) -> bool:
@@ -88,10 +87,10 @@ class PolicyRow:
     event: str = ""
     policy: str = ""
     codes: tuple[int, ...] = ()
-    says: tuple[str, ...] = ()
+    contains: tuple[str, ...] = ()
     ends_with: str = ""
     severity: FindingSeverity = FindingSeverity.HAZARD
-    words: str = ""
+    message: str = ""
     action: str = ""
     scope: str = "host"
     clears: ClearedBy = ClearedBy.READING
@@ -119,7 +118,6 @@ class PolicyRow:
         return tuple(name for each in conditions for name in each.signals)
 
     def matches_device(self, device: str) -> bool:
-        """Return whether the row applies to *device*."""
         wanted = self.device
         return (
             not wanted or device == wanted or (wanted[-1] == "*" and device.startswith(wanted[:-1]))

@@ -47,15 +47,15 @@ _RULE = re.compile(r"[a-z][a-z0-9_.]{1,59}")
 
 #: Keys by the type of their value.
 _TEXTS = (
-    "name", "source", "device", "hidden_by", "judged", "event", "policy", "ends_with", "severity", "words",
+    "name", "source", "device", "hidden_by", "judged", "event", "policy", "ends_with", "severity", "message",
     "action", "scope", "clears",
 )  # fmt: skip
 _SECONDS = ("clear_seconds", "for_seconds", "leave_seconds", "after_boot_seconds")
 _FLAGS = ("once_otherwise", "enforceable")
-_LISTS = {"when": str, "unless": str, "codes": int, "says": str}
+_LISTS = {"when": str, "unless": str, "codes": int, "contains": str}
 #: Keys that the table of codes sets instead of the row.
 _SET_BY_CODE_TABLE = (
-    "severity", "words", "action", "scope", "clears", "clear_seconds", "codes", "says",
+    "severity", "message", "action", "scope", "clears", "clear_seconds", "codes", "contains",
     "ends_with",
 )  # fmt: skip
 
@@ -151,7 +151,7 @@ def _row(entry: dict[str, Any]) -> PolicyRow:
     values = dict(entry)
     for key in ("when", "unless"):
         values[key] = tuple(_condition(one) for one in entry.get(key, ()))
-    values |= {key: tuple(entry.get(key, ())) for key in ("codes", "says")}
+    values |= {key: tuple(entry.get(key, ())) for key in ("codes", "contains")}
     for key, kind in (("severity", FindingSeverity), ("clears", ClearedBy)):
         if key in entry:
             values[key] = _enum_value(key, entry[key], kind)
@@ -191,13 +191,12 @@ def _enum_value(key: str, value: str, kind: type[StrEnum]) -> StrEnum:
 
 
 def _contradiction(row: PolicyRow, entry: Mapping[str, Any]) -> str:
-    """Return the contradiction in *row*; "" for none."""
     if [bool(row.when), bool(row.event), bool(row.judged)].count(True) != 1:
         return "expected either when, of readings, or event, or judged"
     if row.policy:
         return _contradiction_of_coded(row, entry)
-    if not (row.words and row.action and "severity" in entry and "clears" in entry):
-        return "expected severity, words, action and clears"
+    if not (row.message and row.action and "severity" in entry and "clears" in entry):
+        return "expected severity, message, action and clears"
     if row.scope not in SCOPES:
         return f"scope: expected one of {', '.join(SCOPES)}"
     if (row.clears is ClearedBy.TIME) != (row.clear_seconds > 0):
@@ -216,8 +215,8 @@ def _contradiction_of_judged(row: PolicyRow) -> str:
         return "judged: expected the name of a rule of judgement, as gang.slow_host"
     if row.enforceable:
         return "enforceable: a host cannot hold to what only others can tell of it"
-    if row.codes or row.says or row.ends_with:
-        return "codes, says and ends_with go with event"
+    if row.codes or row.contains or row.ends_with:
+        return "codes, contains and ends_with go with event"
     return _contradiction_of_extent(row)
 
 
@@ -242,16 +241,16 @@ def _contradiction_of_event(row: PolicyRow) -> str:
         return f"event: no event is called {_printable(row.event)!r}"
     if fault := _contradiction_of_extent(row):
         return fault
-    if not all(_is_one_line(one) for one in row.says):
-        return "says: expected words, as CONSTRAINT_MEMCG"
+    if not all(_is_one_line(one) for one in row.contains):
+        return "contains: expected text, as CONSTRAINT_MEMCG"
     if row.ends_with and row.ends_with.count("=") != 1:
         return "ends_with: expected attribute=value, as state=back"
     return ""
 
 
 def _contradiction_of_readings(row: PolicyRow) -> str:
-    if row.codes or row.says or row.ends_with:
-        return "codes, says and ends_with go with event"
+    if row.codes or row.contains or row.ends_with:
+        return "codes, contains and ends_with go with event"
     for condition in row.when:
         if not condition.signal.startswith(f"{row.device_kind}."):
             return f"when: {condition.signal} is not of the same kind of device as the first"

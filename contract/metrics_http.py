@@ -111,12 +111,7 @@ def _accepted_codings(accepted: str) -> set[str]:
 
 
 def _response(
-    status: int,
-    body: bytes,
-    media_type: str,
-    *,
-    gzipped: bool = False,
-    head_only: bool = False,
+    status: int, body: bytes, media_type: str, *, gzipped: bool = False, head_only: bool = False
 ) -> bytes:
     lines = [
         f"HTTP/1.1 {status} {_STATUS[status]}",

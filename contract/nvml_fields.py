@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import product
 
 Version = tuple[int, ...]
 
@@ -63,31 +64,20 @@ def _renumbered_field(reading: str, older: int, newer: int, validation_flag: int
     )
 
 
+_ECC_PLACES = ("l1", "l2", "device", "register", "texture")
+#: Ids 7 to 28 in this order. The convergence barrier unit (cbu) counts no corrected errors.
 _ECC = tuple(
-    _stable_field(f"ecc_{kind}_{span}_{place}_errors", field_id)
-    for field_id, kind, span, place in (
-        (7, "corrected", "volatile", "l1"),
-        (8, "uncorrected", "volatile", "l1"),
-        (9, "corrected", "volatile", "l2"),
-        (10, "uncorrected", "volatile", "l2"),
-        (11, "corrected", "volatile", "device"),
-        (12, "uncorrected", "volatile", "device"),
-        (13, "corrected", "volatile", "register"),
-        (14, "uncorrected", "volatile", "register"),
-        (15, "corrected", "volatile", "texture"),
-        (16, "uncorrected", "volatile", "texture"),
-        (17, "uncorrected", "volatile", "cbu"),
-        (18, "corrected", "lifetime", "l1"),
-        (19, "uncorrected", "lifetime", "l1"),
-        (20, "corrected", "lifetime", "l2"),
-        (21, "uncorrected", "lifetime", "l2"),
-        (22, "corrected", "lifetime", "device"),
-        (23, "uncorrected", "lifetime", "device"),
-        (24, "corrected", "lifetime", "register"),
-        (25, "uncorrected", "lifetime", "register"),
-        (26, "corrected", "lifetime", "texture"),
-        (27, "uncorrected", "lifetime", "texture"),
-        (28, "uncorrected", "lifetime", "cbu"),
+    _stable_field(name, field_id)
+    for field_id, name in enumerate(
+        (
+            f"ecc_{kind}_{span}_{place}_errors"
+            for span in ("volatile", "lifetime")
+            for place, kind in (
+                *product(_ECC_PLACES, ("corrected", "uncorrected")),
+                ("cbu", "uncorrected"),
+            )
+        ),
+        start=7,
     )
 )
 

@@ -158,7 +158,6 @@ class OtlpLogExporter:
         return len(self._queue)
 
     def start(self) -> None:
-        """Start the sending thread."""
         self._thread.start()
 
     def close(self) -> None:

@@ -34,6 +34,7 @@ UNITS = (
     "code",
     "number",
 )
+_UNIT_ENDINGS = tuple((unit, ("_" + unit, "." + unit)) for unit in sorted(UNITS, key=len)[::-1])
 
 
 class Kind(StrEnum):
@@ -99,8 +100,7 @@ class Signal:
     @property
     def unit(self) -> str:
         """The unit that the name ends in; empty for events."""
-        matches = [u for u in UNITS if self.name.endswith(("_" + u, "." + u))]
-        return max(matches, key=len, default="")
+        return next((unit for unit, ends in _UNIT_ENDINGS if self.name.endswith(ends)), "")
 
     @property
     def table(self) -> str:

@@ -206,17 +206,8 @@ class ForkLoop:
             if not pid:
                 return
             child = self._children.pop(pid)
-            cpu_seconds, rss_bytes = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
-            self._report(
-                ChildReport(
-                    ChildEvent.ENDED,
-                    child.number,
-                    status,
-                    child.kill_reason,
-                    cpu_seconds,
-                    rss_bytes,
-                )
-            )
+            used = child.kill_reason, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+            self._report(ChildReport(ChildEvent.ENDED, child.number, status, *used))
 
     def _report(self, report: ChildReport) -> None:
         with suppress(OSError):

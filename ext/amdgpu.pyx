@@ -11,7 +11,7 @@ from posix.unistd cimport close as c_close, pread
 from place_abi cimport Place, place_enter, place_leave
 
 import os
-from typing import NamedTuple
+from collections import namedtuple
 
 from . import place
 
@@ -39,27 +39,10 @@ cdef uint64_t U64_MAX = 0xFFFFFFFFFFFFFFFF
 cdef Place **_place = <Place **><uintptr_t>place.POINTER
 
 
-class TableValue(NamedTuple):
-    target: int
-    cell: int
-    gauge: bool
-    offset: int
-    type: str
-    numbers: int
-    reduce: int
-    scale: float
-    least: float
-    most: float
-    bits: int = 64
-
-
-class HeldTime(NamedTuple):
-    target: int
-    cell: int
-    sources: object
-    flag: int
-    share_min: float
-
+TableValue = namedtuple("TableValue", [
+    "target", "cell", "gauge", "offset", "type", "numbers", "reduce", "scale", "least", "most", "bits",
+], defaults=[64])
+HeldTime = namedtuple("HeldTime", ["target", "cell", "sources", "flag", "share_min"])
 
 cdef struct Number:
     int offset

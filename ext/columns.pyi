@@ -33,11 +33,6 @@ def names(data: Buffer, at: int, count: int, bytes_max: int) -> tuple[tuple[str,
     """Return *count* names (a length byte, then UTF-8) and their end. Raises ValueError."""
 
 def changed_rows(
-    cells: Buffer,
-    valid: Buffer,
-    cells_before: Buffer,
-    valid_before: Buffer,
-    width: int,
-    rows: int,
+    cells: Buffer, valid: Buffer, cells_before: Buffer, valid_before: Buffer, width: int, rows: int
 ) -> list[int]:
     """Return the rows in which a cell changed, appeared or disappeared."""

@@ -135,6 +135,12 @@ cdef class Dcgm:
         if function == NULL:
             raise DcgmError(f"{call}: this DCGM library does not have it", FUNCTION_NOT_FOUND, call)
 
+    cdef int _end(self, str call, int code) except -1:
+        """End the published call. Raises DcgmError if it failed."""
+        place_leave(HERE[0])
+        self._check(call, code)
+        return 0
+
     def connect(self, str address not None, int timeout_ms):
         cdef DcgmConnectParams params
         cdef bint is_unix = address.startswith("unix:")
@@ -151,8 +157,7 @@ cdef class Dcgm:
         place_enter(HERE[0], b"", b"dcgmConnect_v2")
         with nogil:
             code = self._calls.connect(text, &params, &self._handle)
-        place_leave(HERE[0])
-        self._check("dcgmConnect_v2", code)
+        self._end("dcgmConnect_v2", code)
         self.is_connected = True
 
     def versions(self):
@@ -188,8 +193,7 @@ cdef class Dcgm:
         place_enter(HERE[0], b"", b"dcgmGetAllDevices")
         with nogil:
             code = self._calls.devices(self._handle, ids, &count)
-        place_leave(HERE[0])
-        self._check("dcgmGetAllDevices", code)
+        self._end("dcgmGetAllDevices", code)
         return [ids[i] for i in range(max(0, min(count, DCGM_GPUS_MAX)))]
 
     def entities(self, unsigned group):
@@ -199,8 +203,7 @@ cdef class Dcgm:
         place_enter(HERE[0], b"", b"dcgmGetEntityGroupEntities")
         with nogil:
             code = self._calls.entities(self._handle, group, ids, &count, 0)
-        place_leave(HERE[0])
-        self._check("dcgmGetEntityGroupEntities", code)
+        self._end("dcgmGetEntityGroupEntities", code)
         return [ids[i] for i in range(max(0, min(count, DCGM_ENTITIES_MAX)))]
 
     def latest(self, entities, fields, bint live=False, unsigned group=ENTITY_GPU):
@@ -227,8 +230,7 @@ cdef class Dcgm:
             code = self._calls.latest(
                 self._handle, asked, count, ids, field_count, flags, self._values
             )
-        place_leave(HERE[0])
-        self._check("dcgmEntitiesGetLatestValues", code)
+        self._end("dcgmEntitiesGetLatestValues", code)
         return [_field_value(&self._values[i]) for i in range(count * field_count)]
 
     def groups(self):
@@ -239,8 +241,7 @@ cdef class Dcgm:
         place_enter(HERE[0], b"", b"dcgmGroupGetAllIds")
         with nogil:
             code = self._calls.groups(self._handle, ids, &count)
-        place_leave(HERE[0])
-        self._check("dcgmGroupGetAllIds", code)
+        self._end("dcgmGroupGetAllIds", code)
         return [ids[i] for i in range(min(count, <unsigned>DCGM_GROUPS_MAX))]
 
     def health_systems(self, uintptr_t group):
@@ -250,8 +251,7 @@ cdef class Dcgm:
         place_enter(HERE[0], b"", b"dcgmHealthGet")
         with nogil:
             code = self._calls.health_get(self._handle, group, &systems)
-        place_leave(HERE[0])
-        self._check("dcgmHealthGet", code)
+        self._end("dcgmHealthGet", code)
         return systems
 
     def health(self, uintptr_t group):
@@ -295,8 +295,7 @@ cdef class Dcgm:
         place_enter(HERE[0], b"", b"dcgmHealthSet_v2")
         with nogil:
             code = self._calls.health_set(self._handle, &params)
-        place_leave(HERE[0])
-        self._check("dcgmHealthSet_v2", code)
+        self._end("dcgmHealthSet_v2", code)
 
     def create_group(self, str name, unsigned entity_group, entities):
         cdef bytes text = name.encode()
@@ -310,15 +309,13 @@ cdef class Dcgm:
         place_enter(HERE[0], b"", b"dcgmGroupCreate")
         with nogil:
             code = self._calls.group_create(self._handle, GROUP_EMPTY, words, &group)
-        place_leave(HERE[0])
-        self._check("dcgmGroupCreate", code)
+        self._end("dcgmGroupCreate", code)
         for each in entities:
             entity = each
             place_enter(HERE[0], b"", b"dcgmGroupAddEntity")
             with nogil:
                 code = self._calls.group_add(self._handle, group, entity_group, entity)
-            place_leave(HERE[0])
-            self._check("dcgmGroupAddEntity", code)
+            self._end("dcgmGroupAddEntity", code)
         return group
 
     def watch_fields(self, uintptr_t group, fields, str name, double seconds):
@@ -338,14 +335,12 @@ cdef class Dcgm:
         place_enter(HERE[0], b"", b"dcgmFieldGroupCreate")
         with nogil:
             code = self._calls.field_group_create(self._handle, count, ids, words, &field_group)
-        place_leave(HERE[0])
-        self._check("dcgmFieldGroupCreate", code)
+        self._end("dcgmFieldGroupCreate", code)
         place_enter(HERE[0], b"", b"dcgmWatchFields")
         with nogil:
             code = self._calls.watch(self._handle, group, field_group, every_us, 10 * seconds, 0)
-        place_leave(HERE[0])
         try:
-            self._check("dcgmWatchFields", code)
+            self._end("dcgmWatchFields", code)
         except DcgmError:
             if self._calls.field_group_destroy != NULL:
                 self._calls.field_group_destroy(self._handle, field_group)
@@ -365,8 +360,7 @@ cdef class Dcgm:
                 code = self._calls.policy_register(
                     self._handle, group, conditions, dcgm_violated_alone, NULL
                 )
-        place_leave(HERE[0])
-        self._check(call, code)
+        self._end(call, code)
 
     def violations(self):
         cdef DcgmViolation violation

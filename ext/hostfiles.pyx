@@ -14,23 +14,12 @@ from hostfiles_cores cimport Core, Shares, Times, _shares, _take_times
 from hostfiles_disks cimport DISK_VALUES, Disk, _disk_values, _next_disk
 from hostfiles_nfs cimport NFS_VALUES, _nfs_values
 from hostfiles_texts cimport (
-    U32_MAX,
-    U64_MAX,
-    Value,
-    _begins,
-    _blanks,
-    _first,
-    _gauge,
-    _is_blank,
-    _line_end,
-    _line_numbers,
-    _number,
-    _pressure,
-    _whole,
+    U32_MAX, U64_MAX, Value, _begins, _blanks, _first, _gauge, _is_blank, _line_end, _line_numbers,
+    _number, _pressure, _whole,
 )
 
 import os
-from typing import NamedTuple
+from collections import namedtuple
 
 cdef extern from "<sys/syscall.h>" nogil:
     enum: SYS_getdents64
@@ -303,28 +292,11 @@ cdef class Places:
         free(self.gauge)
 
 
-class HostTimes(NamedTuple):
-    user: float | None
-    system: float | None
-    idle: float | None
-    iowait: float | None
-    steal: float | None
-    interrupt: float | None
-    busiest_core: float | None
-    busiest_core_number: int | None
-    saturated_cores: int | None
-    runnable: int | None
-    blocked: int | None
-    context_switches: int | None
-    interrupts: int | None
-    softirqs: int | None
-
-
-class CoreShares(NamedTuple):
-    busy: float
-    system: float
-    interrupt: float | None
-    steal: float
+HostTimes = namedtuple("HostTimes", [
+    "user", "system", "idle", "iowait", "steal", "interrupt", "busiest_core", "busiest_core_number",
+    "saturated_cores", "runnable", "blocked", "context_switches", "interrupts", "softirqs",
+])
+CoreShares = namedtuple("CoreShares", ["busy", "system", "interrupt", "steal"])
 
 
 cdef class CoreTimes:

@@ -216,6 +216,8 @@ class NvmlAbsent(Exception):
     """There is no NVML library, or the file is not one; the message names it."""
 
 
+ctypedef nvmlReturn_t (*TextCall)(nvmlDevice_t, char *, unsigned int) noexcept nogil
+
 #: Code of an NvmlError: the call was skipped, because of too many calls.
 LEFT_OUT = -1
 
@@ -418,40 +420,26 @@ cdef class Nvml:
         if code != NVML_SUCCESS or pci.bus > 0xFF or pci.device > 0x1F:
             return None
         address = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
-        return Device(address, self._uuid(handle, address), self._name(handle, address), self._serial(handle, address))
+        uuid = self._uuid(handle, address)
+        name = self._device_text(handle, address, &self.call.nvmlDeviceGetName, NVML_DEVICE_NAME_V2_BUFFER_SIZE)
+        serial = self._device_text(handle, address, &self.call.nvmlDeviceGetSerial, NVML_DEVICE_SERIAL_BUFFER_SIZE)
+        return Device(address, uuid, name, serial)
 
-    cdef _uuid(self, nvmlDevice_t handle, str address):
-        cdef char text[NVML_DEVICE_UUID_V2_BUFFER_SIZE]
-        memset(text, 0, sizeof(text))
-        cdef nvmlReturn_t code = NVML_ERROR_FUNCTION_NOT_FOUND
-        if self.call.nvmlDeviceGetUUID != NULL:
-            self._enter(address, &self.call.nvmlDeviceGetUUID)
-            with nogil:
-                code = self.call.nvmlDeviceGetUUID(handle, text, sizeof(text))
-                place_leave(HERE[0])
-        return _text(code, text, sizeof(text))
+    cdef str _uuid(self, nvmlDevice_t handle, str address):
+        return self._device_text(handle, address, &self.call.nvmlDeviceGetUUID, NVML_DEVICE_UUID_V2_BUFFER_SIZE)
 
-    cdef _name(self, nvmlDevice_t handle, str address):
-        cdef char text[NVML_DEVICE_NAME_V2_BUFFER_SIZE]
+    cdef str _device_text(self, nvmlDevice_t handle, str address, TextCall *slot, unsigned int size):
+        """Return the answer of a call with a buffer of *size*; "" if the driver lacks the call."""
+        cdef char text[NVML_DEVICE_UUID_V2_BUFFER_SIZE]  # the longest
+        cdef nvmlReturn_t code
         memset(text, 0, sizeof(text))
-        cdef nvmlReturn_t code = NVML_ERROR_FUNCTION_NOT_FOUND
-        if self.call.nvmlDeviceGetName != NULL:
-            self._enter(address, &self.call.nvmlDeviceGetName)
-            with nogil:
-                code = self.call.nvmlDeviceGetName(handle, text, sizeof(text))
-                place_leave(HERE[0])
-        return _text(code, text, sizeof(text))
-
-    cdef _serial(self, nvmlDevice_t handle, str address):
-        cdef char text[NVML_DEVICE_SERIAL_BUFFER_SIZE]
-        memset(text, 0, sizeof(text))
-        cdef nvmlReturn_t code = NVML_ERROR_FUNCTION_NOT_FOUND
-        if self.call.nvmlDeviceGetSerial != NULL:
-            self._enter(address, &self.call.nvmlDeviceGetSerial)
-            with nogil:
-                code = self.call.nvmlDeviceGetSerial(handle, text, sizeof(text))
-                place_leave(HERE[0])
-        return _text(code, text, sizeof(text))
+        if slot[0] == NULL:
+            return ""
+        self._enter(address, slot)
+        with nogil:
+            code = slot[0](handle, text, size)
+            place_leave(HERE[0])
+        return _text(code, text, size)
 
 
 cdef str _text(nvmlReturn_t code, const char *text, Py_ssize_t size):
@@ -737,95 +725,16 @@ cdef list _NO_ROWS = []
 cdef frozenset _NONE_SLOW = frozenset()
 
 
+# LAYOUT: C expression -> value, of all structs in nvml_abi.pxd; setup.py writes the file from it.
+include "nvml_layout.pxi"
+
+
 def abi():
-    cdef nvmlPciInfo_t pci
-    cdef nvmlUtilization_t utilization
-    cdef nvmlMemory_t memory
-    cdef nvmlMemory_v2_t memory2
-    cdef nvmlTemperature_t temperature
-    cdef nvmlMarginTemperature_t margin
-    cdef nvmlFieldValue_t field
-    return _abi_of_errors() | {
-        "sizeof(nvmlPciInfo_t)": sizeof(pci),
-        "offsetof(nvmlPciInfo_t, domain)": _at(&pci, &pci.domain),
-        "offsetof(nvmlPciInfo_t, bus)": _at(&pci, &pci.bus),
-        "offsetof(nvmlPciInfo_t, device)": _at(&pci, &pci.device),
-        "offsetof(nvmlPciInfo_t, busId)": _at(&pci, &pci.busId),
-        "sizeof(nvmlUtilization_t)": sizeof(utilization),
-        "offsetof(nvmlUtilization_t, memory)": _at(&utilization, &utilization.memory),
-        "sizeof(nvmlMemory_t)": sizeof(memory),
-        "offsetof(nvmlMemory_t, total)": _at(&memory, &memory.total),
-        "offsetof(nvmlMemory_t, used)": _at(&memory, &memory.used),
+    return LAYOUT | {
         "nvmlMemory_v2": memory_version(),
-        "sizeof(nvmlMemory_v2_t)": sizeof(memory2),
-        "offsetof(nvmlMemory_v2_t, total)": _at(&memory2, &memory2.total),
-        "offsetof(nvmlMemory_v2_t, reserved)": _at(&memory2, &memory2.reserved),
         "nvmlTemperature_v1": temperature_version(),
-        "sizeof(nvmlTemperature_t)": sizeof(temperature),
-        "offsetof(nvmlTemperature_t, sensorType)": _at(&temperature, &temperature.sensorType),
-        "offsetof(nvmlTemperature_t, temperature)": _at(&temperature, &temperature.temperature),
         "nvmlMarginTemperature_v1": margin_version(),
-        "sizeof(nvmlMarginTemperature_t)": sizeof(margin),
-        "offsetof(nvmlMarginTemperature_t, marginTemperature)": _at(&margin, &margin.marginTemperature),
-        "sizeof(nvmlFieldValue_t)": sizeof(field),
-        "offsetof(nvmlFieldValue_t, fieldId)": _at(&field, &field.fieldId),
-        "offsetof(nvmlFieldValue_t, scopeId)": _at(&field, &field.scopeId),
-        "offsetof(nvmlFieldValue_t, valueType)": _at(&field, &field.valueType),
-        "offsetof(nvmlFieldValue_t, nvmlReturn)": _at(&field, &field.nvmlReturn),
-        "offsetof(nvmlFieldValue_t, value)": _at(&field, &field.value),
-        "sizeof(nvmlValue_t)": sizeof(nvmlValue_t),
-        "sizeof(nvmlProcessInfo_t)": sizeof(nvmlProcessInfo_t),
-    }
-
-
-cdef dict _abi_of_errors():
-    """Return the ABI of the error structs."""
-    cdef nvmlBAR1Memory_t bar1
-    cdef nvmlViolationTime_t violation
-    cdef nvmlRowRemapperHistogramValues_t banks
-    cdef nvmlRepairStatus_t repair
-    cdef nvmlEccSramErrorStatus_t sram
-    cdef nvmlEccSramUniqueUncorrectedErrorEntry_v1_t place
-    cdef nvmlEccSramUniqueUncorrectedErrorCounts_t places
-    return {
-        "sizeof(nvmlBAR1Memory_t)": sizeof(bar1),
-        "offsetof(nvmlBAR1Memory_t, bar1Total)": _at(&bar1, &bar1.bar1Total),
-        "offsetof(nvmlBAR1Memory_t, bar1Used)": _at(&bar1, &bar1.bar1Used),
-        "sizeof(nvmlViolationTime_t)": sizeof(violation),
-        "offsetof(nvmlViolationTime_t, violationTime)": _at(&violation, &violation.violationTime),
-        "sizeof(nvmlRowRemapperHistogramValues_t)": sizeof(banks),
-        "offsetof(nvmlRowRemapperHistogramValues_t, high)": _at(&banks, &banks.high),
-        "offsetof(nvmlRowRemapperHistogramValues_t, partial)": _at(&banks, &banks.partial),
-        "offsetof(nvmlRowRemapperHistogramValues_t, low)": _at(&banks, &banks.low),
-        "offsetof(nvmlRowRemapperHistogramValues_t, none)": _at(&banks, &banks.none),
         "nvmlRepairStatus_v1": repair_version(),
-        "sizeof(nvmlRepairStatus_t)": sizeof(repair),
-        "offsetof(nvmlRepairStatus_t, bChannelRepairPending)": _at(&repair, &repair.bChannelRepairPending),
-        "offsetof(nvmlRepairStatus_t, bTpcRepairPending)": _at(&repair, &repair.bTpcRepairPending),
-        "sizeof(nvmlUnrepairableMemoryStatus_v1_t)": sizeof(nvmlUnrepairableMemoryStatus_v1_t),
         "nvmlEccSramErrorStatus_v1": sram_version(),
-        "sizeof(nvmlEccSramErrorStatus_t)": sizeof(sram),
-        "offsetof(nvmlEccSramErrorStatus_t, aggregateUncParity)": _at(&sram, &sram.aggregateUncParity),
-        "offsetof(nvmlEccSramErrorStatus_t, aggregateUncSecDed)": _at(&sram, &sram.aggregateUncSecDed),
-        "offsetof(nvmlEccSramErrorStatus_t, aggregateCor)": _at(&sram, &sram.aggregateCor),
-        "offsetof(nvmlEccSramErrorStatus_t, volatileUncParity)": _at(&sram, &sram.volatileUncParity),
-        "offsetof(nvmlEccSramErrorStatus_t, volatileUncSecDed)": _at(&sram, &sram.volatileUncSecDed),
-        "offsetof(nvmlEccSramErrorStatus_t, volatileCor)": _at(&sram, &sram.volatileCor),
-        "offsetof(nvmlEccSramErrorStatus_t, aggregateUncBucketL2)": _at(&sram, &sram.aggregateUncBucketL2),
-        "offsetof(nvmlEccSramErrorStatus_t, aggregateUncBucketSm)": _at(&sram, &sram.aggregateUncBucketSm),
-        "offsetof(nvmlEccSramErrorStatus_t, aggregateUncBucketPcie)": _at(&sram, &sram.aggregateUncBucketPcie),
-        "offsetof(nvmlEccSramErrorStatus_t, aggregateUncBucketMcu)": _at(&sram, &sram.aggregateUncBucketMcu),
-        "offsetof(nvmlEccSramErrorStatus_t, aggregateUncBucketOther)": _at(&sram, &sram.aggregateUncBucketOther),
-        "offsetof(nvmlEccSramErrorStatus_t, bThresholdExceeded)": _at(&sram, &sram.bThresholdExceeded),
-        "sizeof(nvmlEccSramUniqueUncorrectedErrorEntry_v1_t)": sizeof(place),
-        "offsetof(nvmlEccSramUniqueUncorrectedErrorEntry_v1_t, isParity)": _at(&place, &place.isParity),
-        "offsetof(nvmlEccSramUniqueUncorrectedErrorEntry_v1_t, count)": _at(&place, &place.count),
         "nvmlEccSramUniqueUncorrectedErrorCounts_v1": sram_places_version(),
-        "sizeof(nvmlEccSramUniqueUncorrectedErrorCounts_t)": sizeof(places),
-        "offsetof(nvmlEccSramUniqueUncorrectedErrorCounts_t, entryCount)": _at(&places, &places.entryCount),
-        "offsetof(nvmlEccSramUniqueUncorrectedErrorCounts_t, entries)": _at(&places, &places.entries),
     }
-
-
-cdef Py_ssize_t _at(const void *whole, const void *member):
-    return <const char *>member - <const char *>whole

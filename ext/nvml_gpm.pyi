@@ -42,10 +42,7 @@ class Gpm:
     def failing(self, row: int) -> bool:
         """Return whether the last sample of a row's GPU failed. Raises IndexError."""
     def error(self, row: int) -> NvmlError | None:
-        """Return the error of a row's last call (support, sample or comparison), or None.
-
-        Raises IndexError.
-        """
+        """Return the error of a row's last call, or None. Raises IndexError."""
     def run(self, now_ns: int) -> None:
         """Sample each GPU; fill its cells with means since the previous sample. Without the GIL.
 

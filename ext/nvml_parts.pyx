@@ -729,47 +729,17 @@ def _address_of(unsigned int gpu):
     return f"{gpu >> 16:04x}:{gpu >> 8 & 0xFF:02x}:{gpu & 0xFF:02x}.0"
 
 
+# LAYOUT: C expression -> value, of all structs in nvml_parts_abi.pxd; setup.py writes the file from it.
+include "nvml_parts_layout.pxi"
+
+
 def abi():
-    cdef nvmlGpuInstanceInfo_t instance
-    cdef nvmlDeviceAttributes_t attributes
-    cdef nvmlGpuFabricInfo_t fabric
-    cdef nvmlGpuFabricInfo_v2_t fabric2
-    cdef nvmlGpuFabricInfo_v3_t fabric3
-    cdef nvmlEventData_t event
-    cdef nvmlSystemEventData_v1_t system_event
-    cdef nvmlSystemEventSetWaitRequest_v1_t wait
-    return {
+    return LAYOUT | {
         "nvmlSystemEventSetCreateRequest_v1": sizeof(nvmlSystemEventSetCreateRequest_v1_t) | 1 << 24,
         "nvmlSystemEventSetFreeRequest_v1": sizeof(nvmlSystemEventSetFreeRequest_v1_t) | 1 << 24,
         "nvmlSystemRegisterEventRequest_v1": sizeof(nvmlSystemRegisterEventRequest_v1_t) | 1 << 24,
-        "nvmlSystemEventSetWaitRequest_v1": sizeof(wait) | 1 << 24,
-        "sizeof(nvmlSystemEventData_v1_t)": sizeof(system_event),
-        "offsetof(nvmlSystemEventData_v1_t, gpuId)": _at(&system_event, &system_event.gpuId),
-        "offsetof(nvmlSystemEventSetWaitRequest_v1_t, data)": _at(&wait, &wait.data),
-        "offsetof(nvmlSystemEventSetWaitRequest_v1_t, numEvent)": _at(&wait, &wait.numEvent),
-        "sizeof(nvmlGpuInstancePlacement_t)": sizeof(nvmlGpuInstancePlacement_t),
-        "sizeof(nvmlGpuInstanceInfo_t)": sizeof(instance),
-        "offsetof(nvmlGpuInstanceInfo_t, profileId)": _at(&instance, &instance.profileId),
-        "offsetof(nvmlGpuInstanceInfo_t, placement)": _at(&instance, &instance.placement),
-        "sizeof(nvmlDeviceAttributes_t)": sizeof(attributes),
-        "offsetof(nvmlDeviceAttributes_t, gpuInstanceSliceCount)": _at(&attributes, &attributes.gpuInstanceSliceCount),
-        "offsetof(nvmlDeviceAttributes_t, memorySizeMB)": _at(&attributes, &attributes.memorySizeMB),
-        "sizeof(nvmlGpuFabricInfo_t)": sizeof(fabric),
-        "offsetof(nvmlGpuFabricInfo_t, cliqueId)": _at(&fabric, &fabric.cliqueId),
-        "offsetof(nvmlGpuFabricInfo_t, state)": _at(&fabric, &fabric.state),
+        "nvmlSystemEventSetWaitRequest_v1": sizeof(nvmlSystemEventSetWaitRequest_v1_t) | 1 << 24,
         "nvmlGpuFabricInfo_v2": fabric_version(2),
         "nvmlGpuFabricInfo_v3": fabric_version(3),
-        "sizeof(nvmlGpuFabricInfoV_t)": sizeof(fabric3),
-        "offsetof(nvmlGpuFabricInfo_v3_t, healthMask)": _at(&fabric3, &fabric3.healthMask),
-        "offsetof(nvmlGpuFabricInfo_v3_t, healthSummary)": _at(&fabric3, &fabric3.healthSummary),
-        "offsetof(nvmlGpuFabricInfo_v2_t, status)": _at(&fabric2, &fabric2.status),
-        "offsetof(nvmlGpuFabricInfo_v2_t, state)": _at(&fabric2, &fabric2.state),
-        "offsetof(nvmlGpuFabricInfo_v2_t, healthMask)": _at(&fabric2, &fabric2.healthMask),
-        "sizeof(nvmlEventData_t)": sizeof(event),
-        "offsetof(nvmlEventData_t, eventType)": _at(&event, &event.eventType),
-        "offsetof(nvmlEventData_t, gpuInstanceId)": _at(&event, &event.gpuInstanceId),
+        "sizeof(nvmlGpuFabricInfoV_t)": sizeof(nvmlGpuFabricInfoV_t),
     }
-
-
-cdef Py_ssize_t _at(const void *whole, const void *member):
-    return <const char *>member - <const char *>whole

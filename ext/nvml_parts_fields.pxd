@@ -18,12 +18,8 @@ cdef enum:
 cdef inline bint lacking(nvmlReturn_t code) noexcept nogil:
     """Return whether the driver or GPU lacks the function, which is not a failure."""
     return code in (
-        NVML_ERROR_INVALID_ARGUMENT,
-        NVML_ERROR_NOT_SUPPORTED,
-        NVML_ERROR_NOT_FOUND,
-        NVML_ERROR_FUNCTION_NOT_FOUND,
-        NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-        NVML_ERROR_DEPRECATED,
+        NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_NOT_FOUND,
+        NVML_ERROR_FUNCTION_NOT_FOUND, NVML_ERROR_ARGUMENT_VERSION_MISMATCH, NVML_ERROR_DEPRECATED,
     )
 
 

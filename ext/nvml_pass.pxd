@@ -151,10 +151,8 @@ ctypedef nvmlReturn_t (*LongOfKindsCall)(nvmlDevice_t, unsigned int, unsigned in
 cdef inline bint lacking(nvmlReturn_t code) noexcept nogil:
     """Return whether the code means that this driver or GPU lacks the function, which does not count as a failure."""
     return code in (
-        NVML_ERROR_NOT_SUPPORTED,
-        NVML_ERROR_FUNCTION_NOT_FOUND,
-        NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-        NVML_ERROR_DEPRECATED,
+        NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_FUNCTION_NOT_FOUND,
+        NVML_ERROR_ARGUMENT_VERSION_MISMATCH, NVML_ERROR_DEPRECATED,
     )
 
 

@@ -75,7 +75,4 @@ class SampleRing:
         """Return a reading's samples, oldest first, as raw 64 bits or None. Raises IndexError."""
 
     def summarise(self, block: Cells) -> int:
-        """Fill the summary of the samples since the last call; return their number.
-
-        Raises ValueError for a column outside the block.
-        """
+        """Summarize the samples since the last call; return their number. Raises ValueError."""

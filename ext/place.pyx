@@ -6,7 +6,7 @@ from libc.string cimport memcpy, memset
 
 from place_abi cimport *
 
-from typing import NamedTuple
+from collections import namedtuple
 
 cdef Place _own  # used until `use` sets other memory
 cdef Place *_here = &_own
@@ -19,12 +19,7 @@ SIZE_BYTES = sizeof(Place)
 POINTER = <uintptr_t>&_here
 
 
-class Seen(NamedTuple):
-    entered_ns: int
-    calls: int
-    collector: str
-    device: str
-    call: str
+Seen = namedtuple("Seen", ["entered_ns", "calls", "collector", "device", "call"])
 
 
 def use(unsigned char[::1] memory not None):

@@ -14,14 +14,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from placement_work cimport (
-    CUTOFFS_MAX,
-    Child,
-    HAZARD_BUCKETS,
-    LEVELS_OF_OPTIONS,
-    LEVELS_TRIED,
-    SMALL,
-    SPEEDS_MAX,
-    TIERS,
+    CUTOFFS_MAX, Child, HAZARD_BUCKETS, LEVELS_OF_OPTIONS, LEVELS_TRIED, SMALL, SPEEDS_MAX, TIERS,
     Work,
 )
 from placement_tree cimport _build, _clear, _count

@@ -10,18 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from . import history
 from .fingerprint import NUMBERS, Fingerprint, features
-from .history import (
-    CANDIDATES_MAX,
-    PRIOR_RUNS,
-    RUNS_OF_HOST_MIN,
-    SLOWER_RATIO_MAX,
-    SPREAD_PRIOR,
-    WAITING_EXPLAINS_MAX,
-    WORKLOADS_MIN,
-    PaceComparison,
-    student_quantile,
-)
 
 
 class Movement(NamedTuple):
@@ -57,7 +47,7 @@ def _median(column: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
 
 
 def waiting_explains(
-    comparison: PaceComparison, now: Fingerprint, earlier: Sequence[Fingerprint]
+    comparison: history.PaceComparison, now: Fingerprint, earlier: Sequence[Fingerprint]
 ) -> float:
     """Return the part of a slowdown that more waiting explains, 0 to 1; NaN if unknown.
 
@@ -102,7 +92,7 @@ def drifting_hosts(runs: Sequence[RunPace]) -> list[HostDrift]:
     of_host: dict[str, list[int]] = {}
     slow_workloads: dict[str, set[str]] = {}
     for at, run in enumerate(usable):
-        is_slow = run.ratio <= SLOWER_RATIO_MAX
+        is_slow = run.ratio <= history.SLOWER_RATIO_MAX
         for host in set(run.hosts):
             of_host.setdefault(host, []).append(at)
             if is_slow:
@@ -115,18 +105,18 @@ def drifting_hosts(runs: Sequence[RunPace]) -> list[HostDrift]:
     candidates = [
         host
         for host, workloads in slow_workloads.items()
-        if len(workloads) >= WORKLOADS_MIN
+        if len(workloads) >= history.WORKLOADS_MIN
         and alike[members[host]] == 1
-        and usable[of_host[host][-1]].ratio <= SLOWER_RATIO_MAX
+        and usable[of_host[host][-1]].ratio <= history.SLOWER_RATIO_MAX
     ]
     slow_share = {
-        host: float(np.mean([usable[at].ratio <= SLOWER_RATIO_MAX for at in members[host]]))
+        host: float(np.mean([usable[at].ratio <= history.SLOWER_RATIO_MAX for at in members[host]]))
         for host in candidates
     }
     candidates.sort(key=lambda host: (-slow_share[host], host))
     found = [
         drift
-        for host in candidates[:CANDIDATES_MAX]
+        for host in candidates[: history.CANDIDATES_MAX]
         if (drift := _host_drift(host, members[host], usable)) is not None
     ]
     found.sort(key=lambda one: one.ratio)
@@ -145,7 +135,7 @@ def _host_drift(
     host: str, places: frozenset[int], runs: Sequence[RunPace], without: Iterable[int] = ()
 ) -> HostDrift | None:
     workloads = {runs[at].workload for at in places}
-    if len(workloads) < WORKLOADS_MIN or len(places) < RUNS_OF_HOST_MIN:
+    if len(workloads) < history.WORKLOADS_MIN or len(places) < history.RUNS_OF_HOST_MIN:
         return None
     left_out = {*without, *places}
     others = [
@@ -153,20 +143,23 @@ def _host_drift(
         for at, run in enumerate(runs)
         if at not in left_out and run.workload in workloads
     ]
-    if len(others) < RUNS_OF_HOST_MIN:
+    if len(others) < history.RUNS_OF_HOST_MIN:
         return None
     host_logs = np.array([log(runs[at].ratio) for at in places])
     difference = float(np.median(host_logs) - np.median(others))
-    freedom = PRIOR_RUNS + len(places) - 1
+    freedom = history.PRIOR_RUNS + len(places) - 1
     variance = (
-        PRIOR_RUNS * SPREAD_PRIOR**2 + float(((host_logs - np.median(host_logs)) ** 2).sum())
+        history.PRIOR_RUNS * history.SPREAD_PRIOR**2
+        + float(((host_logs - np.median(host_logs)) ** 2).sum())
     ) / freedom
-    reach = student_quantile(freedom) * sqrt(variance * (1 / len(places) + 1 / len(others)))
-    slow_workloads = {runs[at].workload for at in places if runs[at].ratio <= SLOWER_RATIO_MAX}
+    reach = history.student_quantile(freedom) * sqrt(variance * (1 / len(places) + 1 / len(others)))
+    slow_workloads = {
+        runs[at].workload for at in places if runs[at].ratio <= history.SLOWER_RATIO_MAX
+    }
     if (
-        difference > log(SLOWER_RATIO_MAX)
+        difference > log(history.SLOWER_RATIO_MAX)
         or difference + reach >= 0
-        or len(slow_workloads) < WORKLOADS_MIN
+        or len(slow_workloads) < history.WORKLOADS_MIN
     ):
         return None
     return HostDrift(
@@ -190,7 +183,7 @@ class RunVerdict(StrEnum):
 
 
 def verdict_of(
-    comparison: PaceComparison | None,
+    comparison: history.PaceComparison | None,
     now: Fingerprint,
     earlier: Sequence[Fingerprint],
     drifting: Iterable[str],
@@ -212,6 +205,6 @@ def verdict_of(
     # Hosts that are slow alike do the same work at less power or traffic; a workload that changed moved its levels.
     levels = {"compute_power_ratio", "wait_power_ratio", "tensor_ratio", "memory_bandwidth_ratio"}
     moved = any(one.name in levels for one in movements(now, earlier))
-    if isfinite(part) and part <= WAITING_EXPLAINS_MAX and moved:
+    if isfinite(part) and part <= history.WAITING_EXPLAINS_MAX and moved:
         return RunVerdict.WORKLOAD_CHANGED
     return RunVerdict.SLOWER

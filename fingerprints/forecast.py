@@ -140,7 +140,6 @@ class _DemandComparison:
             self._pending.append((now + self.horizon, medians, current))
 
     def compare(self, now: int, current: Floats) -> None:
-        """Compare the forecasts for *now* with the *current* demands."""
         while self._pending and self._pending[0][0] <= now:
             due, by_states, as_now = self._pending.popleft()
             if due < now:
@@ -164,10 +163,8 @@ class _DemandComparison:
             now = float(current[at])
             reach = np.quantile(errors[is_known[:, at], 1, at], 0.9)
             # The interval covers both: errors of a few minutes do not show how far a job can fall.
-            lower, upper = (
-                np.fmin(now - reach, result[at].lower),
-                np.fmax(now + reach, result[at].upper),
-            )
+            lower = np.fmin(now - reach, result[at].lower)
+            upper = np.fmax(now + reach, result[at].upper)
             result[at] = DemandForecast(now, max(float(lower), 0.0), float(upper))
         return tuple(result)
 

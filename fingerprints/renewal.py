@@ -59,7 +59,6 @@ class Span(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Duration of the event."""
         return self.end - self.begin
 
 
@@ -85,7 +84,6 @@ class Cadence(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether the interval is known."""
         return isfinite(self.interval)
 
     @property
@@ -299,7 +297,6 @@ class RenewalPaths:
         return float(np.mean(self.begins[:, 0] <= seconds))
 
     def next_onset(self) -> NextOnset:
-        """Return the next onset."""
         first = self.begins[:, 0]
         low_90, low_50, middle, high_50, high_90 = np.quantile(
             first, (0.05, 0.25, 0.5, 0.75, 0.95)

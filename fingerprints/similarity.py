@@ -161,7 +161,6 @@ class RunIndex:
         return number
 
     def has(self, run: int) -> bool:
-        """Return whether *run* is still in the index."""
         return self._count - self._runs_max <= run < self._count
 
     def replace(self, run: int, fingerprint: Fingerprint, user: str = "") -> None:

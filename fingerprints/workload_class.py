@@ -14,14 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .fingerprint import (
-    FINGERPRINT_VERSION,
-    KNOWN_MIN,
-    NUMBERS,
-    Fingerprint,
-    Floats,
-    features_of,
-)
+from .fingerprint import FINGERPRINT_VERSION, KNOWN_MIN, NUMBERS, Fingerprint, Floats, features_of
 
 MODEL_FILE = Path(__file__).parent / "workload_class.json"
 #: Below CONFIDENCE_MIN it abstains. No answer is surer than CONFIDENCE_MAX: not every kind of job was generated.

@@ -11,12 +11,7 @@ import numpy as np
 from ..agent.collectors.amdgpu_metrics import HELD, SOURCES
 from ..contract.block import Block, is_float
 from ..contract.signals import BY_ID
-from .machine import (
-    AMD_MEMORY_BYTES,
-    GPU_MEMORY_BYTES,
-    POWER_LIMIT_WATTS,
-    SM_CLOCK_MAX_HERTZ,
-)
+from .machine import AMD_MEMORY_BYTES, GPU_MEMORY_BYTES, POWER_LIMIT_WATTS, SM_CLOCK_MAX_HERTZ
 
 CLOCK_MAX_HERTZ, LIMIT_WATTS, MEMORY_CLOCK_HERTZ = 2100e6, 750.0, 1300e6
 LINKS = 7  # XGMI links of an OAM module in a fully connected host of eight

@@ -105,10 +105,7 @@ def _parser() -> argparse.ArgumentParser:
         help="your own rates and scenarios, in the format of world.toml",
     )
     parser.add_argument(
-        "--hosts",
-        type=_hosts,
-        metavar="N",
-        help=f"1 to {HOSTS_MAX} (default: the scenario's)",
+        "--hosts", type=_hosts, metavar="N", help=f"1 to {HOSTS_MAX} (default: the scenario's)"
     )
     parser.add_argument(
         "--seed",

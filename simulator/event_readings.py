@@ -119,11 +119,8 @@ class RankEvents:
         changed = running != self._reported_jobs
         is_repeat_due = (running >= 0) & (moment.seconds - self._reported_seconds >= REPEAT_SECONDS)
         for slot in np.flatnonzero(is_reachable & (changed | is_repeat_due)).tolist():
-            host, before, after = (
-                int(self._hosts[slot]),
-                int(self._reported_jobs[slot]),
-                int(running[slot]),
-            )
+            host, after = int(self._hosts[slot]), int(running[slot])
+            before = int(self._reported_jobs[slot])
             ended = [(before, "ended")] if changed[slot] else []
             for number, state in (*ended, (after, "running")):
                 if number >= 0:

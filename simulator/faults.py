@@ -111,10 +111,8 @@ class HostEffects:
         self.iowait: Floats = np.zeros(hosts)
         self.silent: Flags = np.zeros(hosts, bool)
         self.offset_seconds: Floats = np.zeros(hosts)
-        self.imbalance: Floats = np.zeros(
-            hosts
-        )  # extra work of the slowest rank of a step, as a ratio
-        self.stage_imbalance: Floats = np.zeros(hosts)  # extra work of the last stage, as a ratio
+        self.imbalance: Floats = np.zeros(hosts)  # ratio of extra work: of a step's slowest rank,
+        self.stage_imbalance: Floats = np.zeros(hosts)  # and of the last stage
 
 
 def _combine(
@@ -163,7 +161,7 @@ def cpu_contention(effects: HostEffects, faults: ActiveFaults) -> None:
 
 
 def storage_stall(effects: HostEffects, faults: ActiveFaults) -> None:
-    """Lower utilization and power while one host waits for its data."""
+    """Lower utilization and power while a host waits for its data, or all hosts of a job at once."""
     _combine(effects.starved, faults, faults.amount * faults.strength, np.maximum)
     _combine(effects.iowait, faults, 0.3 * faults.strength, np.maximum)
 
@@ -176,12 +174,7 @@ def slow_host(effects: HostEffects, faults: ActiveFaults) -> None:
 def pcie_width(effects: HostEffects, faults: ActiveFaults) -> None:
     """Halve or quarter the lanes; add replays; the port next to the GPU gets its data more slowly."""
     half = faults.variant < 0.5
-    _combine(
-        effects.lanes,
-        faults,
-        np.where(half, HALF_LANES, QUARTER_LANES),
-        np.minimum,
-    )
+    _combine(effects.lanes, faults, np.where(half, HALF_LANES, QUARTER_LANES), np.minimum)
     _combine(effects.replays, faults, np.where(half, 0.2, 3.0), np.add)
     _combine(effects.port, faults, np.where(half, 0.95, 0.55), np.minimum)
 
@@ -282,19 +275,12 @@ def hung_collector(effects: HostEffects, faults: ActiveFaults) -> None:
 
 
 def skewed_clock(effects: HostEffects, faults: ActiveFaults) -> None:
-    """Shift the wall clock."""
     _combine(effects.offset_seconds, faults, faults.amount, np.add)
 
 
 def saturated_counter(effects: HostEffects, faults: ActiveFaults) -> None:
     """Stick a counter at a value."""
     _combine(effects.overruns, faults, faults.amount, np.maximum)
-
-
-def data_stall(effects: HostEffects, faults: ActiveFaults) -> None:
-    """Starve all hosts of the job at once: the shared file system is slow."""
-    _combine(effects.starved, faults, faults.amount * faults.strength, np.maximum)
-    _combine(effects.iowait, faults, 0.3 * faults.strength, np.maximum)
 
 
 def sequence_imbalance(effects: HostEffects, faults: ActiveFaults) -> None:
@@ -356,7 +342,7 @@ EFFECTS: dict[str, Callable[[HostEffects, ActiveFaults], None]] = {
     "agent_restart": gap,
     "saturated_counter": saturated_counter,
     "planned_reboot": no_effect,
-    "data_stall": data_stall,
+    "data_stall": storage_stall,
     "sequence_imbalance": sequence_imbalance,
     "stage_imbalance": stage_imbalance,
     "full_load_cap": full_load_cap,

@@ -168,10 +168,8 @@ NVLINK_CONSTANTS: dict[str, float] = {
 
 def publish_drives(tables: Tables, read_bytes: Floats, written_bytes: Floats) -> None:
     """Put the I/O of both drives; (hosts, 2): since the boot, in whole sectors."""
-    reads, writes = (
-        np.ceil(read_bytes / BYTES_PER_OPERATION),
-        np.ceil(written_bytes / BYTES_PER_OPERATION),
-    )
+    reads = np.ceil(read_bytes / BYTES_PER_OPERATION)
+    writes = np.ceil(written_bytes / BYTES_PER_OPERATION)
     read_ms, write_ms = np.floor(reads * READ_MILLISECONDS), np.floor(writes * WRITE_MILLISECONDS)
     tables.put("disk.read_bytes", read_bytes)
     tables.put("disk.written_bytes", written_bytes)

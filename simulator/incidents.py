@@ -20,10 +20,7 @@ Random = np.random.Generator
 DTYPE = np.dtype(
     [
         ("cause", np.int64),  # shared by all rows of one cause
-        (
-            "origin",
-            np.int64,
-        ),  # cause of the first occurrence of a fault that came back; else -1
+        ("origin", np.int64),  # cause of the first occurrence of a fault that came back; else -1
         ("cls", np.int16),
         ("host", np.int32),
         ("part", np.int16),
@@ -71,11 +68,9 @@ class DrawContext:
 
     @property
     def hosts(self) -> int:
-        """Number of hosts."""
         return self.frailty.size
 
     def random_source(self, *names: str) -> Random:
-        """Return a separate random source for *names*."""
         return named_random(self.seed, *names)
 
 
@@ -99,7 +94,6 @@ def empty_rows(count: int) -> Rows:
 
 
 def joined_rows(parts: Iterable[Rows]) -> Rows:
-    """Return all rows as one array."""
     arrays = list(parts)
     return np.concatenate(arrays) if arrays else empty_rows(0)
 
@@ -196,6 +190,5 @@ def spread_over_hosts(cause: Rows, begin: float, part: int, hosts: npt.NDArray[n
 def parade_times(
     context: DrawContext, classes: Sequence[tuple[int, FaultClass]]
 ) -> dict[int, float]:
-    """Return the begin of each class in a parade, by the number of the class."""
     interval_seconds = context.scenario.parade_seconds
     return {number: interval_seconds * (turn + 1) for turn, (number, _) in enumerate(classes)}

@@ -193,7 +193,6 @@ class SimulatedMachine:
         return self.gpus if kind in _GPU_KINDS else _DEVICES[kind]
 
     def inventory(self) -> list[telemetry_pb2.Device]:
-        """Return the devices for RegisterNode."""
         gpus = [
             _device(
                 "gpu",

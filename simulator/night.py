@@ -20,12 +20,8 @@ from .world import World
 
 SCENARIO, HOSTS, SEED = "night", 8, 4050
 SILENT_HOST, SILENT_AFTER_SECONDS = "sim-005", 150
-FLAPPING_HOST, REMAPPING_HOST, OLD_DRIVER_HOST, WRONG_CLOCK_HOST = (
-    "sim-002",
-    "sim-001",
-    "sim-003",
-    "sim-007",
-)
+FLAPPING_HOST, REMAPPING_HOST = "sim-002", "sim-001"
+OLD_DRIVER_HOST, WRONG_CLOCK_HOST = "sim-003", "sim-007"
 #: Seconds of the night at which a link goes down, and from which a memory row waits for its remapping.
 FLAP_SECONDS, REMAP_SECONDS = (100, 130, 190), 110
 CLOCK_OFFSET_SECONDS = -3.2
@@ -49,11 +45,9 @@ class NightWorld(LiveWorld):
         self._reported_seconds = -REPEAT_SECONDS
 
     def devices(self, host: str) -> list[telemetry_pb2.Device]:
-        """Return the devices that *host* registers."""
         return [*_inventory(super().devices(host), host), *_topology_devices(self.gpus[host])]
 
     def labels(self, host: str) -> dict[str, str]:
-        """Return the labels of *host*."""
         return labels(host)
 
     def step(self, elapsed_seconds: float) -> list[HostOutput]:
@@ -89,7 +83,6 @@ class NightWorld(LiveWorld):
         return extra
 
     def affected_gpu(self, class_name: str) -> tuple[str, str]:
-        """Return the host and the GPU that a class affects."""
         schedule = self.world.schedule
         (row,) = (r for r in schedule.rows if schedule.classes[int(r["cls"])].name == class_name)
         machine = self.world.machines[int(row["host"])]
@@ -102,7 +95,6 @@ class NightWorld(LiveWorld):
 
 
 def labels(host: str) -> dict[str, str]:
-    """Return the labels with which *host* registers."""
     values = {
         "hostname": host,
         "kernel": "6.8.0-48-generic",

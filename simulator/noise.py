@@ -8,11 +8,9 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 RandomBits = npt.NDArray[np.uint64]
 
-_GOLDEN, _FIRST, _SECOND = (
-    np.uint64(0x9E3779B97F4A7C15),
-    np.uint64(0xBF58476D1CE4E5B9),
-    np.uint64(0x94D049BB133111EB),
-)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
 _LOW = np.uint64(0xFFFF)
 _MASK = (1 << 64) - 1
 
@@ -35,11 +33,9 @@ class Noise:
         self._parts = _mix(parts.astype(np.uint64) ^ mixed_seed)
 
     def random_bits(self, tick: int, channel: int) -> RandomBits:
-        """Return 64 random bits for each part."""
         return _mix(self._parts ^ np.uint64((tick * 0x9E3779B1 + channel * 0x85EBCA77) & _MASK))
 
     def uniform(self, tick: int, channel: int) -> Floats:
-        """Return numbers in [0, 1)."""
         return np.asarray((self.random_bits(tick, channel) >> np.uint64(11)) * 2.0**-53, np.float64)
 
     def normal(self, tick: int, channel: int) -> Floats:

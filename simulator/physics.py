@@ -1,34 +1,20 @@
-"""Power, clock, heat and counters of a set of hosts, advanced in steps of any length."""
+"""Power, clock, heat and counters of a set of hosts, advanced in steps of any length.
+
+power = idle + dynamic * activity * (clock / unbraked clock) ** 2.2: the levels of an H100 are 75 W
+idle, 150 W waiting, 550 W computing. Activity levels are assumed: a rank that waits in a collective
+keeps the few SMs of its communication kernel busy, and no tensor core.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
+from enum import IntEnum
 
 import numpy as np
 
 from . import machine
 from .faults import Flags, HostEffects
 from .gang_model import GangModel, TimeShares
-from .gpu_phases import (
-    BRAKED_CELSIUS,
-    CLOCK_HERTZ,
-    CLOCK_IDLE_HERTZ,
-    CLOCK_STEP_HERTZ,
-    PHASE_ACTIVITY,
-    PHASE_BANDWIDTH,
-    PHASE_SM_ACTIVE,
-    PHASE_TENSOR_ACTIVE,
-    POWER_EXPONENT,
-    POWER_NOISE,
-    REASON_GPU_IDLE,
-    REASON_HW_SLOWDOWN,
-    REASON_POWER_BRAKE,
-    REASON_SW_POWER_CAP,
-    REASON_SW_THERMAL,
-    WAIT_ACTIVITY,
-    WAIT_SM_ACTIVE,
-    Phase,
-)
 from .incidents import named_random
 from .machine import GPUS, SimulatedMachine, build_machines
 from .noise import Floats, Noise
@@ -39,10 +25,26 @@ from .tables import EXCHANGE_SHARE, OVERLAPPED_SHARE, PORT_BYTES_PER_SECOND
 HEAT_SECONDS = 40.0
 #: A lowered power limit, over the power drawn at work.
 POWER_LIMIT_MARGIN = 1.01
-COUNTERS = (
-    "joules", "moved", "thermal_ns", "power_ns", "brake_ns", "corrected", "uncorrected", "replays",
-    "crc", "resent", "symbols", "marked", "downed",
-)  # fmt: skip
+
+# Clock event reasons (nvml.h, nvmlClocksEventReason*).
+REASON_GPU_IDLE = 0x1
+REASON_SW_POWER_CAP = 0x4
+REASON_HW_SLOWDOWN = 0x8
+REASON_SW_THERMAL = 0x20
+REASON_POWER_BRAKE = 0x80
+#: Dynamic power falls with the clock and with the voltage, which follows the clock.
+POWER_EXPONENT = 2.2
+POWER_NOISE = 0.01
+CLOCK_HERTZ = 1755e6
+CLOCK_STEP_HERTZ = 15e6
+CLOCK_IDLE_HERTZ = 345e6
+#: Temperature at which the brake holds the die of a failed cooler.
+BRAKED_CELSIUS = 88.3
+#: Readings per second of the agent's fast lane.
+SAMPLES_PER_SECOND = 10
+WAIT_ACTIVITY = 0.16
+#: Share of the SMs, and of the warps, that the communication kernel uses while waiting.
+WAIT_SM_ACTIVE, WAIT_OCCUPANCY = 0.18, 0.04
 
 
 class FleetHardware:
@@ -61,21 +63,17 @@ class FleetHardware:
         self.memory_bound: Floats = 1 + spread.memory_bound_sigma * bound
         self.idle_watts: Floats = random.normal(75.0, 2.0, shape)
         self.dynamic_watts: Floats = random.normal(475.0, 9.0, shape)
-        self.ambient_celsius: Floats = random.uniform(25.0, 31.0, (hosts, 1)) + random.uniform(
-            0, 3, shape
-        )
+        inlet_celsius = random.uniform(25.0, 31.0, (hosts, 1))
+        self.ambient_celsius: Floats = inlet_celsius + random.uniform(0, 3, shape)
         self.resistance: Floats = random.uniform(0.058, 0.072, shape)
         prone = random.random(shape) < 0.06
         #: Harmless corrected errors: median zero, heavy tail.
         self.corrected: Floats = np.floor(
             np.where(prone, np.exp(random.normal(2.5, 2.0, shape)), 0.0)
         )
-        self.trickle: Floats = np.where(
-            prone, np.exp(random.normal(-7.5, 1.0, shape)), 0.0
-        )  # a second
-        self.resent: Floats = np.where(
-            random.random(shape) < 0.15, 0.02, 0.0
-        )  # a second, on good ports
+        # Per second; resent packets are of good ports.
+        self.trickle: Floats = np.where(prone, np.exp(random.normal(-7.5, 1.0, shape)), 0.0)
+        self.resent: Floats = np.where(random.random(shape) < 0.15, 0.02, 0.0)
         self.user: Floats = random.uniform(0.08, 0.16, hosts)
         self.pressure: Floats = random.uniform(0.001, 0.008, hosts)
         self.uptime_seconds: Floats = random.uniform(1.0, 60.0, hosts) * 86400.0
@@ -115,29 +113,28 @@ class GaugeState:
 class SimulatedCounters:
     """Totals since the boot, or over the lifetime. Arrays are (hosts, 8)."""
 
-    shape: tuple[int, int]
-    joules: Floats = field(init=False)
-    moved: Floats = field(init=False)
-    thermal_ns: Floats = field(init=False)
-    power_ns: Floats = field(init=False)
-    brake_ns: Floats = field(init=False)
-    corrected: Floats = field(init=False)
-    uncorrected: Floats = field(init=False)
-    replays: Floats = field(init=False)
-    crc: Floats = field(init=False)
-    resent: Floats = field(init=False)
-    symbols: Floats = field(init=False)
-    marked: Floats = field(init=False)
-    downed: Floats = field(init=False)
+    joules: Floats
+    moved: Floats
+    thermal_ns: Floats
+    power_ns: Floats
+    brake_ns: Floats
+    corrected: Floats
+    uncorrected: Floats
+    replays: Floats
+    crc: Floats
+    resent: Floats
+    symbols: Floats
+    marked: Floats
+    downed: Floats
 
-    def __post_init__(self) -> None:
-        for name in COUNTERS:
-            setattr(self, name, np.zeros(self.shape))
+    @classmethod
+    def zero(cls, shape: tuple[int, int]) -> SimulatedCounters:
+        return cls(*(np.zeros(shape) for _ in fields(cls)))
 
     def clear(self, hosts: Flags) -> None:
         """Restart the counters of *hosts*, which have booted."""
-        for name in COUNTERS:
-            getattr(self, name)[hosts] = 0.0
+        for counter in fields(self):
+            getattr(self, counter.name)[hosts] = 0.0
 
 
 class Physics:
@@ -151,7 +148,7 @@ class Physics:
                          "ambient_celsius", "trickle", "resent")
         }  # fmt: skip
         self.shape = self._part["clock"].shape
-        self.counters = SimulatedCounters(self.shape)
+        self.counters = SimulatedCounters.zero(self.shape)
         self.celsius: Floats = self._part["ambient_celsius"] + self._part["resistance"] * 420.0
 
     def speeds(self, gangs: GangModel, effects: HostEffects) -> tuple[Floats, Floats]:
@@ -274,3 +271,19 @@ def mean_over_step(shares: TimeShares, by_phase: dict[Phase, float], waiting: fl
         + shares.gap * by_phase[Phase.GAP]
         + shares.wait * waiting
     )
+
+
+class Phase(IntEnum):
+    """Activity of a rank that does not wait for others."""
+
+    COMPUTE = 0
+    COMMUNICATE = 1
+    GAP = 2  # the host prepares the next batch, or a checkpoint is written: no kernel runs
+
+
+#: Activity as a share of the dynamic power: in each phase, and while waiting.
+PHASE_ACTIVITY = {Phase.COMPUTE: 1.0, Phase.COMMUNICATE: 0.26, Phase.GAP: 0.10}
+PHASE_SM_ACTIVE = {Phase.COMPUTE: 0.88, Phase.COMMUNICATE: WAIT_SM_ACTIVE, Phase.GAP: 0.0}
+PHASE_OCCUPANCY = {Phase.COMPUTE: 0.24, Phase.COMMUNICATE: WAIT_OCCUPANCY, Phase.GAP: 0.0}
+PHASE_TENSOR_ACTIVE = {Phase.COMPUTE: 0.47, Phase.COMMUNICATE: 0.0, Phase.GAP: 0.0}
+PHASE_BANDWIDTH = {Phase.COMPUTE: 0.42, Phase.COMMUNICATE: 0.10, Phase.GAP: 0.0}

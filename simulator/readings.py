@@ -12,18 +12,21 @@ from . import host_tables
 from . import machine as parts
 from . import tables as ports
 from .faults import Ints
-from .gpu_phases import (
+from .incidents import Rows, named_random
+from .machine import BANKS, GPU_CONSTANTS, GPUS, NVLINKS_PER_GPU, SimulatedMachine
+from .noise import Floats
+from .physics import (
     PHASE_OCCUPANCY,
     PHASE_SM_ACTIVE,
     SAMPLES_PER_SECOND,
     WAIT_OCCUPANCY,
     WAIT_SM_ACTIVE,
+    FleetHardware,
+    GaugeState,
     Phase,
+    SimulatedCounters,
+    mean_over_step,
 )
-from .incidents import Rows, named_random
-from .machine import BANKS, GPU_CONSTANTS, GPUS, NVLINKS_PER_GPU, SimulatedMachine
-from .noise import Floats
-from .physics import FleetHardware, GaugeState, SimulatedCounters, mean_over_step
 from .tables import PORT_BYTES_PER_SECOND, RETRANSMISSIONS, Tables
 from .window import SimulationWindow, StepState
 
@@ -109,7 +112,6 @@ class WindowReadings:
         tables.put("pcie.numa_node_number", [[*parts.NUMA_NODES, *parts.NUMA_NODES]])
 
     def publish(self, moment: StepState) -> None:
-        """Put the readings of *moment*."""
         gauges, counters = moment.gauges, self._window.physics.counters
         self._publish_gpus(gauges, counters)
         self._publish_memory(gauges, counters)
@@ -370,7 +372,6 @@ class WindowReadings:
 
 
 def _flagged_gpus(flags: np.typing.NDArray[np.bool_]) -> list[frozenset[int]]:
-    """Return the flagged GPUs of each host."""
     found = [_NO_GPUS] * len(flags)
     for host, gpu in np.argwhere(flags).tolist():
         found[host] |= {gpu}
@@ -438,10 +439,7 @@ class FullHostTables:
 
     def _publish_drives(self) -> None:
         """Put both drives: the scratch drive has its traffic already, the system drive has its logs."""
-        read, written = (
-            self._tables.read("disk.read_bytes"),
-            self._tables.read("disk.written_bytes"),
-        )
+        read, written = map(self._tables.read, ("disk.read_bytes", "disk.written_bytes"))
         written[:, host_tables.SYSTEM] = host_tables.sectors(
             np.array(host_tables.LOG_BYTES_PER_SECOND * self._seconds)
         )

@@ -52,7 +52,6 @@ class LiveWorld:
 
     @property
     def names(self) -> list[str]:
-        """The hosts' names, in order."""
         return self.world.names
 
     def devices(self, host: str) -> list[telemetry_pb2.Device]:

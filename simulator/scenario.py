@@ -140,7 +140,6 @@ class FaultClass:
 
     @property
     def sort(self) -> str:
-        """The entry of SORTS."""
         return "benign" if self.benign else "monitoring" if self.monitoring else "faults"
 
 

@@ -96,20 +96,17 @@ class _ScheduleBuilder:
         timelines = build_timelines(context, self.classes, independent[ends_uptime], 1_000_000)
         cluster = Cluster(context, timelines, reboots)
         cluster.run()
-        downtimes_by_host = _downtimes_by_host(
-            sorted([*timelines.downtimes, *cluster.reboot_downtimes])
-        )
-        jobs_by_host = _jobs_by_host(cluster.jobs)
+        downtimes = sorted([*timelines.downtimes, *cluster.reboot_downtimes])
         result = WorldSchedule(
             seconds=context.seconds,
             hosts=context.hosts,
             classes=self.classes,
             topology=context.topology,
             rows=empty_rows(0),
-            downtimes=sorted([*timelines.downtimes, *cluster.reboot_downtimes]),
+            downtimes=downtimes,
             jobs=cluster.jobs,
-            jobs_by_host=jobs_by_host,
-            downtimes_by_host=downtimes_by_host,
+            jobs_by_host=_jobs_by_host(cluster.jobs),
+            downtimes_by_host=_downtimes_by_host(downtimes),
         )
         loose = _while_up(result, independent[~ends_uptime])
         of_jobs = self._job_rows(result)
@@ -144,7 +141,6 @@ class _ScheduleBuilder:
         return joined_rows(found), reboots
 
     def _parade_time(self, number: int) -> float:
-        """Return the begin of a class in a parade."""
         allowed = [(n, e) for n, e in self._allowed if e.per != "share"]
         return incidents.parade_times(self._context, allowed)[number]
 
@@ -350,7 +346,6 @@ def _in_jobs(schedule: WorldSchedule, rows: Rows) -> Rows:
 
 
 def _end_with_job(schedule: WorldSchedule, rows: Rows, fault_class: FaultClass) -> Rows:
-    """End rows of a job with the job."""
     if fault_class.per in _PER_JOB and len(rows):
         ends: npt.NDArray[np.float64] = np.array([job.end for job in schedule.jobs])
         rows["end"] = np.minimum(rows["end"], ends[rows["job"]])

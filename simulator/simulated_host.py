@@ -121,10 +121,8 @@ class SimulatedHost:
         self.client.notify()
 
     def _self_metric_blocks(self, boottime_ns: int) -> Sequence[Block]:
-        before, self._last_period = (
-            self._last_period,
-            boottime_ns // (SELF_METRICS_SECONDS * 1_000_000_000),
-        )
+        before = self._last_period
+        self._last_period = boottime_ns // (SELF_METRICS_SECONDS * 1_000_000_000)
         return self._self_metrics.blocks() if self._last_period != before else ()
 
     def close(self, seconds_max: float) -> None:

@@ -155,7 +155,6 @@ class Tables:
             table.valid_revision += 1
 
     def has(self, signal: str) -> bool:
-        """Return whether the signal's table exists here."""
         return signal in self._columns
 
     def read(self, signal: str) -> Floats:

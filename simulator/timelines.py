@@ -7,16 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .incidents import (
-    DAY,
-    HOUR,
-    SHARED_PLACES,
-    DrawContext,
-    Rows,
-    draw_details,
-    empty_rows,
-    joined_rows,
-)
+from . import incidents
 from .scenario import FaultClass
 
 #: Duration of a boot.
@@ -37,7 +28,7 @@ class Downtime:
 class HostTimelines:
     """The incidents that occurred, the times when hosts were away, and when a job on a host dies."""
 
-    rows: Rows
+    rows: incidents.Rows
     downtimes: list[Downtime]
     kills: list[tuple[float, int, int]]  # (when, host, cause)
 
@@ -46,17 +37,17 @@ class _TimelineBuilder:
     """Applies possible incidents in order of time."""
 
     def __init__(
-        self, context: DrawContext, classes: tuple[FaultClass, ...], next_cause: int
+        self, context: incidents.DrawContext, classes: tuple[FaultClass, ...], next_cause: int
     ) -> None:
         self._context, self._classes = context, classes
         self._random = context.random_source("lives")
         self._next_cause = next_cause
         self._back_seconds = np.zeros(context.hosts)  # when each host is back
-        self.happened: list[Rows] = []
+        self.happened: list[incidents.Rows] = []
         self.downtimes: list[Downtime] = []
         self.kills: list[tuple[float, int, int]] = []
 
-    def run(self, rows: Rows) -> None:
+    def run(self, rows: incidents.Rows) -> None:
         heap = [(float(r["begin"]), i, rows[i : i + 1]) for i, r in enumerate(rows)]
         heapq.heapify(heap)
         order = len(heap)
@@ -70,7 +61,7 @@ class _TimelineBuilder:
                 order += 1
                 heapq.heappush(heap, (float(recurrence["begin"][0]), order, recurrence))
 
-    def _apply(self, row: Rows, fault_class: FaultClass) -> None:
+    def _apply(self, row: incidents.Rows, fault_class: FaultClass) -> None:
         host, cause, fails = int(row["host"][0]), int(row["cause"][0]), float(row["end"][0])
         if fault_class.kills:
             self.kills.append((fails, host, cause))
@@ -88,9 +79,9 @@ class _TimelineBuilder:
         if self._context.scenario.parade_seconds:
             return self._context.scenario.parade_seconds / 2  # shortened for a parade
         hours = repair.median_hours * np.exp(repair.sigma * self._random.standard_normal())
-        return HOUR * float(np.clip(hours, 0.5, repair.hours_max))
+        return incidents.HOUR * float(np.clip(hours, 0.5, repair.hours_max))
 
-    def _recurrence(self, row: Rows) -> Rows | None:
+    def _recurrence(self, row: incidents.Rows) -> incidents.Rows | None:
         """Return the next occurrence of the same fault, None if it does not come back.
 
         A shared cause does not recur: it would come back on a single host.
@@ -98,21 +89,21 @@ class _TimelineBuilder:
         each = self._classes[int(row["cls"][0])]
         if each.ends not in ("repair", "restart") or self._context.scenario.parade_seconds:
             return None
-        if each.per in SHARED_PLACES:
+        if each.per in incidents.SHARED_PLACES:
             return None
         days = days_until_next(self._context, float(self._random.exponential()))
-        begin = float(self._back_seconds[int(row["host"][0])]) + days * DAY
+        begin = float(self._back_seconds[int(row["host"][0])]) + days * incidents.DAY
         if begin >= self._context.seconds:
             return None
         recurrence = row.copy()
         recurrence["begin"] = begin
-        draw_details(recurrence, each, int(row["cls"][0]), self._random)
+        incidents.draw_details(recurrence, each, int(row["cls"][0]), self._random)
         recurrence["cause"], self._next_cause = self._next_cause, self._next_cause + 1
         recurrence["origin"] = row["origin"] if row["origin"][0] >= 0 else row["cause"]
         return recurrence
 
 
-def days_until_next(context: DrawContext, exponential: float) -> float:
+def days_until_next(context: incidents.DrawContext, exponential: float) -> float:
     """Return the days after which a host that came back has the fault again; infinity if not within the spans.
 
     *exponential*: a draw of mean 1, consumed along the piecewise constant hazard since the return.
@@ -129,16 +120,16 @@ def days_until_next(context: DrawContext, exponential: float) -> float:
 
 
 def build_timelines(
-    context: DrawContext, classes: tuple[FaultClass, ...], rows: Rows, next_cause: int
+    context: incidents.DrawContext,
+    classes: tuple[FaultClass, ...],
+    rows: incidents.Rows,
+    next_cause: int,
 ) -> HostTimelines:
-    """Return the *rows* that occurred, and their consequences.
-
-    *rows*: incidents of classes that end a host's uptime or kill its job.
-    """
+    """Return which *rows*, of classes that end uptimes or kill jobs, occurred, and the effects."""
     builder = _TimelineBuilder(context, classes, next_cause)
     builder.run(rows)
     return HostTimelines(
-        joined_rows(builder.happened) if builder.happened else empty_rows(0),
+        incidents.joined_rows(builder.happened) if builder.happened else incidents.empty_rows(0),
         sorted(builder.downtimes),
         builder.kills,
     )

@@ -44,7 +44,6 @@ class FleetTopology:
         self.spine: Ints = self.leaf // layout.spine_leaf_groups
 
     def location(self, host: int) -> HostLocation:
-        """Return the location of a host by its index."""
         rack, leaf = int(self.rack[host]), int(self.leaf[host])
         return HostLocation(
             rack=f"rack-{rack:03d}",

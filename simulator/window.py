@@ -146,10 +146,8 @@ class SimulationWindow:
             running = [job for job in self._jobs if job.begin <= seconds < job.end]
             slots = [self._slot[job.hosts] for job in running]
             domains = self._schedule.topology.nvlink[self.hosts]
-            self._gangs, self._edge_index = (
-                GangModel(running, slots, domains, self._seed),
-                edge_index,
-            )
+            self._gangs = GangModel(running, slots, domains, self._seed)
+            self._edge_index = edge_index
         return self._gangs
 
 

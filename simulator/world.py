@@ -87,11 +87,9 @@ class World:
 
     @property
     def names(self) -> list[str]:
-        """The hosts' names, in order."""
         return [machine.name for machine in self.machines]
 
     def location(self, host: int) -> HostLocation:
-        """Return the location of a host, by its index."""
         return self.schedule.topology.location(host)
 
     def labels(self, host: int) -> dict[str, str]:

@@ -90,7 +90,7 @@ class SoakGround:
                 pass
             time.sleep(0.05)
         state = {
-            advisory.name: f"{advisory.hosts[0]} {advisory.state.name} {advisory.state_words}"
+            advisory.name: f"{advisory.hosts[0]} {advisory.state.name} {advisory.state_message}"
             for advisory in self.advice.advisories().values()
         }
         self.report.violate(f"never: {what}; {state}")

@@ -118,7 +118,7 @@ class KubernetesSoak:
                 self.report.kills += 1
                 self.start()
             time.sleep(0.01)
-        states = {advisory.name: f"{advisory.hosts[0]} {advisory.state.name} {advisory.state_words}" for advisory in self.advice.advisories().values()}  # fmt: skip
+        states = {advisory.name: f"{advisory.hosts[0]} {advisory.state.name} {advisory.state_message}" for advisory in self.advice.advisories().values()}  # fmt: skip
         self.report.violate(f"never: {what}; {states}")
         return False
 

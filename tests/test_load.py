@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.commit_latency import spread_out
 from bench.load.fleet import GPUS, SECOND_NS, UPTIME_NS, HostIdentity, Model
 from bench.load.fleet_run import RECEIPT_SECONDS_MAX, LoadReport, is_sustained, run
 from bench.load.generator import plan_of
@@ -116,8 +115,3 @@ def test_latencies_are_of_whole_milliseconds() -> None:
     assert latencies.summary() == {"count": 100, "p50": 0.051, "p99": 0.1, "max": 0.1}
     latencies.add(1e9)
     assert latencies.share(1.0) == 120.001
-
-
-def test_commits_of_a_bucket_are_spread_over_it() -> None:
-    """With all commits at the bucket's bound, a ratio of two p99 would jump from bucket to bucket."""
-    assert spread_out({0.1: 0, 0.2: 2, 0.4: 1}) == pytest.approx([0.125, 0.175, 0.3])

@@ -54,7 +54,7 @@ WELL = score("a", "HEALTHY")
 
 
 @pytest.mark.parametrize(
-    ("scores", "words"),
+    ("scores", "message"),
     [
         ([XID, HEAT, WELL], ""),
         ([XID, HEAT], "2 of 3 hosts have a score"),
@@ -67,9 +67,9 @@ WELL = score("a", "HEALTHY")
         ([XID, HEAT, score("a", "SUSPECT")], "a: these have no fault"),
     ],
 )
-def test_what_the_table_lacks(scores: list[score_pb2.NodeScore], words: str) -> None:
+def test_what_the_table_lacks(scores: list[score_pb2.NodeScore], message: str) -> None:
     """`make run ONCE=1` in a script must fail when the wrong host is at the bottom."""
-    assert missing_message(scores, 3, TRUTH) == words
+    assert missing_message(scores, 3, TRUTH) == message
 
 
 def test_simulated_hosts_must_say_who_fails(tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_ctrl_c_while_the_aggregator_starts(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arguments", "words", "code"),
+    ("arguments", "message", "code"),
     [
         (["--data", "/proc/nowhere"], "/proc/nowhere cannot be used as data folder", 1),
         (
@@ -312,14 +312,16 @@ def test_ctrl_c_while_the_aggregator_starts(tmp_path: Path) -> None:
         (["--scenario", "day"], "invalid choice: 'day'", 2),
     ],
 )
-def test_wrong_words_get_words(tmp_path: Path, arguments: list[str], words: str, code: int) -> None:
+def test_wrong_words_get_words(
+    tmp_path: Path, arguments: list[str], message: str, code: int
+) -> None:
     """A traceback at the first try drives newcomers away."""
     free = ["--listen", f"127.0.0.1:{free_port()}"]
     process = Process(["run", *free, *arguments], tmp_path / "run.log")
     with process:
         assert process.child is not None
         assert process.child.wait(GUARD_SECONDS) == code
-    assert words in process.said()
+    assert message in process.said()
     assert "Traceback" not in process.said()
 
 

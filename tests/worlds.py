@@ -239,14 +239,17 @@ class World:
 
 def block(table: str, rows: dict[str, Values]) -> Block:
     """Return a block of *rows*, by device and column; unnamed cells are missing."""
-    result, columns = Block(table, list(rows)), _COLUMNS[table]
+    result, columns = Block(table, tuple(rows)), _COLUMNS[table]
+    floats, ints, valid = result.floats, result.ints, result.valid
     for row, values in enumerate(rows.values()):
         for name, value in values.items():
             column, is_gauge = columns[name]
+            cell = column * result.rows + row
             if is_gauge:
-                result.put_float(column, row, value)
+                floats[cell] = value
             else:
-                result.put_int(column, row, int(value))
+                ints[cell] = int(value)
+            valid[cell] = 1
     return result
 
 
@@ -261,7 +264,7 @@ def all_well(world: World) -> bool:
 def only_words(world: World) -> str:
     """Return the message of the only evidence against the first host; more than one fails."""
     (evidence,) = world.score(world.hosts[0]).evidence
-    return evidence.words
+    return evidence.message
 
 
 def throttle(host: Host, gpu: int, ratio: float = 0.68) -> None:

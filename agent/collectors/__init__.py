@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 
 from ..collector import Collector
 from ..hardware.files import Roots
@@ -44,130 +45,14 @@ SAME_TABLES = {
 FURTHER_TABLES = {"nvswitch_10s": "dcgm_1s", "nvswitch_link_10s": "dcgm_1s", "vgpu_10s": "dcgm_1s"}
 
 
-def _gpu_1s(roots: Roots) -> Collector:
-    from .gpu import GpuSecond
+def _deferred(module: str, name: str) -> Callable[[Roots], Collector]:
+    """Return a factory of the collector *name* that loads *module* only on a host with such GPUs."""
 
-    return GpuSecond(roots)
+    def create(roots: Roots) -> Collector:
+        collector: Collector = getattr(import_module(module, __name__), name)(roots)
+        return collector
 
-
-def _gpu_10s(roots: Roots) -> Collector:
-    from .gpu import GpuTenSeconds
-
-    return GpuTenSeconds(roots)
-
-
-def _gpu_60s(roots: Roots) -> Collector:
-    from .gpu import GpuMinute
-
-    return GpuMinute(roots)
-
-
-def _gpu_fast_1s(roots: Roots) -> Collector:
-    from .gpu_fast import GpuFast
-
-    return GpuFast(roots)
-
-
-def _gpu_fast_10s(roots: Roots) -> Collector:
-    from .gpu_fast import GpuFastJobs
-
-    return GpuFastJobs(roots)
-
-
-def _nvlink_10s(roots: Roots) -> Collector:
-    from .nvlink import NvLinkCollector
-
-    return NvLinkCollector(roots)
-
-
-def _c2c_10s(roots: Roots) -> Collector:
-    from .nvlink import C2cLinkCollector
-
-    return C2cLinkCollector(roots)
-
-
-def _mig_10s(roots: Roots) -> Collector:
-    from .mig import MigDevices
-
-    return MigDevices(roots)
-
-
-def _gpu_process_1s(roots: Roots) -> Collector:
-    from .gpu_processes import GpuProcesses
-
-    return GpuProcesses(roots)
-
-
-def _gpu_job_1s(roots: Roots) -> Collector:
-    from .gpu_processes import GpuJobs
-
-    return GpuJobs(roots)
-
-
-def _kubelet_10s(roots: Roots) -> Collector:
-    from .kubelet import KubeletAllocations
-
-    return KubeletAllocations(roots)
-
-
-def _gpu_fabric_1s(roots: Roots) -> Collector:
-    from .gpu_fabric import GpuFabric
-
-    return GpuFabric(roots)
-
-
-def _nvml_events_10s(roots: Roots) -> Collector:
-    from .nvml_events import NvmlEvents
-
-    return NvmlEvents(roots)
-
-
-def _amdgpu_1s(roots: Roots) -> Collector:
-    from .amdgpu import AmdGpuSecond
-
-    return AmdGpuSecond(roots)
-
-
-def _amdgpu_10s(roots: Roots) -> Collector:
-    from .amdgpu import AmdGpuTenSeconds
-
-    return AmdGpuTenSeconds(roots)
-
-
-def _amdgpu_60s(roots: Roots) -> Collector:
-    from .amdgpu import AmdGpuMinute
-
-    return AmdGpuMinute(roots)
-
-
-def _xgmi_10s(roots: Roots) -> Collector:
-    from .amdgpu_parts import XgmiLinks
-
-    return XgmiLinks(roots)
-
-
-def _amdgpu_partition_10s(roots: Roots) -> Collector:
-    from .amdgpu_parts import AmdPartitions
-
-    return AmdPartitions(roots)
-
-
-def _ras_10s(roots: Roots) -> Collector:
-    from .amdgpu_parts import RasBlocks
-
-    return RasBlocks(roots)
-
-
-def _kfd_process_1s(roots: Roots) -> Collector:
-    from .amdgpu_parts import KfdProcesses
-
-    return KfdProcesses(roots)
-
-
-def _dcgm_1s(roots: Roots) -> Collector:
-    from .dcgm import DcgmListener
-
-    return DcgmListener(roots)
+    return create
 
 
 #: Every collector by name: device kind and pace, like its tables (exceptions: SAME_TABLES).
@@ -207,25 +92,27 @@ COLLECTORS: dict[str, Callable[[Roots], Collector]] = {
     "rapl_10s": rapl_10s,
     "hwmon_1s": hwmon_1s,
     "hwmon_10s": hwmon_10s,
-    "gpu_1s": _gpu_1s,
-    "gpu_10s": _gpu_10s,
-    "gpu_60s": _gpu_60s,
-    "nvlink_10s": _nvlink_10s,
-    "c2c_10s": _c2c_10s,
-    "mig_10s": _mig_10s,
-    "amdgpu_1s": _amdgpu_1s,
-    "amdgpu_10s": _amdgpu_10s,
-    "amdgpu_60s": _amdgpu_60s,
-    "xgmi_10s": _xgmi_10s,
-    "amdgpu_partition_10s": _amdgpu_partition_10s,
-    "ras_10s": _ras_10s,
-    "gpu_process_1s": _gpu_process_1s,
-    "kfd_process_1s": _kfd_process_1s,
-    "gpu_job_1s": _gpu_job_1s,  # after the collectors that list processes
-    "kubelet_10s": _kubelet_10s,
-    "gpu_fabric_1s": _gpu_fabric_1s,
-    "nvml_events_10s": _nvml_events_10s,
-    "gpu_fast_1s": _gpu_fast_1s,
-    "gpu_fast_10s": _gpu_fast_10s,  # after gpu_fast_1s, which samples
-    "dcgm_1s": _dcgm_1s,
+    "gpu_1s": _deferred(".gpu", "GpuSecond"),
+    "gpu_10s": _deferred(".gpu", "GpuTenSeconds"),
+    "gpu_60s": _deferred(".gpu", "GpuMinute"),
+    "nvlink_10s": _deferred(".nvlink", "NvLinkCollector"),
+    "c2c_10s": _deferred(".nvlink", "C2cLinkCollector"),
+    "mig_10s": _deferred(".mig", "MigDevices"),
+    "amdgpu_1s": _deferred(".amdgpu", "AmdGpuSecond"),
+    "amdgpu_10s": _deferred(".amdgpu", "AmdGpuTenSeconds"),
+    "amdgpu_60s": _deferred(".amdgpu", "AmdGpuMinute"),
+    "xgmi_10s": _deferred(".amdgpu_parts", "XgmiLinks"),
+    "amdgpu_partition_10s": _deferred(".amdgpu_parts", "AmdPartitions"),
+    "ras_10s": _deferred(".amdgpu_parts", "RasBlocks"),
+    "gpu_process_1s": _deferred(".gpu_processes", "GpuProcesses"),
+    "kfd_process_1s": _deferred(".amdgpu_parts", "KfdProcesses"),
+    "gpu_job_1s": _deferred(
+        ".gpu_processes", "GpuJobs"
+    ),  # after the collectors that list processes
+    "kubelet_10s": _deferred(".kubelet", "KubeletAllocations"),
+    "gpu_fabric_1s": _deferred(".gpu_fabric", "GpuFabric"),
+    "nvml_events_10s": _deferred(".nvml_events", "NvmlEvents"),
+    "gpu_fast_1s": _deferred(".gpu_fast", "GpuFast"),
+    "gpu_fast_10s": _deferred(".gpu_fast", "GpuFastJobs"),  # after gpu_fast_1s, which samples
+    "dcgm_1s": _deferred(".dcgm", "DcgmListener"),
 }

@@ -51,15 +51,10 @@ _SETTINGS: Mapping[str, tuple[str, float]] = {
 
 
 class MetricsTables:
-    """`gpu_metrics` of every GPU.
-
-    An unreadable table leaves its GPU's cells missing, with a text in `errors`.
-    """
+    """`gpu_metrics` of every GPU. An unreadable table leaves cells missing, and is in `errors`."""
 
     def __init__(
-        self,
-        gpus: Sequence[AmdGpu],
-        buffers: Sequence[tuple[bytearray, bytearray]],
+        self, gpus: Sequence[AmdGpu], buffers: Sequence[tuple[bytearray, bytearray]]
     ) -> None:
         self.errors: dict[int, str] = {}
         self._gpus = gpus
@@ -72,7 +67,6 @@ class MetricsTables:
         self._files.add_number(number, path, *cell)
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Skip the tables of these GPUs."""
         self._files.spare(devices)
 
     def read(self, plan: Callable[[TableFiles, int, MetricsLayout], None]) -> None:
@@ -102,10 +96,7 @@ class MetricsTables:
     def _is_current(
         self, number: int, state: int, plan: Callable[[TableFiles, int, MetricsLayout], None]
     ) -> bool:
-        """Plan a table with a new header and return False.
-
-        If it is unreadable note the error and return True.
-        """
+        """Plan a table with a new header and return False; True: it is unreadable (`errors`)."""
         if state == FAILED:
             error = self._files.error(number)
             hint = ": let the agent read it" if error == 13 else ""

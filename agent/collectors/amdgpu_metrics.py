@@ -24,11 +24,8 @@ STATUS_BITS = (
 )
 
 MEGAHERTZ = 1e6
-_SOCKET, _REGULATOR, _MEMORY = (
-    "socket_thm_residency_acc",
-    "vr_thm_residency_acc",
-    "hbm_thm_residency_acc",
-)
+_SOCKET, _REGULATOR = "socket_thm_residency_acc", "vr_thm_residency_acc"
+_MEMORY = "hbm_thm_residency_acc"
 #: Throttled time in firmware cycles: signal, its counters, and the reason's flag.
 HELD = (
     ("gpu.violation_power_nanoseconds", ("ppt_residency_acc",), POWER_CAP),
@@ -43,10 +40,7 @@ TIMES = (("firmware_timestamp", 10), ("system_clock_counter", 1))
 
 
 class MetricSource(NamedTuple):
-    """A signal and its fields of the table: the first field present is used.
-
-    Bounds apply before scaling.
-    """
+    """A signal and its fields: the first field present is used. Bounds apply before scaling."""
 
     signal: str
     fields: tuple[str, ...]

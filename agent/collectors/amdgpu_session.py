@@ -46,10 +46,7 @@ _RAS_FIELDS = {
 
 
 class RasCounts:
-    """The counts of all RAS blocks of all GPUs, in one block of readings.
-
-    Each GPU is read separately.
-    """
+    """The counts of all RAS blocks of all GPUs, in one block of readings, read GPU by GPU."""
 
     def __init__(self, gpus: Sequence[AmdGpu]) -> None:
         rows = [(gpu, block) for gpu in gpus for block in gpu.ras_blocks]
@@ -86,10 +83,7 @@ class RasCounts:
             files.spare(devices)
 
     def read(self, now_ns: int, gpus_max: int) -> None:
-        """Read at most *gpus_max* GPUs whose counts are due.
-
-        A sleeping GPU is not woken and keeps its counts.
-        """
+        """Read at most *gpus_max* GPUs whose counts are due; a sleeping GPU is not woken."""
         for _ in range(min(gpus_max, len(self._gpus))):
             number = self._next
             if now_ns - self._read_ns[number] < RAS_NS:
@@ -129,10 +123,7 @@ def ras_key(gpu: AmdGpu, block: str) -> str:
 
 
 class AmdGpuSession:
-    """The AMD GPUs of a host.
-
-    `generation` rises when the list of GPUs or their partitions change.
-    """
+    """The AMD GPUs of a host. `generation` rises when the GPUs or their partitions change."""
 
     def __init__(self, roots: Roots, clock: Clock) -> None:
         self.gpus: Sequence[AmdGpu] = ()
@@ -153,17 +144,12 @@ class AmdGpuSession:
         self._holdings_ns = -HOLDINGS_NS
 
     def refresh(self) -> int:
-        """List the GPUs if a check shows a change; return the boot time.
-
-        Raises NoData without a GPU.
-        """
+        """List the GPUs if a check shows a change; return the boot time. Raises NoData."""
         now_ns = self._clock.boottime_ns()
         if now_ns >= self._next_check_ns:
             self._next_check_ns = now_ns + CHECK_NS
-            before, self._last_seen_keys = (
-                self._last_seen_keys,
-                [reading.look() for reading in self._glances],
-            )
+            before = self._last_seen_keys
+            self._last_seen_keys = [reading.look() for reading in self._glances]
             if before != self._last_seen_keys or now_ns - self._listed_ns >= LIST_NS:
                 self._list(now_ns)
         if not self.gpus:
@@ -190,15 +176,11 @@ class AmdGpuSession:
             self._holdings_ns = -HOLDINGS_NS
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Skip these GPUs, and no others."""
         self.excluded = devices
         self.ras.exclude(devices)
 
     def read_holdings(self, now_ns: int) -> Sequence[KfdHolding] | None:
-        """Return the holdings, read again every HOLDINGS_NS or when a process came or went.
-
-        Return None without KFD.
-        """
+        """Return the holdings, at most HOLDINGS_NS old; None without KFD."""
         if not (self._roots.sys / "class/kfd/kfd/proc").is_dir():
             self.holdings = None
             return None

@@ -41,10 +41,7 @@ def block_of(block: Block, names: Iterable[str]) -> Block:
 
 
 class Cells:
-    """A view of a lane's blocks, which have the same rows.
-
-    A signal of another lane reads as missing.
-    """
+    """A view of a lane's blocks, which have the same rows. Other lanes' signals are missing."""
 
     def __init__(self, blocks: Iterable[Block] = ()) -> None:
         self._columns = {
@@ -73,18 +70,12 @@ class Cells:
         return None if value is None else int(value)
 
     def put(self, name: str, row: int, value: int | None) -> None:
-        """Set a counter or a state; None: missing.
-
-        KeyError if the lane does not have the signal.
-        """
+        """Set a counter or a state; None: missing. KeyError: not a signal of the lane."""
         block, column, _ = self._columns[name]
         block.put_int(column, row, value)
 
     def column_of(self, name: str) -> tuple[bytearray, bytearray, int]:
-        """Return cells, valid bytes and column of a signal.
-
-        Raises KeyError for a table that is not the lane's.
-        """
+        """Return cells, valid bytes and column of a signal. KeyError: not a signal of the lane."""
         block, column, _ = self._columns[name]
         return block.cells, block.valid, column
 

@@ -14,7 +14,7 @@ from ...contract.token_bucket import TokenBucket
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ..hardware.files import read_text
 
-RESYNC_NAME = "gpu.told_anew"
+RESYNC_NAME = "gpu.full_report"
 #: Active events are reported again at this interval: the aggregator may be new or have lost its
 #: data.
 REPEAT_NS = 1_800_000_000_000

@@ -31,10 +31,7 @@ class ClockTenSeconds(Collector):
         self._block = Block("clock_10s", ("host",))
 
     def collect(self) -> Sequence[Block]:
-        """Return the block.
-
-        Raises AccessDenied if the call is refused, NoData if the kernel does not have it.
-        """
+        """Return the block. Raises AccessDenied, or NoData if the kernel lacks the call."""
         if self._read is None:
             raise NoData("only this machine's own clock can be read")
         try:

@@ -27,10 +27,7 @@ U64_MAX = (1 << 64) - 1
 
 
 class PeriodicListing(Generic[T]):
-    """A list that is read again periodically, because devices come and go.
-
-    Time is counted in turns.
-    """
+    """A list that is read again every few turns, because devices come and go."""
 
     def __init__(
         self,
@@ -58,10 +55,7 @@ class PeriodicListing(Generic[T]):
         return self._current[0]
 
     def skip(self) -> bool:
-        """Return True and count a turn if the last list is empty and the next is not due.
-
-        Not for use with *change_key*.
-        """
+        """Count a turn without *change_key*; True: the list is empty and the next is not due."""
         if self._turns_left < 2 or self.value:
             return False
         self._turns_left -= 1

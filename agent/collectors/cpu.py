@@ -9,12 +9,7 @@ from ...contract.signal import Pace
 from ...ext.hostfiles import CoreTimes
 from ..hardware.files import OpenFile, Roots
 from .block_writer import row_writer
-from .counter_files import (
-    CollectorSpec,
-    CounterDevice,
-    CounterFileCollector,
-    FileField,
-)
+from .counter_files import CollectorSpec, CounterDevice, CounterFileCollector, FileField
 
 #: Cores whose frequency is read, spread evenly: each read may take 10 ms (x86 before Linux 5.18).
 CPU_FREQUENCIES_MAX = 64
@@ -61,10 +56,7 @@ class CpuMinute(CounterFileCollector):
         )
 
     def collect(self) -> Sequence[Block]:
-        """Return the block; shares are missing in the first turn.
-
-        Raises NoData without /proc/stat.
-        """
+        """Return the block; no shares in the first turn. Raises NoData without /proc/stat."""
         (block,) = super().collect()
         self._times.take(self._stat.read())
         shares = self._times.shares()

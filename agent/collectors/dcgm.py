@@ -95,10 +95,7 @@ def version_error(of_library: str, of_engine: str) -> str:
 
 
 class DcgmListener(Collector):
-    """DCGM's readings and events.
-
-    `collect` raises NoData without an engine, AccessDenied if the engine refuses.
-    """
+    """DCGM's readings and events. `collect` raises NoData, AccessDenied if the engine refuses."""
 
     name = "dcgm_1s"
     pace = Pace.SECOND
@@ -133,11 +130,9 @@ class DcgmListener(Collector):
         self._rows: dict[int, int] = {}  # GPU that needs profiling -> row of its block
 
     def start(self, publisher: EventPublisher) -> None:
-        """Take the publisher."""
         self._publisher = publisher
 
     def close(self) -> None:
-        """Release the publisher."""
         self._publisher = None
 
     def skip(self) -> bool:
@@ -307,10 +302,7 @@ class DcgmListener(Collector):
                 self._publisher.publish(self._violation_event(violation))
 
     def _watch(self, dcgm: Dcgm) -> None:
-        """Set the watches that no other client has; they end with the connection.
-
-        Retry the refused ones later.
-        """
+        """Set the watches that no other client has, until disconnection; retry refusals later."""
         self._watch_error = ""
         steps = (
             ("health", self._watch_health),
@@ -463,10 +455,7 @@ class _StandingIncidents:
         return len(self._standing)
 
     def update(self, found: Sequence[Incident], now_ns: int) -> None:
-        """Replace the active incidents.
-
-        An empty list does not prove health, so no end is reported.
-        """
+        """Replace the active incidents; report no end, as an empty list does not prove health."""
         new = dict[tuple[int, int, int, int], tuple[Incident, int, int, int]]()
         for incident in found[:INCIDENTS_MAX]:
             if incident.health >= fields.WARNING:
@@ -510,10 +499,7 @@ class _CodeReports:
         self._last = {}
 
     def take(self, group: int, values: Sequence[library.FieldValue], clock: Clock) -> None:
-        """Take values of one kind of entity.
-
-        A field keeps its last code, so only a change is a new report.
-        """
+        """Take values of one kind of entity; a field keeps its last code: only a change is new."""
         for value in values:
             code = value.value if isinstance(value.value, int) else 0
             key = (group, value.entity, value.field)
@@ -522,10 +508,7 @@ class _CodeReports:
             self._last[key] = code
 
     def add(self, report: _CodeReport, timestamp_us: int, clock: Clock) -> None:
-        """Queue a code until the other sources may have shown it.
-
-        Only those report a code without a GPU.
-        """
+        """Queue a code until other sources may have shown it: only they report it without a GPU."""
         if report.entity != library.NO_GPU and len(self._waiting) < XIDS_MAX:
             self._waiting.append((report, _boottime_ns(timestamp_us, clock)))
 

@@ -60,10 +60,7 @@ _TABLES = {
 
 
 class PartField(NamedTuple):
-    """The signal that a field fills.
-
-    A value outside `least` to `most`, in DCGM's unit, is not a reading.
-    """
+    """The signal that a field fills. Values outside `least` to `most` (DCGM's unit) are ignored."""
 
     signal: str
     scale: float = 1.0
@@ -121,7 +118,6 @@ class EngineParts:
         return (key,) if key in self._addresses else self._addresses
 
     def switch_key(self, group: int, entity: int) -> str:
-        """Return the key of a switch, or of a link's switch."""
         number = entity if group == ENTITY_SWITCH else link_parts(entity)[0]
         return self._keys.get(ENTITY_SWITCH, {}).get(number, f"nvswitch{number}")
 

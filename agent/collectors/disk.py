@@ -134,10 +134,7 @@ def _refuse_statvfs(point: str) -> os.statvfs_result:
 
 
 def _space_of(answer: os.statvfs_result) -> dict[str, int | None]:
-    """Return statvfs's values.
-
-    A filesystem that makes inodes on demand (btrfs) reports 0 inodes.
-    """
+    """Return statvfs's values; 0 inodes means that they are made on demand (btrfs)."""
     inodes = (answer.f_files, answer.f_favail) if answer.f_files else (None, None)
     return dict(
         zip(

@@ -7,12 +7,7 @@ from collections.abc import Mapping
 from ...contract.signal import Pace
 from ..hardware import edac
 from ..hardware.files import Roots
-from .counter_files import (
-    CollectorSpec,
-    CounterDevice,
-    CounterFileCollector,
-    FileField,
-)
+from .counter_files import CollectorSpec, CounterDevice, CounterFileCollector, FileField
 
 _CORRECTED, _UNCORRECTED = "edac.corrected_errors", "edac.uncorrected_errors"
 #: Fields of each kind of location.
@@ -30,10 +25,7 @@ EDAC_FIELDS: Mapping[str, Mapping[str, FileField]] = {
 
 
 def fields_of(location: edac.EdacLocation) -> Mapping[str, FileField]:
-    """Return the fields of a location.
-
-    Most old drivers count uncorrected errors by row, not by channel.
-    """
+    """Return a location's fields. Most old drivers count uncorrected errors by row only."""
     fields = EDAC_FIELDS[location.kind]
     if location.uncorrected:
         return fields

@@ -31,10 +31,7 @@ class ReadRecorder(FileReader):
         self.folders: dict[str, None] = {}
 
     def text(self, path: Path | str, device: str = "") -> str | None:
-        """Return the text as `FileReader` does.
-
-        A read that enters a driver is recorded in the call slot.
-        """
+        """Return the text as `FileReader` does; a read that enters a driver is in the call slot."""
         self.files[str(path)] = device
         if not device:
             return read_text(path)
@@ -42,7 +39,6 @@ class ReadRecorder(FileReader):
             return read_text(path)
 
     def names(self, folder: Path) -> list[str]:
-        """Return the names as `FileReader` does."""
         self.folders[str(folder)] = None
         return names_in(folder)
 
@@ -65,10 +61,7 @@ class FileCache(Generic[T]):
         self._watch(ReadRecorder())
 
     def refresh(self) -> bool:
-        """Recompute the value if a file changed or after `turns_max` turns.
-
-        Return whether it was recomputed.
-        """
+        """Recompute the value after a change or `turns_max` turns; return whether it did."""
         before, self._last_contents = self._last_contents, self._read_contents()
         self._turns_left -= 1
         if self._turns_left > 0 and before == self._last_contents:

@@ -139,10 +139,7 @@ class GpuSecond(NvmlCollector):
             self._session.schedule_reopen()
 
     def _check_lost(self, rows: Sequence[int]) -> bool:
-        """Report GPUs that were lost or are back; return whether one is back.
-
-        An unknown state belongs to no group.
-        """
+        """Report GPUs that were lost or are back; return whether one is back. Unknown: neither."""
         states = {self._keys[row]: self._cells.integer("gpu.lost_state", row) for row in rows}
         changes = self._lifecycle.update_lost(
             {k: bool(v) for k, v in states.items() if v is not None}
@@ -156,10 +153,7 @@ class GpuSecond(NvmlCollector):
         return back
 
     def _check_error_codes(self) -> None:
-        """Note whether a GPU answers no call.
-
-        NVML returns the same code (999) if this container may not open it.
-        """
+        """Note whether a GPU answers no call; NVML's code 999 may also mean a closed device."""
         codes = {
             self._cells.integer("gpu.error_code_state", row) for row in range(len(self._keys))
         } - {None, 0}
@@ -176,18 +170,13 @@ class GpuSecond(NvmlCollector):
         self._record_restarts()
 
     def _record_restarts(self) -> None:
-        """Restart the validation of GPUs whose counters restarted.
-
-        Store their epochs, also for later processes.
-        """
+        """Restart the validation of GPUs whose counters restarted; store their epochs."""
         restarted = {key for key in self._lifecycle.epochs if self._lifecycle.take_restarted(key)}
         self._validators.restart(restarted)
         for gpu in self._session.gpus:
             if gpu.key in restarted:
-                epoch, state_bits = (
-                    self._lifecycle.epochs[gpu.key],
-                    self._validators.state_bits(gpu.key),
-                )
+                epoch = self._lifecycle.epochs[gpu.key]
+                state_bits = self._validators.state_bits(gpu.key)
                 library.remember(gpu.address, epoch=epoch, proofs=state_bits)
         for row, key in enumerate(self._keys):
             if key in restarted and self._counts is not None:

@@ -19,19 +19,11 @@ from ...contract.nvml_fields import fields_of
 from ...contract.recording import GpuRecording, encode_recording, first_since
 from ...contract.signal import Pace
 from ...contract.signals import index_of
+from ...ext import phases
 from ...ext.nvml import Nvml, NvmlError, Sweep
 from ...ext.nvml_gpm import Gpm
 from ...ext.nvml_ring import COUNT, LEAST, MEAN, MOST, SHARE, SampleRing
 from ...ext.periods import estimate
-from ...ext.phases import (
-    HISTORY_SIGNALS,
-    JOB_COLUMNS,
-    SECOND_COLUMNS,
-    SIGNALS,
-    STATES,
-    PhaseTracker,
-    SampleHistory,
-)
 from ...ext.step_parts import PARTS, split
 from ..collector import Collector, NoData
 from ..hardware.files import Roots
@@ -56,12 +48,7 @@ STUCK_NS, STUCK_NS_MAX = 10 * SECOND_NS, 600 * SECOND_NS
 
 #: Columns of the ring: readings of a sweep, then GPM metrics (nvml.h, NVML_GPM_METRIC_*) with scale
 #: and maximum.
-SWEEP_READINGS = (
-    "sm_clock_hertz",
-    "power_watts",
-    "clock_event_reasons_flags",
-    "utilization_ratio",
-)
+SWEEP_READINGS = ("sm_clock_hertz", "power_watts", "clock_event_reasons_flags", "utilization_ratio")
 _PERCENT, _MEBIBYTES = (0.01, 101.0), (1048576.0, 1e9)
 METRICS: tuple[tuple[int, tuple[float, float], str], ...] = (
     (2, _PERCENT, "sm_active_ratio"),
@@ -113,8 +100,8 @@ log = logging.getLogger(__name__)
 #: such a bit.
 REASONS = {"power_cap_ratio": 0x4, "thermal_ratio": 0x20 | 0x40, "power_brake_ratio": 0x80}
 
-_SECOND_INDEXES = [index_of(f"gpu_fast.{name}") for name in SECOND_COLUMNS]
-_JOB_INDEXES = [index_of(f"gpu_fast.{name}") for name in JOB_COLUMNS]
+_SECOND_INDEXES = [index_of(f"gpu_fast.{name}") for name in phases.SECOND_COLUMNS]
+_JOB_INDEXES = [index_of(f"gpu_fast.{name}") for name in phases.JOB_COLUMNS]
 #: Shares of the parts of a step, and their confidence.
 _PARTS_INDEXES = [index_of(f"gpu_fast.step_{name}_ratio") for name in (*PARTS, "parts_confidence")]
 _STEP_INDEXES = [index_of(f"gpu_fast.step_{name}") for name in ("seconds", "confidence_ratio")]
@@ -177,15 +164,15 @@ class Samples:
             addresses=addresses,
         )
         self.keys = tuple(gpu.key for gpu in gpus)
-        self.tracker: PhaseTracker
-        self.history: SampleHistory
+        self.tracker: phases.PhaseTracker
+        self.history: phases.SampleHistory
         self.steps: StepPeriods
         self._pids: dict[str, frozenset[int]]  # by key
         if before is not None and before.keys == self.keys:
             self.tracker, self.history, self.steps = before.tracker, before.history, before.steps
             self._pids = before._pids
         else:
-            self.tracker, self.history = PhaseTracker(rows), SampleHistory(rows)
+            self.tracker, self.history = phases.PhaseTracker(rows), phases.SampleHistory(rows)
             self.steps, self._pids = StepPeriods(self.history, self.tracker), {}
         self.ring = SampleRing(
             self._sweep,
@@ -199,7 +186,7 @@ class Samples:
             gpm_seconds=GPM_SECONDS,
             tracker=self.tracker,
             history=self.history,
-            sources=[COLUMN_NAMES.index(name) for name in SIGNALS],
+            sources=[COLUMN_NAMES.index(name) for name in phases.SIGNALS],
         )
         self.block = Block("gpu_fast_1s", self.keys)
 
@@ -226,21 +213,22 @@ class Samples:
         history = self.history
         times = array("q", bytes(8 * history.length))
         history.copy_times_to(times)
-        fitting = bytes_max // (8 + 4 * len(HISTORY_SIGNALS) * history.rows)
+        fitting = bytes_max // (8 + 4 * len(phases.HISTORY_SIGNALS) * history.rows)
         times = times[max(first_since(times, since_ns), len(times) - fitting, 0) :]
         if not times:
             raise NoData("no GPU was sampled in that time")
-        values = array("f", bytes(4 * history.rows * len(HISTORY_SIGNALS) * len(times)))
+        values = array("f", bytes(4 * history.rows * len(phases.HISTORY_SIGNALS) * len(times)))
         cells = memoryview(values)
         for row in range(history.rows):
-            for column in range(len(HISTORY_SIGNALS)):
-                start = (row * len(HISTORY_SIGNALS) + column) * len(times)
+            for column in range(len(phases.HISTORY_SIGNALS)):
+                start = (row * len(phases.HISTORY_SIGNALS) + column) * len(times)
                 history.copy_to(row, column, cells[start : start + len(times)])
         offsets = array("q", [time_ns - times[0] for time_ns in times])
-        return GpuRecording(self.keys, HISTORY_SIGNALS, STATES, times[0], offsets, values)
+        return GpuRecording(
+            self.keys, phases.HISTORY_SIGNALS, phases.STATES, times[0], offsets, values
+        )
 
     def close(self) -> None:
-        """Free GPM's samples."""
         self.gpm.close()
 
 
@@ -284,10 +272,7 @@ class _JobStep:
             self.accepted_ns = self.confirmed_ns = now_ns
 
     def settled_seconds(self, now_ns: int) -> float:
-        """Return the step that estimates must contradict before another step counts.
-
-        NaN: none, or it is young.
-        """
+        """Return the step that new estimates must contradict repeatedly; NaN: none, or young."""
         return self.seconds if now_ns - self.accepted_ns >= YOUNG_NS else nan
 
     def _patience_ns(self, now_ns: int, seconds: float) -> int:
@@ -301,14 +286,11 @@ def _is_near(seconds: float, other: float) -> bool:
 
 
 class StepPeriods:
-    """The step of each GPU's job, from the samples of the last minutes.
+    """The step of each GPU's job, by the last minutes' samples; it outlasts checkpoints."""
 
-    It continues during checkpoints.
-    """
-
-    def __init__(self, history: SampleHistory, tracker: PhaseTracker) -> None:
+    def __init__(self, history: phases.SampleHistory, tracker: phases.PhaseTracker) -> None:
         self._history, self._tracker = history, tracker
-        self._columns = [HISTORY_SIGNALS.index(name) for name in PERIOD_SIGNALS]
+        self._columns = [phases.HISTORY_SIGNALS.index(name) for name in PERIOD_SIGNALS]
         self._signals = array("f", bytes(4 * len(self._columns) * PERIOD_SAMPLES))
         self._row = 0
         self._steps: dict[int, _JobStep] = {}
@@ -485,5 +467,4 @@ class GpuFastJobs(Collector):
         return (block,)
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Skip these GPUs."""
         self._session.exclude(devices)

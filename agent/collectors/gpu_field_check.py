@@ -84,10 +84,7 @@ class FieldValidator:
             self.contradiction = "its values do not fit its definition"
 
     def restart(self) -> None:
-        """Forget the evidence after a reload of the driver or a reset of the GPU.
-
-        Keep a contradiction.
-        """
+        """Forget the evidence, except a contradiction, after a driver reload or a GPU reset."""
         self._first: tuple[int, int] | None = None
         self._last: tuple[int, int] | None = None
         self._last_sample: tuple[int | None, int | None] | None = None

@@ -45,7 +45,6 @@ class GpuPartsCollector(Collector, ABC):
         self._is_unhealthy = False  # a GPU did not answer: all are opened again after a while
 
     def collect(self) -> Sequence[Block]:
-        """Read every GPU once."""
         self._session.open()
         if self._is_unhealthy and self._turns_to_wait == 0:
             self.release()

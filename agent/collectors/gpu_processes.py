@@ -82,10 +82,7 @@ class GpuProcesses(GpuPartsCollector):
         self._lists, self._unchanged_turns_left = None, 0
 
     def _read(self, parts: Parts) -> Sequence[Block]:
-        """Return the block.
-
-        Refill it only if a GPU's answer changed or after UNCHANGED_TURNS_MAX turns.
-        """
+        """Return the block, refilled only after a change or UNCHANGED_TURNS_MAX turns."""
         if self._lists is None:
             self._lists = ProcessLists(parts, self._gpus)
         is_same = self._lists.run()
@@ -213,7 +210,6 @@ class GpuJobs(Collector):
         self._is_excluded = DEVICE_NAME in tuple(devices)
 
     def collect(self) -> Sequence[Block]:
-        """Return the block, with a row per GPU that answered."""
         if self._is_excluded:
             raise AccessDenied("/proc does not respond: processes on the GPUs are not looked up")
         listing = self._listing.take()
@@ -392,7 +388,6 @@ class GpuJobs(Collector):
         }
 
     def _unknown_reason(self, tracked: TrackedProcess) -> str:
-        """Return why the owner is unknown."""
         if tracked.is_dead and tracked.snapshot is None:
             return GONE
         if self._is_foreign:
@@ -414,7 +409,6 @@ class GpuJobs(Collector):
 
 
 def signals_of(counts: GpuProcessCounts) -> dict[str, float | None]:
-    """Return the counts by signal."""
     return {
         "gpu_job.processes_count": counts.processes,
         "gpu_job.jobs_count": counts.jobs,

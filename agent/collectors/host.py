@@ -13,9 +13,7 @@ from ..collector import Collector, ExcludingCollector, NoData
 from ..hardware import cpu_cores, proc_files
 from ..hardware.files import NumberFiles, OpenFile, Roots
 from .block_writer import put, row_writer
-from .counter_files import (
-    PeriodicListing,
-)
+from .counter_files import PeriodicListing
 
 DEVICE = ("host",)
 _MEMORY = (b"MemTotal:", b"SwapTotal:", b"SwapFree:", b"HugePages_Free:", b"HardwareCorrupted:")
@@ -88,10 +86,7 @@ class HostSecond(Collector):
         self._pass = HostPass(roots.proc, writer, cpu_cores.SATURATED_IDLE_RATIO_MAX)
 
     def collect(self) -> Sequence[Block]:
-        """Return the block; shares are missing in the first turn.
-
-        Raises NoData without /proc/stat.
-        """
+        """Return the block; no shares in the first turn. Raises NoData without /proc/stat."""
         if not self._pass.take():
             raise NoData("/proc/stat cannot be read")
         return (self._block,)

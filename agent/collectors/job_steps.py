@@ -76,7 +76,6 @@ class OpenSlot:
         return device_key(f"{self.job}/{rank}")
 
     def update(self, steps: StepCount, now_ns: int) -> None:
-        """Add a count that was read."""
         if self.counts and steps.steps <= self.counts[-1][1].steps:
             if steps.steps == self.counts[-1][1].steps:
                 return
@@ -124,10 +123,7 @@ def fair_choice(live: dict[str, Candidate]) -> set[str]:
 
 
 class JobSteps(Collector):
-    """Step times.
-
-    `collect` raises NoData without the folder, AccessDenied if it may not be read.
-    """
+    """Step times. `collect` raises NoData without the folder, AccessDenied if it is closed."""
 
     name = "step_1s"
     pace = Pace.SECOND
@@ -159,7 +155,6 @@ class JobSteps(Collector):
         return True
 
     def collect(self) -> Sequence[Block]:
-        """Read all slots."""
         self._turns_missing = 1
         try:
             folder = step_slots.open_folder(self._path)
@@ -237,10 +232,7 @@ class JobSteps(Collector):
         return Candidate(user_id, self._started(process), process, head)
 
     def _started(self, process: int) -> float:
-        """Return the start of *process* in clock ticks since boot.
-
-        Return infinity if the process is not visible.
-        """
+        """Return *process*'s start in clock ticks since boot; infinity if it is not visible."""
         try:
             with open(self._roots.proc / str(process) / "stat", "rb") as file:
                 return float(file.read(4096).rpartition(b")")[2].split()[19])

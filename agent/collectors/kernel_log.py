@@ -103,7 +103,6 @@ class KernelLog(Collector):
             self._last_error = self._collector_error(error)
 
     def start(self, publisher: EventPublisher) -> None:
-        """Start the thread that follows the log."""
         self._reader = self._make_reader(publisher.clock, publisher)
         self._wake_descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(

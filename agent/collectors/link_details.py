@@ -13,17 +13,9 @@ from ..hardware import ethtool_netlink
 from ..hardware.ethtool_netlink import EthtoolNetlink
 from ..hardware.files import Roots, device_key
 from ..hardware.network import interfaces_with_device
+from . import nic_statistics
 from .block_writer import clear_row, put
 from .net import _MEGABIT_BYTES
-from .nic_statistics import (
-    FOLDER_REASON,
-    NO_INTERFACE,
-    REFUSED,
-    EthtoolInterfaces,
-    Interface,
-    InterfaceLister,
-    refusal_message,
-)
 
 
 class LinkDetails(ExcludingCollector):
@@ -39,11 +31,11 @@ class LinkDetails(ExcludingCollector):
     def __init__(
         self,
         roots: Roots,
-        list_interfaces: InterfaceLister = interfaces_with_device,
+        list_interfaces: nic_statistics.InterfaceLister = interfaces_with_device,
         open_socket: Callable[[], EthtoolNetlink] = EthtoolNetlink,
     ) -> None:
         self._roots, self._open = roots, open_socket
-        self._interfaces = EthtoolInterfaces(roots, list_interfaces)
+        self._interfaces = nic_statistics.EthtoolInterfaces(roots, list_interfaces)
         self._netlink: EthtoolNetlink | None = None
         self._blocks = (Block("link_10s", ()), Block("link_10s_changes", ()))
         self.access_error = ""
@@ -55,19 +47,19 @@ class LinkDetails(ExcludingCollector):
         netlink is refused.
         """
         if not self._roots.is_this_machine:
-            raise NoData(FOLDER_REASON)
+            raise NoData(nic_statistics.FOLDER_REASON)
         if self._interfaces.refresh():
             keys = [device_key(interface.name) for interface in self._interfaces.current]
             self._blocks = Block("link_10s", keys), Block("link_10s_changes", keys)
         if not self._interfaces.current:
-            raise NoData(NO_INTERFACE)
+            raise NoData(nic_statistics.NO_INTERFACE)
         source = self._netlink = self._netlink or self._open_netlink()
         refused = [
             device_key(interface.name)
             for row, interface in enumerate(self._interfaces.current)
             if self._fill(source, row, interface)
         ]
-        self.access_error = refusal_message("link details", refused)
+        self.access_error = nic_statistics.refusal_message("link details", refused)
         return self._blocks
 
     def _open_netlink(self) -> EthtoolNetlink:
@@ -78,15 +70,14 @@ class LinkDetails(ExcludingCollector):
                 raise NoData(
                     "this kernel has no ethtool netlink (Linux 5.6 and later have)"
                 ) from error
-            if error.errno in (*REFUSED, errno.EAFNOSUPPORT):
+            if error.errno in (*nic_statistics.REFUSED, errno.EAFNOSUPPORT):
                 raise AccessDenied(
                     "generic netlink is blocked; allow it: RestrictAddressFamilies=AF_NETLINK in "
-                    "the "
-                    "agent's unit"
+                    "the agent's unit"
                 ) from error
             raise
 
-    def _fill(self, source: EthtoolNetlink, row: int, interface: Interface) -> bool:
+    def _fill(self, source: EthtoolNetlink, row: int, interface: nic_statistics.Interface) -> bool:
         """Fill a row, each request by itself; return whether a request was refused."""
         for block in self._blocks:
             clear_row(block, row)
@@ -102,7 +93,7 @@ class LinkDetails(ExcludingCollector):
             except OSError as error:  # its values are missing, others are not affected
                 if error.errno == errno.ENODEV:
                     return False
-                refused |= error.errno in REFUSED
+                refused |= error.errno in nic_statistics.REFUSED
                 continue
             for signal, value in values_of(reply).items():
                 self._put(signal, row, value)

@@ -11,16 +11,8 @@ from ...contract.signal import Pace
 from ...contract.wire import telemetry_pb2
 from ..collector import AccessDenied, Collector, NoData
 from ..events import EventPublisher
+from ..hardware import netlink
 from ..hardware.files import Roots, device_key
-from ..hardware.netlink import (
-    DumpEnd,
-    LinkInfo,
-    LinkMessage,
-    LinkSocket,
-    MalformedMessage,
-    Overrun,
-    parse_link_messages,
-)
 from .block_writer import put
 from .link_flaps import LinkEvent, LinkEventCode, LinkFlapFilter
 
@@ -52,14 +44,14 @@ class LinkListener(Collector):
         self,
         roots: Roots,
         *,
-        open_socket: Callable[[], LinkSocket] = LinkSocket,
-        is_watched: Callable[[LinkInfo], bool] | None = None,
+        open_socket: Callable[[], netlink.LinkSocket] = netlink.LinkSocket,
+        is_watched: Callable[[netlink.LinkInfo], bool] | None = None,
     ) -> None:
         """*is_watched*: by default interfaces with a device of their own, and bonds."""
         self._roots, self._open_socket = roots, open_socket
         self._filter = LinkFlapFilter(is_watched or self._has_device)
         self._block = Block("rtnetlink_10s", ["host"])
-        self._socket: LinkSocket | None = None
+        self._socket: netlink.LinkSocket | None = None
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._publisher: EventPublisher | None = None
@@ -115,7 +107,7 @@ class LinkListener(Collector):
             put(self._block, f"rtnetlink.{column}", 0, value)
         return (self._block,)
 
-    def _has_device(self, link: LinkInfo) -> bool:
+    def _has_device(self, link: netlink.LinkInfo) -> bool:
         folder = self._roots.sys / "class/net" / link.name
         return link.kind == "bond" or (folder / "device").exists()
 
@@ -129,7 +121,7 @@ class LinkListener(Collector):
         finally:
             self._socket.close()
 
-    def _read_once(self, source: LinkSocket) -> bool:
+    def _read_once(self, source: netlink.LinkSocket) -> bool:
         """Read available messages and publish events; return False when it is time to end."""
         if self._dump_wanted and self._now_ns() >= self._dump_from_ns:
             self._sequence += 1
@@ -141,24 +133,24 @@ class LinkListener(Collector):
         for _ in range(MESSAGES_MAX):
             try:
                 data = source.receive()
-            except Overrun:
+            except netlink.Overrun:
                 self.overruns += 1
                 self._dump_wanted = True
                 break
             if data is None:
                 break
             self.messages += 1
-            for message in parse_link_messages(data, self._sequence):
+            for message in netlink.parse_link_messages(data, self._sequence):
                 self._handle(message)
         self._publish(self._filter.release_due(self._now_ns()))
         return True
 
-    def _handle(self, message: LinkMessage) -> None:
+    def _handle(self, message: netlink.LinkMessage) -> None:
         content = message.content
         self._dump_wanted |= message.answer and message.interrupted
-        if isinstance(content, MalformedMessage):
+        if isinstance(content, netlink.MalformedMessage):
             self.malformed += 1
-        elif isinstance(content, DumpEnd):
+        elif isinstance(content, netlink.DumpEnd):
             self._end_dump(content)
         else:
             if self._dump_indexes is not None:
@@ -166,7 +158,7 @@ class LinkListener(Collector):
                 self._dump_indexes.add(content.index)
             self._publish(self._filter.observe(content, self._now_ns()))
 
-    def _end_dump(self, end: DumpEnd) -> None:
+    def _end_dump(self, end: netlink.DumpEnd) -> None:
         """End a listing.
 
         Repeat it if it was refused (EBUSY: the last one was not read to its end) or interrupted.

@@ -10,10 +10,7 @@ from enum import IntEnum
 from ...contract.counters import CounterSpec, counter_delta
 from ...contract.token_bucket import TokenBucket
 from ..hardware.files import device_key
-from ..hardware.netlink import (
-    LinkInfo,
-    LinkRemoved,
-)
+from ..hardware.netlink import LinkInfo, LinkRemoved
 
 #: Further interfaces are not watched; sysfs still counts their changes.
 INTERFACES_MAX = 1024
@@ -60,10 +57,7 @@ class _Interface:
 
 @dataclass(slots=True)
 class _LinkRate:
-    """Rate limit of one interface name.
-
-    It outlives the interface, which may come and go.
-    """
+    """Rate limit of an interface name. It outlives the interface, which may come and go."""
 
     bucket: TokenBucket
     suppressed: dict[LinkEventCode, LinkEvent] = field(

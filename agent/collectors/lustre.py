@@ -63,10 +63,7 @@ class _LustreInstances:
         return self._listing.skip()
 
     def read(self) -> dict[str, bytes | None]:
-        """Return the file of each instance; None if it is hidden, empty if excluded.
-
-        Raises NoData without an instance.
-        """
+        """Return each instance's file: None if hidden, empty if excluded. Raises NoData if none."""
         self._listing.refresh()
         instances = list(self._listing.value.items())[:DEVICES_MAX]
         if not instances:
@@ -113,10 +110,7 @@ class LustreMounts(Collector):
 
 
 def _values(stats: Mapping[str, LustreStat]) -> list[int | None]:
-    """Return the value of each signal.
-
-    Return None without a line: the operation never happened.
-    """
+    """Return the value of each signal; None for an operation that never happened."""
     statistics = [(stats.get(line), is_total) for line, is_total in _STATS.values()]
     return [
         (stat.total if is_total else stat.samples) if stat else None
@@ -181,10 +175,7 @@ def _unique(instances: Iterable[str], short: Callable[[str], str]) -> dict[str, 
 
 
 def _access_error(file: str, texts: Mapping[str, bytes | None]) -> str:
-    """Return the message, with its remedy, about hidden files.
-
-    Raises AccessDenied if all are hidden.
-    """
+    """Return a message on hidden files, with the remedy. Raises AccessDenied if all are hidden."""
     hidden = [name for name, text in texts.items() if text is None]
     if not hidden:
         return ""

@@ -92,10 +92,7 @@ class GpmInstance:
         self._gpm = Gpm(nvml, handles, targets, [number], addresses=[address])
 
     def read(self, now_ns: int) -> dict[str, float]:
-        """Take a sample, and return the means since the last sample; empty at first.
-
-        Raises NvmlError.
-        """
+        """Take a sample; return the means since the last, empty at first. Raises NvmlError."""
         self._gpm.run(now_ns)
         error = self._gpm.error(0)
         if error is not None and error.code not in LACKING:
@@ -109,15 +106,11 @@ class GpmInstance:
         }
 
     def close(self) -> None:
-        """Free the samples."""
         self._gpm.close()
 
 
 class MigDevices(GpuPartsCollector):
-    """MIG devices.
-
-    A removed device has no row; a changed list of devices requests a new inventory.
-    """
+    """MIG devices. A removed device has no row; a changed list requests a new inventory."""
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
         super().__init__("mig_10s", Pace.TEN_SECONDS, roots)
@@ -152,7 +145,6 @@ class MigDevices(GpuPartsCollector):
     def _list_devices(
         self, parts: Parts, maxima: Mapping[str, int | None]
     ) -> dict[str, list[MigDevice]]:
-        """Return the MIG devices of the GPUs in MIG mode."""
         devices_by_gpu = self._query(
             lambda address: parts.mig_devices(address, maxima[address] or 0), maxima
         )
@@ -164,10 +156,7 @@ class MigDevices(GpuPartsCollector):
     def _compare(
         self, modes: Mapping[str, tuple[int, int]], devices_by_gpu: Mapping[str, list[MigDevice]]
     ) -> None:
-        """Request a new inventory when a GPU's devices changed.
-
-        A GPU that did not answer keeps its devices.
-        """
+        """Request a new inventory when a GPU's devices changed; a silent GPU keeps its devices."""
         for address, mode in modes.items():
             if mode[0] and address not in devices_by_gpu:
                 continue
@@ -178,10 +167,7 @@ class MigDevices(GpuPartsCollector):
             self._known[key] = now
 
     def _shares(self, devices_by_gpu: Mapping[str, list[MigDevice]]) -> dict[str, dict[str, float]]:
-        """Return the shares of each device's GPU instance by the device's key.
-
-        Errors are recorded.
-        """
+        """Return the shares of each device's GPU instance by device key; record errors."""
         nvml = self._session.nvml
         assert nvml is not None
         instance_keys: list[InstanceKey] = [

@@ -17,10 +17,7 @@ from ..hardware.network import interfaces_with_device
 from ..hardware.nic_statistics import select_statistics
 from ..hardware.pci import is_asleep
 from .block_writer import clear_row, put
-from .counter_files import (
-    DEVICES_MAX,
-    PeriodicListing,
-)
+from .counter_files import DEVICES_MAX, PeriodicListing
 
 NO_INTERFACE = "no network interface with a device of its own in /sys/class/net"
 #: Lists the interfaces to read, by name; a test lists a veth pair.
@@ -142,10 +139,7 @@ class NicStatistics(ExcludingCollector):
         return 0
 
     def _read(self, statistics: DriverStatistics, interface: Interface) -> _SelectedStatistics:
-        """Return the selected statistics with their values.
-
-        Read the names again if their number changed.
-        """
+        """Return the selected statistics; read the names again if their number changed."""
         selected = self._selected.get(interface)
         if selected is None or not _is_read(statistics, interface, selected):
             selected = self._selected[interface] = _select(statistics, interface.name)

@@ -56,10 +56,7 @@ class NumaTenSeconds(CounterFileCollector):
         self._times = CoreTimes()
 
     def collect(self) -> Sequence[Block]:
-        """Return the block; shares are missing in the first turn.
-
-        Raises NoData on a kernel without NUMA.
-        """
+        """Return the block; no shares in the first turn. Raises NoData without NUMA."""
         (block,) = super().collect()
         self._times.take(self._stat.read())
         shares = self._times.shares()

@@ -103,17 +103,10 @@ class GpuLinkCollector(GpuPartsCollector):
         count: Callable[[Parts, str], int],
         no_link_reason: str,
     ) -> None:
-        """*count* returns the number of a GPU's links.
-
-        *no_link_reason*: the NoData message without any link.
-        """
+        """*count* returns a GPU's links. *no_link_reason*: the NoData message without any."""
         super().__init__(f"{kind}_10s", Pace.TEN_SECONDS, roots)
-        self._kind, self._fields, self._count, self._no_link_reason = (
-            kind,
-            fields,
-            count,
-            no_link_reason,
-        )
+        self._kind, self._fields = kind, fields
+        self._count, self._no_link_reason = count, no_link_reason
         self._blocks: dict[str, Block] = {}
         self._links: list[tuple[str, int]] = []  # (address, link) of each row
         self._pass: FieldPass | None = None

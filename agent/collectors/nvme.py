@@ -42,10 +42,7 @@ _SMART: Mapping[str, Callable[[SmartLog], float | None]] = {
 
 
 class NvmeControllers(Collector):
-    """State, namespaces and queues of each controller from sysfs.
-
-    No command is sent to the drive.
-    """
+    """State, namespaces and queues of each controller from sysfs, without a command to it."""
 
     name = "nvme_10s"
     pace = Pace.TEN_SECONDS
@@ -103,10 +100,7 @@ class NvmeSmart(ExcludingCollector):
         self.access_error = ""
 
     def collect(self) -> Sequence[Block]:
-        """Return the block; a controller that is not live has no values.
-
-        Raises NoData without a controller.
-        """
+        """Return the block; only live controllers have values. Raises NoData without any."""
         folders = _controllers(self._sys)
         self._block = block_of(self._block, folders)
         self._block.clear()

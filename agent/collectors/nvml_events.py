@@ -85,15 +85,12 @@ class NvmlEvents(Collector):
         self.received = self.reported_by_kernel_log = self.failed_waits = 0
 
     def start(self, publisher: EventPublisher) -> None:
-        """Take the publisher."""
         self._publisher = publisher
 
     def close(self) -> None:
-        """Release the publisher."""
         self._publisher = None
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Skip these GPUs' events."""
         self._session.exclude(devices)
 
     def release(self) -> None:
@@ -230,10 +227,7 @@ class NvmlEvents(Collector):
         )
 
     def _publish_due(self, publisher: EventPublisher, now_ns: int) -> None:
-        """Publish reports that are due.
-
-        An XID waits for the kernel log while a collector reads the log.
-        """
+        """Publish due reports. XIDs wait for the kernel log while a collector reads it."""
         hold_ns = DUPLICATE_NS_MAX if self._deduplicator.reads_the_kernel_log else 0
         for event, report in self._reports.due(now_ns, hold_ns):
             assert isinstance(event, Event)

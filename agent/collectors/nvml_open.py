@@ -9,10 +9,7 @@ from ...ext.nvml import Nvml, NvmlAbsent, NvmlError
 from ..collector import AccessDenied, NoData
 from ..hardware import pci
 from ..hardware.files import Roots
-from ..hardware.nvidia import (
-    device_rules_deny,
-    kernel_driver_version,
-)
+from ..hardware.nvidia import device_rules_deny, kernel_driver_version
 
 LIBRARY = "libnvidia-ml.so.1"
 SECOND_NS = 1_000_000_000

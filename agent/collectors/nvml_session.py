@@ -20,26 +20,8 @@ from ...ext.nvml import Device, Nvml, NvmlError
 from ..clock import Clock, SystemClock
 from ..collector import AccessDenied, NoData, RestartRequired
 from ..hardware.files import Roots, device_key
-from ..hardware.nvidia import (
-    device_rules_deny,
-    driver_gpu_uuid,
-    driver_gpus,
-    is_bound,
-    pci_gpus,
-)
-from .nvml_open import (
-    DEVICES_CLOSED,
-    NO_PERMISSION,
-    NOT_FOUND,
-    OTHER_VERSION,
-    REFUSED,
-    RETRY_SOON_SECONDS,
-    SECOND_NS,
-    RetryTimer,
-    library_of,
-    no_gpu_error,
-    open_nvml,
-)
+from ..hardware.nvidia import device_rules_deny, driver_gpu_uuid, driver_gpus, is_bound, pci_gpus
+from . import nvml_open
 
 #: While a GPU is lost, missing or without a UUID, NVML is reopened so that it can come back: after
 #: this time, then at growing intervals up to the maximum, because that disturbs the healthy GPUs.
@@ -106,7 +88,7 @@ class NvmlSession:
         self._has_gpus = self._was_open = False
         self._is_complete = True  # all GPUs that NVML counts were found, each with its UUID
         self._last_error: Exception | None = None
-        self._retry_timer = RetryTimer(roots.proc)
+        self._retry_timer = nvml_open.RetryTimer(roots.proc)
         self._reopen_ns = self._unhealthy_ns = 0
         self._reopen_wait_seconds = REOPEN_SECONDS
 
@@ -155,16 +137,16 @@ class NvmlSession:
         """Load NVML without opening a GPU. Never raises."""
         try:
             if self.nvml is None:
-                self.nvml = open_nvml(self._roots)
+                self.nvml = nvml_open.open_nvml(self._roots)
         except (NoData, AccessDenied, NvmlError) as reason:
             log.info("NVML is not preloaded: %s", reason, extra={"cause": "gpu.warm"})
 
     def _give_up(self, reason: Exception, now_ns: int) -> None:
         """Release everything, and repeat the error until the next try is due."""
         self.close()
-        self.is_updating = isinstance(reason, NvmlError) and reason.code == OTHER_VERSION
+        self.is_updating = isinstance(reason, NvmlError) and reason.code == nvml_open.OTHER_VERSION
         if self.is_updating:
-            if self._was_open and library.is_loaded(library_of(self._roots)):
+            if self._was_open and library.is_loaded(nvml_open.library_of(self._roots)):
                 raise RestartRequired(
                     f"{reason}: the library of the previous driver cannot be unloaded"
                 )
@@ -179,7 +161,7 @@ class NvmlSession:
             self.gpus, self._has_gpus = self._with_keys([], known), True
             return
         if self.nvml is None:
-            self.nvml = open_nvml(self._roots)
+            self.nvml = nvml_open.open_nvml(self._roots)
         self._was_open = True
         self.driver_version = self.nvml.driver_version()
         count = self.nvml.count()
@@ -193,8 +175,8 @@ class NvmlSession:
         excluded = [address for address in known if self._is_excluded(address)]
         if not devices and not excluded:
             if device_rules_deny(self._roots.dev):
-                raise AccessDenied(DEVICES_CLOSED)
-            raise no_gpu_error("the NVIDIA driver has no GPU", self._roots)
+                raise AccessDenied(nvml_open.DEVICES_CLOSED)
+            raise nvml_open.no_gpu_error("the NVIDIA driver has no GPU", self._roots)
         self.gpus = self._with_keys(devices, excluded)
         listed = set(driver_gpus(self._roots.proc)) - {gpu.address for gpu in self.gpus}
         remedy = "let the agent open /dev/nvidia[0-9]*"
@@ -236,9 +218,9 @@ class NvmlSession:
 
     def _is_hidden(self, code: int) -> bool:
         """Return whether *code*, for a GPU's handle, means that the agent may not see the GPU."""
-        if code in (NO_PERMISSION, NOT_FOUND, library.LEFT_OUT):
+        if code in (nvml_open.NO_PERMISSION, nvml_open.NOT_FOUND, library.LEFT_OUT):
             return True
-        return code in REFUSED and device_rules_deny(self._roots.dev)
+        return code in nvml_open.REFUSED and device_rules_deny(self._roots.dev)
 
     def _uuid(self, address: str) -> str:
         """Return a GPU's last UUID, or the kernel's, if the GPU does not report it."""
@@ -272,10 +254,7 @@ class NvmlSession:
         self._has_gpus, self._last_error, self.gpus = False, None, ()
 
     def close(self) -> None:
-        """Close every GPU and NVML, without an open descriptor.
-
-        The next `open` opens them again.
-        """
+        """Close every GPU, NVML and their descriptors; the next `open` opens them again."""
         self.refresh()
         if self.nvml is not None:
             self.nvml.close()
@@ -292,11 +271,11 @@ class NvmlSession:
     def schedule_reopen(self) -> None:
         """Reopen NVML later: a GPU has a problem that only reopening shows or resolves."""
         now_ns = self.clock.boottime_ns()
-        if now_ns - self._unhealthy_ns > 2 * REOPEN_SECONDS_MAX * SECOND_NS:
+        if now_ns - self._unhealthy_ns > 2 * REOPEN_SECONDS_MAX * nvml_open.SECOND_NS:
             self._reopen_wait_seconds = REOPEN_SECONDS
         self._unhealthy_ns = now_ns
         if not self._reopen_ns:
-            self._reopen_ns = now_ns + self._reopen_wait_seconds * SECOND_NS
+            self._reopen_ns = now_ns + self._reopen_wait_seconds * nvml_open.SECOND_NS
 
     def cancel_reopen(self) -> None:
         """Cancel the reopening: no GPU is lost any more."""
@@ -322,7 +301,7 @@ class NvmlSession:
     def unbind(self, address: str) -> None:
         """Release a GPU, or all if it is unknown, before the driver is unbound from it."""
         before = {gpu.address: gpu.excluded for gpu in self.gpus}
-        until_ns = self.clock.boottime_ns() + UNBINDING_SECONDS * SECOND_NS
+        until_ns = self.clock.boottime_ns() + UNBINDING_SECONDS * nvml_open.SECOND_NS
         for gpu_address in (address,) if address in before else tuple(before):
             self._unbinding[gpu_address] = until_ns
         self._apply_exclusion(before)
@@ -349,7 +328,9 @@ class NvmlSession:
         for address, until_ns in list(self._unbinding.items()):
             if now_ns >= until_ns:
                 if is_bound(self._roots.sys, address) is False:
-                    self._unbinding[address] = now_ns + RETRY_SOON_SECONDS * SECOND_NS
+                    self._unbinding[address] = (
+                        now_ns + nvml_open.RETRY_SOON_SECONDS * nvml_open.SECOND_NS
+                    )
                 else:
                     self.bind(address)
 

@@ -65,7 +65,6 @@ class PcieMinute(ExcludingCollector):
         self.access_error = ""
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Skip these functions."""
         super().exclude(devices)
         self._functions.exclude(devices)
 

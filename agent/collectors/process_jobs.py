@@ -44,10 +44,7 @@ class ProcessJobs:
             self._known.pop(next(iter(self._known)), None)
 
     def attributes(self, pid: int) -> Mapping[str, str]:
-        """Return a process's job as attributes of an event; empty if unknown.
-
-        *pid*: in the host's namespace.
-        """
+        """Return a process's job as attributes of an event, or {}. *pid*: the host's."""
         if pid in self._known:
             return self._known[pid]
         if self._is_foreign or (self._lookup is not None and self._lookup.is_alive()):

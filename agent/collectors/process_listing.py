@@ -26,10 +26,7 @@ class GpuProcessList(NamedTuple):
 
 
 class ProcessListing:
-    """The last listing of each driver, for `gpu_job_1s`.
-
-    No lock: the collectors take turns in one process.
-    """
+    """Each driver's last listing, for `gpu_job_1s`. Collectors take turns, so no lock is needed."""
 
     def __init__(self) -> None:
         self._new: dict[str, GpuProcessList] = {}

@@ -117,10 +117,7 @@ class ProcessTracker:
         )
 
     def observe(self, listing: GpuProcessList, now_ns: int) -> bool:
-        """Take a listing; if it changed or a read is due, read all its processes.
-
-        Return whether they were read.
-        """
+        """Take a listing; if it changed or is due, read all processes. Return whether they were."""
         self._turns_to_recheck -= 1
         if listing == self._listing and self._turns_to_recheck > 0:
             return False
@@ -175,10 +172,7 @@ class ProcessTracker:
         return self._listing.gpus
 
     def refresh(self, tracked: TrackedProcess) -> None:
-        """Read a process again: it may be in another control group.
-
-        Ignore an ended process, which may show none.
-        """
+        """Read a process again, as its control group may change; ignore an ended process."""
         snapshot = self._read_process(tracked.gpu_process.pid)
         runs = snapshot.state is ProcessState.RUNNING
         if runs and tracked.snapshot and snapshot.start_ticks == tracked.snapshot.start_ticks:
@@ -186,10 +180,8 @@ class ProcessTracker:
 
     def take_ended(self) -> list[TrackedProcess]:
         """Return reported processes that are no longer listed, each once."""
-        ended, self._ended = (
-            [tracked for tracked in self._ended if tracked.reported_ns is not None],
-            [],
-        )
+        ended = [tracked for tracked in self._ended if tracked.reported_ns is not None]
+        self._ended = []
         return ended
 
     def put_back(self, ended: Iterable[TrackedProcess]) -> None:
@@ -197,7 +189,6 @@ class ProcessTracker:
         self._ended += ended
 
     def identities(self) -> set[Identity]:
-        """Return the known processes."""
         return {tracked.identity for tracked in self._tracked.values() if tracked.identity}
 
 
@@ -238,7 +229,6 @@ def counts_of(processes: Iterable[TrackedProcess]) -> GpuProcessCounts:
 
 
 def message_of(attributes: Mapping[str, str], pid: int, name: str) -> str:
-    """Return the one-line message about a process."""
     subject = f"process {pid}" + (f" ({name})" if name else "")
     rank = (
         f", rank {attributes['rank']} of {attributes.get('world_size', '?')}"
@@ -254,7 +244,6 @@ def message_of(attributes: Mapping[str, str], pid: int, name: str) -> str:
 
 
 def owner_text(attributes: Mapping[str, str]) -> str:
-    """Return the owner as text."""
     source = attributes["source"]
     if source == SLURM:
         return f"Slurm job {attributes['job_id']}" + (

@@ -46,7 +46,6 @@ class SettingsMinute(ExcludingCollector):
         self._handles = OpenFile(roots.proc / "sys/fs/file-nr", whole=True)  # changes at every read
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Skip these cores."""
         super().exclude(devices)
         self._settings.exclude(devices)
 
@@ -153,10 +152,7 @@ class Services(ExcludingCollector):
         self.access_error = ""
 
     def collect(self) -> Sequence[Block]:
-        """Return the block.
-
-        Raises NoData without a service; AccessDenied instead if processes are hidden.
-        """
+        """Return the block. Raises NoData without a service; AccessDenied: hidden processes."""
         if self.is_excluded(PROC) or self.is_excluded(_ROOT):
             self._block.clear()
             return (self._block,) if self._block.rows else ()
@@ -188,7 +184,6 @@ class Services(ExcludingCollector):
         return RUNNING
 
     def _find_services(self, units: services.UnitFiles) -> dict[Service, _ServiceRun | None]:
-        """Return the installed or running services, with their runs."""
         starts, by_name = self._starts()
         if not starts:
             raise NoData("no process in /proc")

@@ -54,10 +54,7 @@ _COLUMNS = (
 
 
 class BlockedTimes:
-    """When each task in uninterruptible wait was first seen in it.
-
-    A task that leaves it is forgotten.
-    """
+    """When each task that is in uninterruptible wait was first seen in it."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[int, int], float] = {}
@@ -95,7 +92,6 @@ class GpuHolders:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether the descriptors of a process are hidden."""
         return None in self._holding.values()
 
     def holds(self, task: TaskStat) -> bool:
@@ -103,10 +99,7 @@ class GpuHolders:
         return bool(self._holding.get(task.identity))
 
     def find(self, processes: Sequence[TaskStat]) -> list[TaskStat]:
-        """Return the processes that hold a GPU.
-
-        A new process is checked at once, others every few turns.
-        """
+        """Return the processes that hold a GPU: new ones at once, others every few turns."""
         self._turn += 1
         before, self._last_change_key = self._last_change_key, self._device_folder.look()
         if before != self._last_change_key:

@@ -87,7 +87,7 @@ def lines(status: dict[str, Any], now_ns: int) -> Iterator[str]:
     for source in fields["sources_unread"]:
         names, more = source["names"][:NAMES_SHOWN], len(source["names"]) - NAMES_SHOWN
         listed = ", ".join(names) + (f" and {more} more" if more > 0 else "")
-        yield f"  {OUTCOMES.get(source['outcome'], source['outcome'])}: {listed}: {source['words']}"
+        yield f"  {OUTCOMES.get(source['outcome'], source['outcome'])}: {listed}: {source['message']}"
     for note in fields["notes"]:
         yield f"problem: {note}"
 

@@ -125,7 +125,7 @@ def _sources(
     if not agent:
         return [], 0
     rows = [
-        UnreadSources(source["outcome"], source["words"], source["names"])
+        UnreadSources(source["outcome"], source["message"], source["names"])
         for source in agent["sources_unread"]
     ]
     return rows, agent["sources_well"]

@@ -62,7 +62,9 @@ class LineQuery:
             return None
         for row in builtin().rows:
             is_row_of_code = row.event == event.name and (not row.codes or event.code in row.codes)
-            if is_row_of_code and (not row.says or any(phrase in self.text for phrase in row.says)):
+            if is_row_of_code and (
+                not row.contains or any(phrase in self.text for phrase in row.contains)
+            ):
                 return row
         return None
 
@@ -104,7 +106,7 @@ def heading(query: LineQuery) -> str:
     if query.event is None:
         return "The agent ignores this line"
     row = query.row
-    return f"{query.event.name} (code {query.event.code}){f': {row.words}' if row else ''}"
+    return f"{query.event.name} (code {query.event.code}){f': {row.message}' if row else ''}"
 
 
 def document(query: LineQuery) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def status_lines(answer: pb.GetStatusResponse) -> Iterator[str]:
     """Yield the lines of `gangline release --status`."""
     yield f"agent {answer.version}, process {answer.process_id}"
     if answer.driver_updating:
-        yield f"driver: {answer.driver_words}"
+        yield f"driver: {answer.driver_message}"
     for gpu in answer.released:
         yield f"released: {_released_text(gpu)}"
     for device in answer.devices:
@@ -155,7 +155,7 @@ def _device_text(device: pb.DeviceTrouble) -> str:
 
 def _holder_text(holder: pb.Holder) -> str:
     who = f"process {holder.process_id} of the agent" if holder.process_id else "the agent"
-    detail = f": {holder.words}" if holder.words else ""
+    detail = f": {holder.message}" if holder.message else ""
     return f"{holder.pci_address or 'the driver'} by {who}{detail}"
 
 
@@ -221,9 +221,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--why", default="", metavar="WORDS", help="shown in the status")
     parser.add_argument(
-        "--status",
-        action="store_true",
-        help="only show which GPUs are released, hung or skipped",
+        "--status", action="store_true", help="only show which GPUs are released, hung or skipped"
     )
     add_socket_options(parser)
     return parser

@@ -52,10 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 done, or no agent runs, 1 refused, 2 wrong usage",
     )
     parser.add_argument(
-        "gpus",
-        nargs="*",
-        metavar="GPU",
-        help="UUID or PCI address (default: all released GPUs)",
+        "gpus", nargs="*", metavar="GPU", help="UUID or PCI address (default: all released GPUs)"
     )
     add_socket_options(parser)
     return parser

@@ -89,7 +89,6 @@ class CodeQuery:
 
     @property
     def known(self) -> bool:
-        """Whether the table has this code."""
         return self.code in _table(self.table)
 
 
@@ -183,8 +182,8 @@ def _decode(query: CodeQuery, line: XidLine, driver: str) -> DecodedLine:
 def _line_fields(line: XidLine, decoded: DecodedLine, driver: str) -> Iterator[tuple[str, str]]:
     yield "The line", printable(line.message[:LINE_CHARACTERS_MAX]) or "says only its code"
     yield "Device", line.device
-    if decoded.words:
-        yield "It says", decoded.words
+    if decoded.message:
+        yield "It says", decoded.message
     if decoded.process_id or decoded.process_name:
         process = " ".join(filter(None, (decoded.process_name, f"pid {decoded.process_id}")))
         yield "Process", f"{process}; it ran into the fault, and may not be its cause"
@@ -250,7 +249,7 @@ def _other_tools(query: CodeQuery) -> Iterator[tuple[str, str]]:
         yield "Catalogue", f"{row.catalogue}{unused}{further}"
     if query.table == "xid":
         for number, other in enumerate(tool_actions(query.code)):
-            yield "" if number else "Others", f"{other.tool}: {other.words}"
+            yield "" if number else "Others", f"{other.tool}: {other.message}"
 
 
 def _sources(queries: list[CodeQuery]) -> Iterator[tuple[str, str]]:
@@ -273,7 +272,10 @@ def _companions(query: CodeQuery) -> Iterator[tuple[str, str]]:
     row, table = query.row, query.table.upper()
     for number, companion in enumerate(row.companions):
         label = "" if number else "Beside it"
-        yield label, f"{table} {companion.code} within {row.wait_seconds:.0f} s: {companion.words}"
+        yield (
+            label,
+            f"{table} {companion.code} within {row.wait_seconds:.0f} s: {companion.message}",
+        )
     if row.cancels:
         yield "Takes back", ", ".join(f"{table} {code}" for code in row.cancels)
     for other in _table(query.table).values():
@@ -282,7 +284,7 @@ def _companions(query: CodeQuery) -> Iterator[tuple[str, str]]:
         for companion in other.companions:
             if companion.code == query.code:
                 waits = f"{table} {other.code} waits {other.wait_seconds:.0f} s for it"
-                yield "Explains", f"{waits}: {companion.words}"
+                yield "Explains", f"{waits}: {companion.message}"
 
 
 def _table(table: str) -> dict[int, Xid]:

@@ -35,10 +35,7 @@ GENERATIONS: Mapping[int, int] = {25: 1, 50: 2, 80: 3, 160: 4, 320: 5, 640: 6}
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A compute partition of a GPU (XCP), which programs see as a GPU.
-
-    A GPU in SPX has a single one.
-    """
+    """A compute partition of a GPU (XCP), which programs see as a GPU; in SPX the only one."""
 
     number: int
     kfd_id: int
@@ -67,7 +64,6 @@ class AmdGpu:
         return self.compute_mode not in ("", "SPX")
 
     def partition_key(self, number: int) -> str:
-        """Return the key of a partition's readings."""
         return device_key(f"{self.key}/xcp{number}")
 
 
@@ -109,19 +105,13 @@ def _gpu(folder: Path, nodes: Iterable[KfdNode]) -> AmdGpu | None:
 
 
 def unique_key(folder: Path) -> str:
-    """Return `GPU-` and the unique id (16 hexadecimal digits) as in ROCR_VISIBLE_DEVICES.
-
-    Return "" without an id.
-    """
+    """Return `GPU-` and the unique id (16 hex digits) as in ROCR_VISIBLE_DEVICES, or ""."""
     text = (read_text(folder / "unique_id") or "").lower()
     return f"GPU-{text}" if _UNIQUE_ID.match(text) and text.strip("0") else ""
 
 
 class BadPages(NamedTuple):
-    """Counts of a GPU's bad memory pages.
-
-    `more`: the list is longer than the part that was read.
-    """
+    """Counts of a GPU's bad memory pages. `more`: the list is longer than the part read."""
 
     reserved: int
     pending: int
@@ -160,10 +150,7 @@ def read_bad_pages(folder: str) -> BadPages | None:
 
 
 def parse_levels_max(text: str | None) -> float | None:
-    """Return the highest clock, in hertz, of lines `1: 2100Mhz *` (pp_dpm_sclk).
-
-    Return None without such a line.
-    """
+    """Return the highest clock of lines `1: 2100Mhz *` (pp_dpm_sclk) in hertz, or None."""
     matches = [_LEVEL.match(line) for line in (text or "").splitlines()[:64]]
     highest = max((int(match[1]) for match in matches if match is not None), default=0)
     return highest * 1e6 if highest else None

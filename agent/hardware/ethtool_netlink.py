@@ -10,19 +10,7 @@ import socket
 import struct
 from dataclasses import dataclass
 
-from .netlink import (
-    DATAGRAM_BYTES_MAX,
-    MESSAGE_ERROR,
-    REQUEST,
-    attributes,
-    each_attribute,
-    make_attribute,
-    make_message,
-    messages,
-    number,
-    parse_error,
-    text,
-)
+from . import netlink
 
 #: The kernel normally answers before `send` returns; this is the timeout if it does not.
 ANSWER_SECONDS_MAX = 2.0
@@ -100,14 +88,16 @@ class Pause:
 
 def parse_link_state(reply: bytes) -> LinkState:
     """Return the link state from the attributes of a reply to LINKSTATE_GET."""
-    fields = attributes(reply)
-    return LinkState(*(number(fields.get(kind)) for kind in (2, 3, 4, 5, 6, 7)))
+    fields = netlink.attributes(reply)
+    return LinkState(*(netlink.number(fields.get(kind)) for kind in (2, 3, 4, 5, 6, 7)))
 
 
 def parse_link_modes(reply: bytes) -> LinkModes:
     """Return the modes from a reply to LINKMODES_GET; an unknown speed or duplex is None."""
-    fields = attributes(reply)
-    autonegotiation, speed, duplex, lanes = (number(fields.get(kind)) for kind in (2, 5, 6, 9))
+    fields = netlink.attributes(reply)
+    autonegotiation, speed, duplex, lanes = (
+        netlink.number(fields.get(kind)) for kind in (2, 5, 6, 9)
+    )
     return LinkModes(
         autonegotiation,
         speed if speed is not None and speed <= SPEED_MEGABITS_MAX else None,
@@ -121,8 +111,12 @@ def parse_supported_modes(reply: bytes) -> list[SupportedMode]:
 
     Its list `ours` has every supported mode, with a flag for the advertised ones (bit-by-bit form).
     """
-    bits = attributes(attributes(reply).get(3, b"")).get(3, b"")
-    names = [text(attributes(bit).get(2)) for kind, bit in each_attribute(bits) if kind == 1]
+    bits = netlink.attributes(netlink.attributes(reply).get(3, b"")).get(3, b"")
+    names = [
+        netlink.text(netlink.attributes(bit).get(2))
+        for kind, bit in netlink.each_attribute(bits)
+        if kind == 1
+    ]
     return [mode for name in dict.fromkeys(names) if (mode := parse_mode(name)) is not None]
 
 
@@ -136,21 +130,21 @@ def parse_mode(name: str) -> SupportedMode | None:
 
 def parse_fec(reply: bytes) -> Fec:
     """Return the FEC state from a reply to FEC_GET."""
-    fields = attributes(reply)
-    counts = attributes(fields.get(5, b""))
+    fields = netlink.attributes(reply)
+    counts = netlink.attributes(fields.get(5, b""))
     return Fec(
-        number(fields.get(3)),
-        number(fields.get(4)),
+        netlink.number(fields.get(3)),
+        netlink.number(fields.get(4)),
         *(total(counts.get(kind)) for kind in (2, 3, 4)),
     )
 
 
 def parse_pause(reply: bytes) -> Pause:
     """Return the pause state from a reply to PAUSE_GET."""
-    fields = attributes(reply)
-    counts = attributes(fields.get(5, b""))
-    autonegotiation, receive, transmit = (number(fields.get(kind)) for kind in (2, 3, 4))
-    sent, received = number(counts.get(2)), number(counts.get(3))
+    fields = netlink.attributes(reply)
+    counts = netlink.attributes(fields.get(5, b""))
+    autonegotiation, receive, transmit = (netlink.number(fields.get(kind)) for kind in (2, 3, 4))
+    sent, received = netlink.number(counts.get(2)), netlink.number(counts.get(3))
     return Pause(autonegotiation, receive, transmit, received, sent)
 
 
@@ -167,7 +161,7 @@ def total(data: bytes | None) -> int | None:
 
 def parse_family(reply: bytes) -> int | None:
     """Return the family's number from a reply to CTRL_CMD_GETFAMILY."""
-    return number(attributes(reply).get(_FAMILY_ID))
+    return netlink.number(netlink.attributes(reply).get(_FAMILY_ID))
 
 
 def reply_of(data: bytes, family: int, sequence: int) -> bytes | int | None:
@@ -175,27 +169,26 @@ def reply_of(data: bytes, family: int, sequence: int) -> bytes | int | None:
 
     An errno (or 0) if it was refused or acknowledged; None if the datagram answers another request.
     """
-    for message in messages(data):
+    for message in netlink.messages(data):
         if message.sequence != sequence:
             continue
-        if message.type == MESSAGE_ERROR:
-            return parse_error(message.payload)
+        if message.type == netlink.MESSAGE_ERROR:
+            return netlink.parse_error(message.payload)
         if message.type == family and len(message.payload) >= 4:
             return message.payload[4:]  # after command, version and two unused bytes
     return None
 
 
 def request_message(family: int, command: int, sequence: int, body: bytes) -> bytes:
-    """Return a generic netlink request as bytes."""
-    return make_message(family, REQUEST, sequence, bytes([command, 1, 0, 0]) + body)
+    return netlink.make_message(family, netlink.REQUEST, sequence, bytes([command, 1, 0, 0]) + body)
 
 
 def header_of(index: int, *, with_statistics: bool) -> bytes:
     """Return the header that names the interface."""
-    header = make_attribute(_DEVICE_INDEX, struct.pack("=I", index))
+    header = netlink.make_attribute(_DEVICE_INDEX, struct.pack("=I", index))
     if with_statistics:
-        header += make_attribute(_FLAGS, struct.pack("=I", _WITH_STATISTICS))
-    return make_attribute(_ETHTOOL_HEADER, header, nested=True)
+        header += netlink.make_attribute(_FLAGS, struct.pack("=I", _WITH_STATISTICS))
+    return netlink.make_attribute(_ETHTOOL_HEADER, header, nested=True)
 
 
 class EthtoolNetlink:
@@ -205,10 +198,7 @@ class EthtoolNetlink:
     """
 
     def __init__(self) -> None:
-        """Open and look up the family.
-
-        Raises OSError: ENOENT if the kernel has no ethtool netlink.
-        """
+        """Open and look up the family. Raises OSError; ENOENT: no ethtool netlink."""
         self._sequence = 0
         self._socket = socket.socket(
             socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _GENERIC
@@ -216,7 +206,7 @@ class EthtoolNetlink:
         try:
             self._socket.settimeout(ANSWER_SECONDS_MAX)
             self._socket.bind((0, 0))
-            name = make_attribute(_FAMILY_NAME, b"ethtool\0")
+            name = netlink.make_attribute(_FAMILY_NAME, b"ethtool\0")
             family = parse_family(self._request(_CONTROL, _GET_FAMILY, name))
             if family is None:
                 raise OSError(errno.ENOENT, "the kernel has no ethtool netlink")
@@ -244,7 +234,7 @@ class EthtoolNetlink:
         self._sequence = self._sequence % 0xFFFFFFFF + 1
         self._socket.sendto(request_message(family, command, self._sequence, body), (0, 0))
         for _ in range(DATAGRAMS_MAX):
-            data, address = self._socket.recvfrom(DATAGRAM_BYTES_MAX)
+            data, address = self._socket.recvfrom(netlink.DATAGRAM_BYTES_MAX)
             reply = reply_of(data, family, self._sequence) if address[0] == 0 else None
             if isinstance(reply, int):
                 raise OSError(reply or errno.EPROTO, os.strerror(reply or errno.EPROTO))

@@ -112,10 +112,7 @@ class NumberFiles:
     """Files with an unsigned number each, read through kept descriptors."""
 
     def __init__(self, paths: Sequence[Path], devices: Sequence[str] = ()) -> None:
-        """*devices*: per path the device whose driver a read enters (`ext.counterfiles`).
-
-        Without *devices* no read enters a driver.
-        """
+        """*devices*: per path the device whose driver a read enters; without them none."""
         self._valid = bytearray(len(paths))
         self._cells = bytearray(8 * len(paths))
         self._numbers = memoryview(self._cells).cast("Q")
@@ -125,10 +122,7 @@ class NumberFiles:
             self._files.add_cell(index)
 
     def read(self) -> list[int | None]:
-        """Return the numbers in the order of the paths.
-
-        The number is None for a file without a number, or with all ones.
-        """
+        """Return the numbers in the paths' order; None for no number, or all ones."""
         self._files.read()
         return [
             number if valid and number not in (BLANK_32, BLANK_64) else None

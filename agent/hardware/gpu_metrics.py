@@ -172,10 +172,7 @@ LAYOUTS: Mapping[tuple[int, int, int], Mapping[str, FieldPlace]] = {
 
 
 def layout_of(data: bytes) -> MetricsLayout:
-    """Return the layout of a table.
-
-    Raises MetricsError if it is cut off or of an unknown revision.
-    """
+    """Return a table's layout. Raises MetricsError if it is cut off or of an unknown revision."""
     if len(data) < HEADER_BYTES:
         raise MetricsError(
             f"gpu_metrics has {len(data)} bytes, less than its header of {HEADER_BYTES}"
@@ -220,10 +217,7 @@ def _self_described(data: bytes, revision: str) -> MetricsLayout:
 
 
 def _attributes(data: bytes, revision: str) -> Iterator[tuple[FieldPlace, int, bytes]]:
-    """Yield place, number and encoding of each attribute.
-
-    Raises MetricsError if they exceed the table.
-    """
+    """Yield each attribute's place, number and encoding. Raises MetricsError beyond the table."""
     if len(data) < HEADER_BYTES + _COUNT.size:
         raise MetricsError(f"gpu_metrics {revision} ends before its number of attributes")
     (count,) = _COUNT.unpack_from(data, HEADER_BYTES)

@@ -39,13 +39,7 @@ Identity = tuple[int, int]
 
 #: Attribute -> its variables; the first that exists is used.
 _VARIABLES: Mapping[str, tuple[str, ...]] = {
-    "rank": (
-        "RANK",
-        "SLURM_PROCID",
-        "OMPI_COMM_WORLD_RANK",
-        "PMI_RANK",
-        "JOB_COMPLETION_INDEX",
-    ),
+    "rank": ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JOB_COMPLETION_INDEX"),
     "world_size": ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
     "local_rank": ("LOCAL_RANK", "SLURM_LOCALID"),
     "array_job_id": ("SLURM_ARRAY_JOB_ID",),
@@ -91,10 +85,7 @@ def parse_answers(output: bytes) -> list[RankAnswer]:
 
 
 class RankReader:
-    """Runs the helper without waiting for it.
-
-    While a child cannot be killed, no other is started.
-    """
+    """Runs the helper without waiting. While a child cannot be killed, no other is started."""
 
     def __init__(self, proc: Path, clock: Clock, command: Sequence[str] = COMMAND) -> None:
         self._proc, self._clock, self._command = proc, clock, tuple(command)

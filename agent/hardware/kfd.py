@@ -46,10 +46,7 @@ def kfd_nodes(sys: Path) -> Iterator[KfdNode]:
 
 
 def pci_address(domain: int, location: int) -> str:
-    """Return the address of a node's GPU.
-
-    The function's bits, and bits above 16, number the partition.
-    """
+    """Return a node's GPU address. The function's bits, and bits above 16, are the partition."""
     return f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.0"
 
 

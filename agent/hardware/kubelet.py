@@ -62,10 +62,7 @@ class KubeletError(Exception):
 
 
 class Allocation(NamedTuple):
-    """A device held by a container.
-
-    `replica`: the share of a GPU that kubelet allocates several times.
-    """
+    """A container's device. `replica`: the share of a GPU that kubelet allocates several times."""
 
     namespace: str
     pod: str
@@ -76,10 +73,7 @@ class Allocation(NamedTuple):
 
 
 def parse_allocations(message: bytes) -> list[Allocation]:
-    """Return the GPU allocations.
-
-    Raises KubeletError unless *message* is a ListPodResourcesResponse.
-    """
+    """Return the GPU allocations. Raises KubeletError for another message."""
     from ...contract.wire.podresources_pb2 import ListPodResourcesResponse
 
     try:
@@ -116,10 +110,7 @@ def _device(device_id: str) -> tuple[str, str]:
 
 
 def list_allocations(path: Path, seconds_max: float = ANSWER_SECONDS_MAX) -> list[Allocation]:
-    """Return the GPU allocations within *seconds_max*.
-
-    Raises KubeletError, and OSError if no kubelet listens or without permission.
-    """
+    """Return the GPU allocations within *seconds_max*. Raises KubeletError, OSError."""
     os.stat(path)
     # Imported late: it loads h2, which samplers without kubelet should not load.
     from ..transport.unary_call import CallFailed, call

@@ -37,13 +37,7 @@ _STAT = re.compile(
 )
 _STATE = re.compile(rb"^[ \t]+state: *(\S+)", re.MULTILINE)
 #: In the order of `LustreImport`, after its state.
-_NUMBERS = (
-    b"connection_attempts:",
-    b"generation:",
-    b"inflight:",
-    b"timeouts:",
-    b"avg_waittime:",
-)
+_NUMBERS = (b"connection_attempts:", b"generation:", b"inflight:", b"timeouts:", b"avg_waittime:")
 #: A client's instance ends in the address of its superblock, which changes with each mount.
 _ADDRESS = re.compile(r"-[0-9a-f]{8,16}$")
 _TARGET = re.compile(r"-(osc|mdc)-[0-9a-f]{8,16}$")

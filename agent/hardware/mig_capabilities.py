@@ -45,8 +45,6 @@ def sees_all_mig_instances(roots: Roots) -> bool:
 
 def mig_monitor_line(roots: Roots) -> str:
     """Return the command that lets this process see all MIG instances."""
-    file, node = (
-        roots.proc / _FILE,
-        mig_monitor_node(roots) or roots.dev / "nvidia-caps/nvidia-cap2",
-    )
+    file = roots.proc / _FILE
+    node = mig_monitor_node(roots) or roots.dev / "nvidia-caps/nvidia-cap2"
     return f"grant {file}: nvidia-modprobe -f {file} && setfacl -m u:{os.geteuid()}:r {node}"

@@ -30,7 +30,6 @@ def interfaces_with_device(sys: Path) -> dict[str, Path]:
 
 
 def bonds(sys: Path) -> dict[str, Path]:
-    """Return the folder of each bond, by name."""
     folder = sys / "class/net"
     return {
         name: folder / name for name in names_in(folder) if (folder / name / "bonding").is_dir()
@@ -38,7 +37,6 @@ def bonds(sys: Path) -> dict[str, Path]:
 
 
 def rdma_ports(sys: Path) -> dict[str, Path]:
-    """Return the folder of each RDMA port, by `device/port`."""
     folder = sys / "class/infiniband"
     return {
         f"{device}/{port}": folder / device / "ports" / port

@@ -19,10 +19,7 @@ _HEAD = re.compile(rb"device (\S+) mounted on (\S+) with fstype (\S+)")
 
 
 class NfsMount(NamedTuple):
-    """An NFS mount.
-
-    `values` as `ext.hostfiles.nfs_values` returns them, None where the text has none.
-    """
+    """An NFS mount; `values` are those of `ext.hostfiles.nfs_values`, None where missing."""
 
     point: str
     source: str
@@ -31,7 +28,6 @@ class NfsMount(NamedTuple):
 
     @property
     def age_seconds(self) -> int | None:
-        """Seconds since it was mounted."""
         return self.values[0]
 
     @property

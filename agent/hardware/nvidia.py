@@ -50,10 +50,7 @@ def device_rules_deny(dev: Path) -> bool:
 
 
 def is_bound(sys: Path, address: str) -> bool | None:
-    """Return whether a GPU is bound to the NVIDIA driver; None if unknown.
-
-    Does not call the driver.
-    """
+    """Return whether the NVIDIA driver has the GPU; None if unknown. Does not call the driver."""
     folder = sys / "bus/pci/drivers/nvidia"
     return (folder / address).exists() if folder.is_dir() else None
 
@@ -65,10 +62,7 @@ def parse_uuid(information: str) -> str:
 
 
 def kernel_driver_version(proc: Path) -> str:
-    """Return the version of the loaded kernel driver from /proc/driver/nvidia/version.
-
-    Return "" without a driver.
-    """
+    """Return the loaded driver's version, by /proc/driver/nvidia/version; "" without a driver."""
     return parse_kernel_driver_version(read_text(proc / "driver/nvidia/version") or "")
 
 

@@ -79,10 +79,7 @@ def nvme_controllers(sys: Path, files: FileReader = FILE_READER) -> dict[str, Pa
 
 
 def nvme_identity(controller: Path) -> int | None:
-    """Return a 32-bit number that differs for another drive with the same name.
-
-    Return None without a serial.
-    """
+    """Return 32 bits that differ for another drive of the same name; None without a serial."""
     serial = read_text(controller / "serial")
     model = read_text(controller / "model")
     return zlib.crc32(f"{serial} {model}".encode()) if serial else None
@@ -94,7 +91,6 @@ def parse_nvme_state(text: str | None) -> int | None:
 
 
 def nvme_namespaces(controller: Path, files: FileReader = FILE_READER) -> list[str]:
-    """Return the names of the controller's namespaces, or of its paths to them."""
     return [name for name in files.names(controller) if _NAMESPACE.match(name)]
 
 
@@ -141,10 +137,7 @@ def read_smart_page(device: Path) -> bytes:
 
 
 def parse_smart_page(page: bytes) -> SmartLog | None:
-    """Return the log of a page.
-
-    Return None unless it has 512 bytes, and for all ones (a device off the bus).
-    """
+    """Return a page's log; None unless it has 512 bytes, or for all ones (off the bus)."""
     if len(page) != SMART_BYTES or page == b"\xff" * SMART_BYTES:
         return None
     warning, kelvin, spare, threshold, used, *rest = _SMART.unpack_from(page)
@@ -184,10 +177,7 @@ def _times(value: int | None, factor: int) -> int | None:
 
 
 def _celsius(kelvin: int) -> int | None:
-    """Return degrees Celsius.
-
-    Return None for impossible values: virtual and dead drives report 0 K or 65535 K.
-    """
+    """Return degrees Celsius; None for the 0 K or 65535 K of virtual and dead drives."""
     return kelvin - _KELVIN if 200 <= kelvin <= 500 else None
 
 

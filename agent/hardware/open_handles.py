@@ -33,10 +33,7 @@ class OpenHandles(NamedTuple):
 
 
 def parse_gpu_minor(information: str) -> int | None:
-    """Return N of `Device Minor: N` in a GPU's `information` file: its node is /dev/nvidiaN.
-
-    Return None if unknown.
-    """
+    """Return N of `Device Minor: N` in a GPU's `information`, for /dev/nvidiaN; None if unknown."""
     match = _GPU_MINOR.search(information)
     return int(match.group(1)) if match else None
 
@@ -52,10 +49,7 @@ def nodes_of(proc: Path) -> dict[str, str]:
 
 
 def node_of(target: str, dev: Path) -> str:
-    """Return the driver's node in a descriptor's link, such as `nvidia3`.
-
-    Return "" for any other link.
-    """
+    """Return the driver's node in a descriptor's link, such as `nvidia3`; "" for any other."""
     for root in (f"{dev}/", "/dev/"):
         name = target.removesuffix(" (deleted)").removeprefix(root)
         if name != target and _NODE.fullmatch(name):

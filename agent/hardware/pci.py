@@ -73,10 +73,7 @@ def parse_class(text: str | None) -> int | None:
 
 
 def parse_link_speed(text: str | None) -> float | None:
-    """Return the transfers per second of `32.0 GT/s PCIe`.
-
-    Return None for `Unknown`, `Unknown speed`, no text.
-    """
+    """Return the transfers per second of `32.0 GT/s PCIe`; None for `Unknown` and no text."""
     tokens = (text or "").split()
     if len(tokens) < 2 or tokens[1] != GIGATRANSFERS:
         return None
@@ -163,7 +160,6 @@ def nvidia_gpus(sys: Path) -> dict[str, str]:
 
 
 def nvswitches(sys: Path) -> list[str]:
-    """Return the sorted PCI addresses of NVSwitches."""
     folder = sys / "bus/pci/devices"
     return [
         address

@@ -99,10 +99,7 @@ class Owner:
 
 
 def parse_cgroup(data: bytes) -> Owner:
-    """Return the owner of a process.
-
-    Lines not of the form hierarchy:controllers:path are ignored; never raises.
-    """
+    """Return a process's owner, by lines hierarchy:controllers:path only. Never raises."""
     lines = data[:CGROUP_BYTES_MAX].split(b"\n")
     if len(data) >= CGROUP_BYTES_MAX:
         lines.pop()  # it may be truncated

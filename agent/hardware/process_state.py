@@ -95,10 +95,7 @@ def read_process_state(proc: Path, pid: int) -> ProcessSnapshot:
 
 
 def read_process(proc: Path, pid: int) -> ProcessSnapshot:
-    """Return a complete read of a process; CHANGED if the PID was reused meanwhile.
-
-    Never raises.
-    """
+    """Return a complete read of a process; CHANGED if its PID was reused. Never raises."""
     first = read_process_state(proc, pid)
     if not first.start_ticks:
         return first

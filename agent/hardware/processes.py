@@ -24,10 +24,7 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class TaskStat(NamedTuple):
-    """A process, with the state of its main thread, or a thread.
-
-    Number and start are its identity.
-    """
+    """A process, with its main thread's state, or a thread; number and start identify it."""
 
     number: int
     start_ticks: int  # since boot
@@ -47,7 +44,6 @@ class TaskStat(NamedTuple):
 
     @property
     def start_seconds(self) -> float:
-        """Its start in seconds since boot."""
         return self.start_ticks / _TICKS_PER_SECOND
 
 
@@ -122,10 +118,7 @@ class ProcessScanner:
 
 
 def _read(path: str) -> bytes:
-    """Return the file; empty if it is gone.
-
-    Each read is recorded by itself, because all may take long.
-    """
+    """Return the file, or b"". Each read is recorded by itself, because all may take long."""
     place.enter(_PROC, b"read stat")
     data = read_bytes(path) or b""
     place.leave()

@@ -67,7 +67,6 @@ def domain_values(
     read: Callable[[Path], str | None] = read_text,
     names: Callable[[Path], list[str]] = names_in,
 ) -> list[str | None]:
-    """Return the value of a file in each frequency domain."""
     folder = sys / "devices/system/cpu/cpufreq"
     return [read(folder / name / file) for name in names(folder) if "policy" in name]
 
@@ -105,10 +104,7 @@ def _first_cores(folder: Path, files: FileReader) -> list[Path]:
 
 
 def peer_memory(sys: Path, files: FileReader) -> int | None:
-    """Return the module for RDMA with GPU memory: 0 none, 1 nvidia_peermem, 2 nv_peer_mem.
-
-    Return None without a GPU driver.
-    """
+    """Return the module of GPUDirect RDMA: 1 nvidia_peermem, 2 nv_peer_mem, 0; None: no driver."""
     modules = files.names(sys / "module")
     if "nvidia" not in modules:
         return None
@@ -138,9 +134,6 @@ def isolated_cores(sys: Path, files: FileReader) -> int | None:
 
 
 def kernel_flags(text: str | None) -> str:
-    """Return the parameters of a kernel's command line that affect speed, in their order.
-
-    Return "" without such a parameter.
-    """
+    """Return the parameters of a kernel's command line that affect speed, in their order."""
     flags = " ".join(word for word in (text or "").split() if _FLAGS.match(word))
     return flags[:_FLAGS_CHARACTERS_MAX]

@@ -73,10 +73,7 @@ def parse_head(data: bytes) -> SlotHead | None:
 
 
 def parse_steps(data: bytes) -> StepCount | None:
-    """Return the count.
-
-    Return None before the first step, for invalid numbers, and for a read during a write.
-    """
+    """Return the count; None before a step, for invalid numbers, and for a read during a write."""
     if len(data) < STEP_OFFSET + _STEP.size:
         return None
     end, last_seconds, squares, begin = _STEP.unpack_from(data, STEP_OFFSET)
@@ -122,10 +119,7 @@ def names_of(descriptor: int, names_max: int) -> tuple[list[str], int]:
 
 
 def open_slot(folder: int, name: str) -> tuple[int, int] | None:
-    """Return descriptor and owner's user id of a slot; None for any other name or file.
-
-    Never waits.
-    """
+    """Return a slot's descriptor and owner (user id); None for any other file. Never waits."""
     if not NAME.fullmatch(name):
         return None
     try:

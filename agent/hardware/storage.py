@@ -78,10 +78,7 @@ def parse_mountinfo(data: bytes) -> list[Mount]:
 
 
 def parse_network_mounts(data: bytes) -> list[Mount]:
-    """Return the network and FUSE filesystems, each at its first mount point.
-
-    Do not access paths below them.
-    """
+    """Return the network and FUSE filesystems by first mount point, without access to them."""
     return [
         mount
         for mount in parse_mounts(data)

@@ -26,10 +26,7 @@ SWITCH_ERRORS = (
 
 
 def platform(data: bytes, version: int) -> dict[str, str]:
-    """Return the values of an nvmlPlatformInfo_t of *version*; zeros mean unknown.
-
-    Return {} for too few bytes.
-    """
+    """Return the values of an nvmlPlatformInfo_t of *version*; {} for too few bytes."""
     if len(data) < _PLATFORM_BYTES or version not in _LOCATION_FIELDS:
         return {}
     first = _VERSION_BYTES + _GUID_BYTES
@@ -47,10 +44,7 @@ def platform(data: bytes, version: int) -> dict[str, str]:
 
 
 def text_or_hex(data: bytes) -> str:
-    """Return a serial number as text if it is printable, else in hexadecimal.
-
-    Zeros at its end are padding.
-    """
+    """Return a serial number without its padding zeros: as text if printable, else as hex."""
     raw = data.rstrip(b"\0")
     text = raw.decode("ascii", errors="replace")
     return text.strip() if text.isprintable() and "\ufffd" not in text else raw.hex()

@@ -90,10 +90,7 @@ def gpus(roots: Roots, left_out: ExcludedGpus = frozenset()) -> list[HostDevice]
 
 
 def _handles(pynvml: Any, roots: Roots, left_out: frozenset[str]) -> Iterator[tuple[str, Query]]:
-    """Yield the address and the attaching call of each GPU.
-
-    Without a list of addresses GPUs are attached by index, with address "".
-    """
+    """Yield each GPU's address and attaching call; without a list by index, with address ""."""
     addresses = driver_gpus(roots.proc) or pci_gpus(roots.sys)
     for address in addresses[:GPUS_MAX]:
         if address not in left_out:
@@ -133,7 +130,6 @@ def _gpu(pynvml: Any, handle: object) -> HostDevice:
 
 
 def _board(pynvml: Any, handle: object) -> dict[str, Query]:
-    """Return the queries of the board's properties."""
     nv = pynvml
     return {
         "name": lambda: nv.nvmlDeviceGetName(handle),

@@ -48,10 +48,7 @@ def numa_nodes(roots: Roots) -> list[HostDevice]:
 
 
 def pcie_functions(roots: Roots) -> list[HostDevice]:
-    """Return the functions with their bridges up to the root.
-
-    GPUs also have the distances of NICs.
-    """
+    """Return the functions with their bridges up to the root; GPUs also with distances of NICs."""
     functions = pci.watched_functions(roots.sys)
     nics = [function for function in functions.values() if function.is_network]
     rdma = _rdma_by_function(roots)
@@ -78,10 +75,7 @@ def pcie_functions(roots: Roots) -> list[HostDevice]:
 def _nearest(
     gpu: pci.Function, nics: list[pci.Function], rdma: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the nearest NICs and RDMA devices of a GPU, with their distance.
-
-    Devices on another socket are left out.
-    """
+    """Return a GPU's nearest NICs and RDMA devices on its socket, with their distance."""
     nearness, near = pci.nearest(gpu, nics)
     rdma_nearness, near_rdma = pci.nearest(gpu, [nic for nic in nics if nic.address in rdma])
     return _without_empty(

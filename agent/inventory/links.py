@@ -87,10 +87,7 @@ def _sysfs_attributes(folder: Path) -> dict[str, str]:
 
 
 def _driver_attributes(folder: Path) -> dict[str, str]:
-    """Return version and firmware (ETHTOOL_GDRVINFO).
-
-    The result is empty for a suspended device, which the call would wake.
-    """
+    """Return version and firmware (ETHTOOL_GDRVINFO); {} for a suspended device, not to wake it."""
     if is_asleep(folder / "device"):
         return {}
     try:
@@ -214,10 +211,7 @@ def _port(roots: Roots, name: str, folder: Path) -> dict[str, str]:
 
 
 def _kinds_by_netlink() -> dict[str, dict[str, str]]:
-    """Return kind and VLAN number of this machine's links.
-
-    The result is empty without pyroute2 or if netlink is refused.
-    """
+    """Return kind and VLAN number of this machine's links; {} without pyroute2 or netlink."""
     attributes_by_link: dict[str, dict[str, str]] = {}
     with contextlib.suppress(Exception):
         _query_netlink(attributes_by_link)

@@ -11,12 +11,7 @@ amdkfd/kfd_device_queue_manager.c; pm/swsmu/smu_cmn.c; drm/drm_drv.c (`device we
 from __future__ import annotations
 
 from .gpu_rules import MESSAGE, NOT_STARTED
-from .record import (
-    BDF,
-    LinePart,
-    ParsedLine,
-    rule,
-)
+from .record import BDF, LinePart, ParsedLine, rule
 
 RAS_ERROR, HANG, RESET, OFF_BUS = "gpu.ras_error", "gpu.hang", "gpu.reset", "gpu.lost"
 #: Codes of RAS_ERROR.

@@ -33,7 +33,6 @@ class LogPosition:
 
 
 def format_position(position: LogPosition) -> bytes:
-    """Return the file's content."""
     incidents = [
         [list(key), binascii.b2a_base64(event.SerializeToString(), newline=False).decode()]
         for key, event in position.incidents
@@ -86,10 +85,7 @@ class CheckpointFile:
         self._folder = folder
 
     def load(self) -> LogPosition | None:
-        """Return the position.
-
-        Return None without a readable position: then the whole log is read again.
-        """
+        """Return the position; None without a readable one: the whole log is read again."""
         if self._folder is None:
             return None
         path = self._folder / FILE_NAME
@@ -105,7 +101,6 @@ class CheckpointFile:
         return None
 
     def save(self, position: LogPosition) -> bool:
-        """Replace the position atomically; return whether it was saved."""
         if self._folder is None:
             return True
         new = self._folder / f"{FILE_NAME}.new"

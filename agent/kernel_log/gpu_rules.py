@@ -11,16 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from ...contract.xid.decode import VARYING, decode
-from .record import (
-    ATTRIBUTES_MAX,
-    PCI,
-    PCI_WITH_DOMAIN,
-    VALUE_CHARACTERS_MAX,
-    LinePart,
-    ParsedLine,
-    printable,
-    rule,
-)
+from . import record
 
 XID, SXID, LOST, MESSAGE = "gpu.xid", "nvswitch.sxid", "gpu.lost", "gpu.driver_message"
 NEEDS_RESET, NEEDS_REBOOT = "gpu.needs_reset", "gpu.needs_reboot"
@@ -37,7 +28,7 @@ _MODULES = {
 }
 #: The GPU named in a line, by address or by the driver's number.
 _NAMED_GPU = (
-    rf"(?=(?:.{{0,160}}?\b(?P<pci>{PCI_WITH_DOMAIN}))?)"
+    rf"(?=(?:.{{0,160}}?\b(?P<pci>{record.PCI_WITH_DOMAIN}))?)"
     r"(?=(?:.{0,160}?\bGPU:?(?P<gpu_number>\d{1,3})\b)?)"
 )
 #: Attributes, besides the severity, that separate incidents of a code in `VARYING`. Every line of
@@ -128,36 +119,38 @@ _MEANINGS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
 )
 
 NVIDIA_RULES = (
-    rule(
+    record.rule(
         XID,
         "NVRM",
-        rf"NVRM:? Xid \((?:PCI:)?(?P<pci>{PCI})(?: GPU-I:(?P<gpu_instance>\d+))?"
+        rf"NVRM:? Xid \((?:PCI:)?(?P<pci>{record.PCI})(?: GPU-I:(?P<gpu_instance>\d+))?"
         r"(?: GPU-CI:(?P<compute_instance>\d+))?[^)]{0,64}\): (?P<code>\d{1,9})\b"
         r"(?:, pid='?(?:(?P<pid>\d+)|<[^>]*>)'?)?(?:, name=(?:<[^>]*>|(?P<comm>[^,\n]+)))?",
     ),
     *(
-        rule(name, module, rf"{prefix}{_NAMED_GPU}.{{0,400}}?(?:{'|'.join(patterns)})", code=code)
+        record.rule(
+            name, module, rf"{prefix}{_NAMED_GPU}.{{0,400}}?(?:{'|'.join(patterns)})", code=code
+        )
         for module, prefix in _MODULES.items()
         for name, code, patterns in _MEANINGS
     ),
-    rule(
+    record.rule(
         MESSAGE,
         "nvidia",
-        rf"nvidia(?:: probe of)? (?P<pci>{PCI})(?:: probe with driver nvidia)? failed with error",
+        rf"nvidia(?:: probe of)? (?P<pci>{record.PCI})(?:: probe with driver nvidia)? failed with error",
         code=NOT_STARTED,
     ),
-    rule(
+    record.rule(
         SXID,
         "SXid",
-        rf"nvidia-nvswitch\d+: SXid \(PCI:(?P<pci>{PCI})\): (?P<code>\d{{1,9}}), "
+        rf"nvidia-nvswitch\d+: SXid \(PCI:(?P<pci>{record.PCI})\): (?P<code>\d{{1,9}}), "
         r"(?:Severity (?P<severity_number>\d+)|Data \{(?P<data>[^}]*)|Engine)",
-        part=LinePart.DETAIL,
+        part=record.LinePart.DETAIL,
         group="sxid",
     ),
-    rule(
+    record.rule(
         SXID,
         "SXid",
-        rf"(?P<switch>nvidia-nvswitch\d+): SXid \(PCI:(?P<pci>{PCI})\): (?P<code>\d{{1,9}})\b"
+        rf"(?P<switch>nvidia-nvswitch\d+): SXid \(PCI:(?P<pci>{record.PCI})\): (?P<code>\d{{1,9}})\b"
         r"(?:, [A-Za-z-]+)?(?:, Link (?P<link>\d+))?",
         group="sxid",
     ),
@@ -174,24 +167,21 @@ class XidDecoder:
         for code, table in ((145, "xid"), (0, "sxid")):
             decode(code, "", table=table)
 
-    def decode(self, parsed: ParsedLine, text: str) -> ParsedLine:
-        """Return an XID or SXID with its decoded attributes, any other line unchanged.
-
-        Never raises.
-        """
+    def decode(self, parsed: record.ParsedLine, text: str) -> record.ParsedLine:
+        """Return an XID or SXID with decoded attributes, other lines unchanged. Never raises."""
         if parsed.name not in (XID, SXID):
             return parsed
         table = "xid" if parsed.name == XID else "sxid"
         decoded = decode(parsed.code, text, self._driver_version(), table)
         attributes = {
-            name: printable(value, VALUE_CHARACTERS_MAX)
+            name: record.printable(value, record.VALUE_CHARACTERS_MAX)
             for name, value in {**parsed.attributes, **decoded.attributes}.items()
         }
         scope = ""
         if parsed.name == SXID or parsed.code in VARYING:
             scope_parts = (decoded.attributes.get(name, "") for name in _SCOPE_ATTRIBUTES)
-            scope = " ".join((decoded.severity.value, *scope_parts))[:VALUE_CHARACTERS_MAX]
-        limited = dict(list(attributes.items())[:ATTRIBUTES_MAX])
+            scope = " ".join((decoded.severity.value, *scope_parts))[: record.VALUE_CHARACTERS_MAX]
+        limited = dict(list(attributes.items())[: record.ATTRIBUTES_MAX])
         return parsed._replace(attributes=limited, scope=scope)
 
 
@@ -205,11 +195,8 @@ class GpuFinder:
         self._nvidia, self._amd = nvidia, amd
         self._numbers: dict[str, str] = {}  # the driver's number -> address
 
-    def complete(self, parsed: ParsedLine, text: str) -> ParsedLine:
-        """Return *parsed* with the GPU's address if its number is known or the host has one GPU.
-
-        Never raises.
-        """
+    def complete(self, parsed: record.ParsedLine, text: str) -> record.ParsedLine:
+        """Return *parsed* with the GPU's address if its number is known or there is one GPU."""
         if parsed.name == XID and (match := _NUMBERED.search(text)):
             self._numbers[match[1]] = parsed.device
         if parsed.device != "host" or not parsed.name.startswith("gpu."):

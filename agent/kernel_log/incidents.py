@@ -142,7 +142,6 @@ class IncidentTracker:
         return events
 
     def is_open(self, parsed: ParsedLine) -> bool:
-        """Return whether *parsed* continues an incident."""
         return (parsed.name, parsed.device, parsed.code, parsed.scope) in self._open
 
     def has_job(self, parsed: ParsedLine) -> bool:
@@ -217,10 +216,7 @@ class IncidentTracker:
         )
 
     def _is_outcome_of_last(self, line: LogLine) -> bool:
-        """Return whether the line is the outcome of the last occurrence.
-
-        A corrected error (code 0) has none.
-        """
+        """Return whether the line is the outcome of the last occurrence, an uncorrected error."""
         return self._has_recent(line) and self._last[line.parsed.group].key[2] != 0
 
     def _has_recent(self, line: LogLine) -> bool:
@@ -278,10 +274,8 @@ class IncidentTracker:
         incident = OpenIncident(
             key, event, MessageTemplates(event.forms, event.forms_count), has_changed=True
         )
-        incident.reports, incident.report_ns = (
-            len(REPORT_INTERVALS_NS),
-            now_ns + REPORT_INTERVALS_NS[0],
-        )
+        incident.reports = len(REPORT_INTERVALS_NS)
+        incident.report_ns = now_ns + REPORT_INTERVALS_NS[0]
         if len(self._open) < ALL_OPEN_MAX and key not in self._open:
             self._add_open(incident)
 

@@ -6,11 +6,7 @@ drivers/edac/mce_amd.c, drivers/edac/edac_mc.c, mm/memory-failure.c.
 
 from __future__ import annotations
 
-from .record import (
-    LinePart,
-    ParsedLine,
-    rule,
-)
+from .record import LinePart, ParsedLine, rule
 
 FIRMWARE, CHECK, MEMORY_ERROR = "host.hardware_error", "host.machine_check", "host.memory_error"
 

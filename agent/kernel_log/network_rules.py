@@ -162,10 +162,7 @@ _ADAPTERS: dict[str, _Formats] = {
 
 
 def _adapter_rules() -> Iterator[LineRule]:
-    """Yield the rules of `_ADAPTERS`.
-
-    A line has the function, and possibly its interface or RDMA device.
-    """
+    """Yield the rules of `_ADAPTERS`. Lines have the function, maybe interface or RDMA device."""
     for driver, patterns in _ADAPTERS.items():
         prefix = rf"{driver} (?P<pci>{BDF})(?: (?P<interface>[^\s:]{{1,32}}))?: .{{0,160}}?"
         substring = "ice 0000:" if driver == "ice" else f"{driver} "  # "device " is in many lines
@@ -243,10 +240,7 @@ NETWORK_RULES = (
         codes=_UP_DOWN,
     ),
     rule(
-        LINK,
-        "NIC Link ",
-        rf"\w+: (?P<device>[^\s:]{{1,32}}):? NIC Link {_STATE}",
-        codes=_UP_DOWN,
+        LINK, "NIC Link ", rf"\w+: (?P<device>[^\s:]{{1,32}}):? NIC Link {_STATE}", codes=_UP_DOWN
     ),
     rule(
         LINK,

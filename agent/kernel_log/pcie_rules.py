@@ -6,11 +6,7 @@ sender (head), the device the error (body), and details follow. Kernels limit th
 
 from __future__ import annotations
 
-from .record import (
-    BDF,
-    LinePart,
-    rule,
-)
+from .record import BDF, LinePart, rule
 
 AER = "pcie.aer"
 #: Names of severities, old and new.

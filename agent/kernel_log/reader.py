@@ -39,7 +39,6 @@ JobLookup = Callable[[int], Mapping[str, str]]
 
 
 def no_decoding(parsed: ParsedLine, text: str) -> ParsedLine:
-    """Return *parsed* unchanged."""
     return parsed
 
 

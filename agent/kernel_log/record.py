@@ -160,10 +160,7 @@ def template_of(text: str) -> str:
 
 
 class MessageTemplates:
-    """The distinct templates (lines without their numbers) seen so far.
-
-    Bounded, whatever the lines are.
-    """
+    """The distinct templates (lines without their numbers) seen so far, a bounded number."""
 
     __slots__ = ("_hashes", "count", "texts")
 
@@ -174,7 +171,6 @@ class MessageTemplates:
         self.count = max(count, len(self.texts))
 
     def add(self, text: str) -> None:
-        """Record the template of a line."""
         template = template_of(text)
         key = hash(template)
         if key in self._hashes or self.count >= TEMPLATES_COUNTED_MAX:

@@ -10,11 +10,7 @@ from .gpu_rules import NVIDIA_RULES
 from .machine_rules import MACHINE_RULES
 from .network_rules import NETWORK_RULES
 from .pcie_rules import PCIE_RULES
-from .record import (
-    LINE_CHARACTERS_MAX,
-    LineRule,
-    ParsedLine,
-)
+from .record import LINE_CHARACTERS_MAX, LineRule, ParsedLine
 from .storage_rules import STORAGE_RULES
 from .task_rules import TASKS_RULES
 

@@ -7,10 +7,7 @@ drivers/nvme/host/pci.c, drivers/ata/libata-eh.c, drivers/md.
 
 from __future__ import annotations
 
-from .record import (
-    ParsedLine,
-    rule,
-)
+from .record import ParsedLine, rule
 
 FILES, DISK = "filesystem.error", "disk.error"
 #: Codes: a server of FILES does not respond; the kernel gave up a DISK.
@@ -173,14 +170,6 @@ STORAGE_RULES = (
         r"(?:sd|scsi) (?P<device>\d+:\d+:\d+:\d+): (?:\[\w{1,32}\] )?Device offlined\b",
         code=REMOVED,
     ),
-    rule(
-        DISK,
-        "FAILED Result",
-        r"sd \S+ \[(?P<device>\w{1,32})\].{0,40}?FAILED Result",
-    ),
-    rule(
-        DISK,
-        "Disk failure",
-        r"md/\S+ ?Disk failure on (?P<device>[^\s,]{1,32}), disabling",
-    ),
+    rule(DISK, "FAILED Result", r"sd \S+ \[(?P<device>\w{1,32})\].{0,40}?FAILED Result"),
+    rule(DISK, "Disk failure", r"md/\S+ ?Disk failure on (?P<device>[^\s,]{1,32}), disabling"),
 )

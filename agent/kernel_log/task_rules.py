@@ -5,11 +5,7 @@ Formats: mm/oom_kill.c, kernel/hung_task.c, kernel/watchdog.c, kernel/rcu/tree_s
 
 from __future__ import annotations
 
-from .record import (
-    LinePart,
-    ParsedLine,
-    rule,
-)
+from .record import LinePart, ParsedLine, rule
 
 OUT_OF_MEMORY, HUNG, LOCKUP = "host.out_of_memory", "host.hung_task", "host.lockup"
 
@@ -109,12 +105,7 @@ TASKS_RULES = (
         part=LinePart.HEAD,
         group="fault",
     ),
-    rule(
-        FAULT,
-        "panic - ",
-        r"Kernel panic - (?P<fault>[^\n]{1,200})",
-        attributes={"panic": "yes"},
-    ),
+    rule(FAULT, "panic - ", r"Kernel panic - (?P<fault>[^\n]{1,200})", attributes={"panic": "yes"}),
     rule(
         FAULT,
         "BUG",

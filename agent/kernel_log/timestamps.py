@@ -13,7 +13,6 @@ DRIFTS_NS = 600_000_000_000
 
 
 def never_suspended() -> int:
-    """Return 0: the machine was never suspended."""
     return 0
 
 

@@ -183,7 +183,7 @@ class AgentService:
                     answer.holders.add(
                         pci_address=handle.address,
                         process_id=handle.process_id,
-                        words=handle.detail,
+                        message=handle.detail,
                     )
                 deferred.respond(answer.SerializeToString())
 
@@ -216,7 +216,7 @@ class AgentService:
                 process_id=os.getpid(),
                 released=self._released(),
                 driver_updating=bool(mismatch),
-                driver_words=mismatch,
+                driver_message=mismatch,
                 abandoned_count=self._releaser.abandoned_count,
             )
             for state in self._releaser.unhealthy_devices():
@@ -343,7 +343,6 @@ class HealthyResult(NamedTuple):
 
 
 def healthy_result(arguments: Sequence[str]) -> HealthCheckResult:
-    """Return a healthy result."""
     return HealthyResult()
 
 

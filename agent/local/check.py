@@ -34,7 +34,7 @@ AGENT_COUNTS = (
     "lost_events", "write_errors", "sources_well",
 )  # fmt: skip
 FINDING_TEXTS = (
-    "name", "device", "address", "severity", "problem", "words", "action", "scope", "clears_when",
+    "name", "device", "address", "severity", "problem", "message", "action", "scope", "clears_when",
 )  # fmt: skip
 
 
@@ -110,10 +110,7 @@ def _document(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _agent(agent: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the agent's own state; None if it cannot be read, as from another version.
-
-    No verdict depends on it.
-    """
+    """Return the agent's own state, on which no verdict depends; None if unreadable."""
     try:
         return agent and _agent_fields(agent)
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -148,7 +145,7 @@ def _verdict(fields: dict[str, Any] | None) -> dict[str, Any] | None:
 def _unread(source: dict[str, Any]) -> dict[str, Any]:
     return {
         "outcome": printable(source["outcome"]),
-        "words": printable(source["words"]),
+        "message": printable(source["message"]),
         "names": [printable(name) for name in _checked_list(source["names"], NAMES_MAX)],
     }
 
@@ -274,7 +271,7 @@ def agent_lines(status: dict[str, Any], now_ns: int) -> list[str]:
     for source in agent["sources_unread"]:
         if source["outcome"] != "no_data":
             lines.append(
-                f"{source['outcome']}: {', '.join(source['names'][:3])}: {source['words']}"
+                f"{source['outcome']}: {', '.join(source['names'][:3])}: {source['message']}"
             )
     return lines
 
@@ -284,7 +281,7 @@ def describe(finding: dict[str, Any], now_ns: int) -> str:
     times = f", {finding['count']} times" if finding["count"] > 1 else ""
     since = format_duration(max(0.0, (now_ns - finding["since_ns"]) / SECOND_NS))
     return (
-        f"[{finding['problem']}_problem] {finding['name']} on {_location(finding)}: {finding['words']}"
+        f"[{finding['problem']}_problem] {finding['name']} on {_location(finding)}: {finding['message']}"
         f" (for {since}{times}). Do: {finding['action']}. Clears when {finding['clears_when']}"
     )
 

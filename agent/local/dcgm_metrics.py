@@ -100,8 +100,8 @@ def _renamed(row: DcgmRow) -> DcgmRow:
     name, *unit_and_help = _RENAMED.get(row.name, (row.name,))
     if not unit_and_help:
         return row._replace(name=name)
-    unit, words = unit_and_help
-    return row._replace(name=name, unit=unit, factor=1, help=words)
+    unit, message = unit_and_help
+    return row._replace(name=name, unit=unit, factor=1, help=message)
 
 
 class DcgmNames(NamedTuple):

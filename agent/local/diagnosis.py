@@ -370,7 +370,7 @@ def check_sources(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
     for source in host.unread:
         if source.outcome == "no_data":
             continue
-        text, remedy = split_remedy(source.words)
+        text, remedy = split_remedy(source.message)
         more = len(source.names) - NAMES_SHOWN
         names = ", ".join(source.names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
         level = BLIND if source.outcome == "blind" else PROBLEM
@@ -378,10 +378,10 @@ def check_sources(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
         yield DiagnosisResult(level, names, f"{verb}{text}", remedy)
 
 
-def split_remedy(words: str) -> tuple[str, str]:
+def split_remedy(message: str) -> tuple[str, str]:
     """Return the problem and the remedy in a collector's message; the remedy is "" if not given."""
-    match = _REMEDY.search(words)
-    return (words[: match.start()], words[match.end() :]) if match else (words, "")
+    match = _REMEDY.search(message)
+    return (message[: match.start()], message[match.end() :]) if match else (message, "")
 
 
 def check_capabilities(host: DiagnosedHost) -> Iterator[DiagnosisResult]:

@@ -16,10 +16,7 @@ from ...contract.xid.incidents import (
 )
 from ...contract.xid.policy import Xid
 from ...contract.xid.policy import XidSeverity as CodeSeverity
-from .policy_rules import (
-    ClearedFinding,
-    HostFinding,
-)
+from .policy_rules import ClearedFinding, HostFinding
 
 # A record's meaning is as in the aggregator's `aggregator/fleet/active_events.py`:
 # `contract/xid/incidents.py` decides for both what a code means next to other codes. A record keeps
@@ -121,7 +118,7 @@ class EventFindings:
     def _row(self, event: HealthEvent) -> PolicyRow | None:
         for row in self._rows:
             of_code = row.event == event.name and (not row.codes or event.code in row.codes)
-            if of_code and (not row.says or _contains_any(event, row.says)):
+            if of_code and (not row.contains or _contains_any(event, row.contains)):
                 return row
         return None
 
@@ -144,7 +141,7 @@ class EventFindings:
                 self._cancel(event.name, device, code, last_ns)
             if decoded.continuation:
                 return
-            detail = decoded.words
+            detail = decoded.message
             if row.policy == "xid" and event.code == RECOVERY_XID:
                 # XID 154 replaces the previous recovery action.
                 self._cancel(event.name, device, event.code, last_ns - 1)
@@ -218,7 +215,7 @@ class EventFindings:
         self, record: ActiveEvent, severity: FindingSeverity, confirmed_ns: int
     ) -> HostFinding:
         row, code = record.row, record.code_row
-        message, action = (row.words, row.action) if code is None else (code.name, code.action)
+        message, action = (row.message, row.action) if code is None else (code.name, code.action)
         message = f"{message}: {record.detail}" if record.detail else message
         unsure = record.ends[0] is ClearedBy.RESET and record.last_ns < self.watched_since_ns
         if unsure:

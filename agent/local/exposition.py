@@ -83,7 +83,6 @@ def unit_of(signal: Signal) -> str:
 
 
 def family_of(signal: Signal, samples: Sequence[tuple[str, str]]) -> Family:
-    """Return the signal's family with *samples*."""
     kind = "counter" if signal.kind is Kind.COUNTER else "gauge"
     return Family(name_of(signal), kind, unit_of(signal), signal.description, samples)
 

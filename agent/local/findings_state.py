@@ -42,7 +42,6 @@ class FindingsState:
 
 
 def format_state(state: FindingsState) -> bytes:
-    """Return the file's content."""
     events = [_text(event) for event in state.events]
     fields = {
         "boot_id": state.boot_id.hex(),

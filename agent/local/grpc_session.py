@@ -10,15 +10,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import quote
 
+from h2 import events
 from h2.errors import ErrorCodes
-from h2.events import (
-    ConnectionTerminated,
-    DataReceived,
-    Event,
-    RequestReceived,
-    StreamEnded,
-    StreamReset,
-)
 from h2.exceptions import H2Error
 from h2.settings import SettingCodes
 
@@ -107,19 +100,19 @@ class ServerSession(GrpcConnection[ServerCall]):
         with suppress(H2Error):
             self._h2.close_connection(ErrorCodes.NO_ERROR)
 
-    def _on_event(self, event: Event) -> Iterator[ServerCall]:
-        if isinstance(event, ConnectionTerminated):
+    def _on_event(self, event: events.Event) -> Iterator[ServerCall]:
+        if isinstance(event, events.ConnectionTerminated):
             raise SessionError("the client closed the connection")
-        if isinstance(event, RequestReceived):
+        if isinstance(event, events.RequestReceived):
             self._on_request(event)
-        elif isinstance(event, DataReceived) and event.stream_id is not None:
+        elif isinstance(event, events.DataReceived) and event.stream_id is not None:
             self._on_data(event.stream_id, event.data or b"", event.stream_ended is not None)
-        elif isinstance(event, StreamEnded) and event.stream_id is not None:
+        elif isinstance(event, events.StreamEnded) and event.stream_id is not None:
             yield from self._on_end(event.stream_id)
-        elif isinstance(event, StreamReset) and event.stream_id is not None:
+        elif isinstance(event, events.StreamReset) and event.stream_id is not None:
             self._requests.pop(event.stream_id, None)
 
-    def _on_request(self, event: RequestReceived) -> None:
+    def _on_request(self, event: events.RequestReceived) -> None:
         number = event.stream_id
         assert number is not None and event.headers is not None
         headers, is_whole = dict(event.headers), event.stream_ended is not None

@@ -26,21 +26,12 @@ from ..hardware.files import read_text
 from ..latest import LatestReadings
 from ..registration import version
 from ..sampler.quarantine import DeviceState
-from . import check
+from . import check, status_file
 from .findings import HostFindings
 from .findings_state import FindingsState, FindingsStateFile
 from .policy_file import CHECK_SECONDS, ActivePermit, Permit, PolicyFile
 from .policy_rules import GpuResetDetector
 from .self_status import STATE, SelfStatus
-from .status_file import (
-    RENEW_SECONDS,
-    StatusFile,
-    cleared_fields,
-    device_fields,
-    document,
-    encode,
-    finding_fields,
-)
 
 SECOND_NS = 1_000_000_000
 #: Period of saving the state while a reset would end a finding: it records that the agent watches.
@@ -98,12 +89,8 @@ class HostStatus:
         finding that cannot be enforced.
         """
         self._latest, self._clock = latest, clock
-        self._gpus, self._gpu_inventory, self._devices, self._boot_id = (
-            gpus,
-            gpu_inventory,
-            devices,
-            boot_id,
-        )
+        self._gpus, self._gpu_inventory = gpus, gpu_inventory
+        self._devices, self._boot_id = devices, boot_id
         #: All GPUs that this host ever had.
         self.gpu_list = GpuList(config.state_folder)
         file = config.policy_file
@@ -125,7 +112,7 @@ class HostStatus:
             self.findings.event_findings.changed = True  # replaces the broken file
         self._saved_ns = 0
         self._saved_once_well = self.findings.once_well()
-        self.file = StatusFile(config.run_path / STATUS_NAME)
+        self.file = status_file.StatusFile(config.run_path / STATUS_NAME)
         self._identity = {
             "host": config.host_name,
             "agent_version": version(),
@@ -177,7 +164,7 @@ class HostStatus:
         if self.self_status is not None:
             self.self_status.update()
             change_key += (self.self_status.change_key,)
-        due = now_ns - self._written_ns >= RENEW_SECONDS * SECOND_NS
+        due = now_ns - self._written_ns >= status_file.RENEW_SECONDS * SECOND_NS
         if changed or due or change_key != self._published_key:
             self._published_key, self._written_ns = change_key, now_ns
             self._publish(now_ns, permit, devices)
@@ -254,11 +241,11 @@ class HostStatus:
         self, now_ns: int, permit: ActivePermit | None, devices: Sequence[DeviceState]
     ) -> None:
         findings, self_status = self.findings, self.self_status
-        status = document(
+        status = status_file.document(
             self._identity,
             now_ns,
             findings=[
-                finding_fields(finding, findings.address_of(finding.device))
+                status_file.finding_fields(finding, findings.address_of(finding.device))
                 for finding in findings.findings
             ],
             left_out=findings.left_out,
@@ -266,12 +253,12 @@ class HostStatus:
             policy="; ".join(filter(None, (self._policy.policy.version, self._policy.pending))),
             enforcing=self._enforcing,
             permit=permit and {"until_ns": permit.until_ns, "reason": permit.reason},
-            devices=[device_fields(device) for device in devices],
-            cleared=[cleared_fields(cleared) for cleared in findings.cleared],
+            devices=[status_file.device_fields(device) for device in devices],
+            cleared=[status_file.cleared_fields(cleared) for cleared in findings.cleared],
             agent=self_status and self_status.fields(),
         )
         self.document = status
-        if not self.file.write(encode(status)):
+        if not self.file.write(status_file.encode(status)):
             log.error("%s", self.file.last_error, extra={"cause": "status"})
 
     def blocking_findings(self) -> float:
@@ -332,7 +319,7 @@ def _health_check(status: dict[str, Any] | None, now_ns: int) -> tuple[HostHealt
             ],
             "report_only": not status["enforcing"],
             "findings": [
-                f"{finding['name']} {finding['device']}: {finding['words']}"
+                f"{finding['name']} {finding['device']}: {finding['message']}"
                 for finding in status["findings"]
             ],
         }

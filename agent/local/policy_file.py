@@ -148,6 +148,5 @@ class Permit:
         self._permit = ActivePermit(until_ns, printable(message.permit.reason))
 
     def active(self, now_ns: int) -> ActivePermit | None:
-        """Return the permit in force at *now_ns*."""
         permit = self._permit
         return permit if permit is not None and now_ns < permit.until_ns else None

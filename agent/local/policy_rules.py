@@ -283,7 +283,6 @@ class RuleState:
         return cleared
 
     def findings(self) -> Iterator[HostFinding]:
-        """Yield the active findings."""
         for device, match in self.matched.items():
             if match.active:
                 yield self._finding(device, match)
@@ -294,7 +293,7 @@ class RuleState:
             name=row.name,
             device=device,
             severity=row.severity,
-            message=row.words.replace("{value}", f"{match.value:.4g}"),
+            message=row.message.replace("{value}", f"{match.value:.4g}"),
             action=row.action,
             scope=row.scope,
             clears_when=_clears_when(row),

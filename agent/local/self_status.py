@@ -50,7 +50,7 @@ class UnreadSources(NamedTuple):
     """Sources that are not read for the same reason."""
 
     outcome: str
-    words: str
+    message: str
     names: list[str]
 
 
@@ -106,7 +106,6 @@ class SelfStatus:
         return self._connected, self._verdict and self._verdict.state, self._unread_names
 
     def fields(self) -> dict[str, Any]:
-        """Return the section `agent` of the document."""
         frames, connection = self._frames, self._connection
         return {
             "pid": os.getpid(),

@@ -119,7 +119,6 @@ class ClientConnection:
         return limits.idle_seconds_max if has_called else limits.first_call_seconds_max
 
     def is_idle(self, limits: LocalServerLimits, now: float) -> bool:
-        """Return whether the idle limit has passed."""
         return not self.deferred and now >= self.idle_since + self._idle_limit_seconds(limits)
 
 
@@ -135,7 +134,6 @@ class CpuBudget:
         return bucket.level(now) if bucket else BURST_SECONDS
 
     def spend(self, user: int, seconds: float, now: float) -> None:
-        """Charge *seconds* to a user."""
         bucket = self._buckets.setdefault(user, TokenBucket(CPU_SHARE_MAX, BURST_SECONDS, now))
         bucket.take(seconds, now)
         if len(self._buckets) > USERS_MAX:
@@ -148,10 +146,7 @@ class CpuBudget:
 
 
 class LocalServer:
-    """Answers at *path* from `start` to `close`.
-
-    Any thread may read the counters `served` and `refused_connections`.
-    """
+    """Answers at *path* from `start` to `close`. Any thread may read its two counters."""
 
     def __init__(
         self, path: Path, methods: Mapping[str, Method], limits: LocalServerLimits | None = None

@@ -26,7 +26,7 @@ def finding_fields(finding: HostFinding, address: str) -> dict[str, Any]:
         "address": address,
         "severity": str(finding.severity),
         "problem": "user" if finding.severity == "application" else "node",
-        "words": printable(finding.message),
+        "message": printable(finding.message),
         "action": finding.action,
         "scope": finding.scope,
         "clears_when": finding.clears_when,
@@ -38,12 +38,11 @@ def finding_fields(finding: HostFinding, address: str) -> dict[str, Any]:
 
 
 def cleared_fields(cleared: ClearedFinding) -> dict[str, Any]:
-    """Return a cleared finding's fields in the document."""
     finding = cleared.finding
     return {
         "name": finding.name,
         "device": printable(finding.device),
-        "words": printable(finding.message),
+        "message": printable(finding.message),
         "since_ns": finding.since_ns,
         "cleared_ns": cleared.cleared_ns,
         "why": cleared.reason,
@@ -58,7 +57,7 @@ def device_fields(device: DeviceState) -> dict[str, Any]:
         "state": device.state.name.lower(),
         "call": printable(device.call),
         "hung_seconds": round(device.hung_seconds, 1),
-        "words": printable(device.message),
+        "message": printable(device.message),
     }
 
 

@@ -9,9 +9,7 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
-from .grpc_session import (
-    Peer,
-)
+from .grpc_session import Peer
 
 #: Size of sockaddr_un.sun_path without the zero at its end.
 PATH_BYTES_MAX = 107

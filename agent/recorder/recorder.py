@@ -152,10 +152,8 @@ class _BackgroundTask:
         """Start *job*; False if a job runs, or the host cannot start a thread."""
         if self.busy:
             return False
-        self._thread, self.began_ns = (
-            threading.Thread(target=_logged, args=(job,), name=self._name, daemon=True),
-            now_ns,
-        )
+        self._thread = threading.Thread(target=_logged, args=(job,), name=self._name, daemon=True)
+        self.began_ns = now_ns
         try:
             self._thread.start()
         except RuntimeError:

@@ -40,7 +40,6 @@ class RecordingStorage:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether recordings are stored."""
         return self._bytes_max > 0
 
     def store(self, recording: GpuRecording, data: bytes) -> str:

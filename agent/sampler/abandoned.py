@@ -42,7 +42,6 @@ class AbandonedProcess(NamedTuple):
 
     @property
     def is_alive(self) -> bool:
-        """Return whether the process has not ended."""
         task = live_task(self.pid)
         return task is not None and task.start_ticks == self.start_ticks
 

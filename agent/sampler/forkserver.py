@@ -18,17 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from ...contract.workers import (
-    PACKET_BYTES_MAX,
-    ChildEvent,
-    ChildReport,
-    ForkLoop,
-    end_with_parent,
-    kill_child,
-    packet_sockets,
-    request_child,
-    run_and_exit,
-)
+from ...contract import workers
 from ...ext import place, process
 from ..clock import Clock
 from ..hardware.files import parse_unsigned
@@ -128,7 +118,7 @@ class ForkServer:
 
     def start(self) -> None:
         """Fork the fork server. Raises OSError if the fork fails."""
-        local_end, remote_end = packet_sockets()
+        local_end, remote_end = workers.packet_sockets()
         local_end.setblocking(False)
         gc.collect()
         process.be_small()
@@ -145,7 +135,7 @@ class ForkServer:
             os.close(wakeup_fd)
             raise
         if not self.pid:
-            run_and_exit(lambda: self._serve(remote_end, wakeup_fd, parent))
+            workers.run_and_exit(lambda: self._serve(remote_end, wakeup_fd, parent))
         remote_end.close()
         self._control, self._wakeup_fd = local_end, wakeup_fd
 
@@ -153,14 +143,14 @@ class ForkServer:
         """Request a sampler; return the socket to it. Raises OSError without a fork server."""
         if self._control is None:
             raise OSError("no fork server")
-        connection = request_child(self._control, serial, slot)
+        connection = workers.request_child(self._control, serial, slot)
         connection.setblocking(False)
         return connection
 
     def kill(self, serial: int) -> None:
         """Send SIGKILL to a sampler; a sampler that has exited is ignored."""
         if self._control is not None:
-            kill_child(self._control, serial)
+            workers.kill_child(self._control, serial)
 
     def stall_reason(self, pid: int, cpu_seconds: float) -> StallReason | None:
         """Return why a sampler stalls, except by its driver. *cpu_seconds*: as above."""
@@ -176,7 +166,7 @@ class ForkServer:
         reports: list[ProcessReport] = []
         while self._control is not None:
             try:
-                data = self._control.recv(PACKET_BYTES_MAX)
+                data = self._control.recv(workers.PACKET_BYTES_MAX)
             except BlockingIOError:
                 return reports
             except OSError:
@@ -184,7 +174,7 @@ class ForkServer:
             if not data:
                 self._reap()
                 break
-            reports.append(_process_report(ChildReport.from_bytes(data)))
+            reports.append(_process_report(workers.ChildReport.from_bytes(data)))
         return None
 
     def clear_wakeup(self) -> None:
@@ -198,7 +188,6 @@ class ForkServer:
         return [] if self._control is None else [self._control.fileno(), self._wakeup_fd]
 
     def kill_all(self) -> None:
-        """Kill the fork server and all of its children."""
         if self.pid:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -225,20 +214,20 @@ class ForkServer:
             return RESTART_EXIT_CODE if restart_required else 0
 
         process.name(b"gangline-nurse")
-        if end_with_parent(parent):
+        if workers.end_with_parent(parent):
             _close_descriptors({0, 1, 2, control.fileno(), wakeup_fd})
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(
                     number, signal.SIG_IGN
                 )  # the daemon handles them and ends its children
-            ForkLoop(control, b"gangline-spare", run_worker).serve()
+            workers.ForkLoop(control, b"gangline-spare", run_worker).serve()
         return 0
 
 
-def _process_report(report: ChildReport) -> ProcessReport:
-    if report.event is ChildEvent.STARTED:
+def _process_report(report: workers.ChildReport) -> ProcessReport:
+    if report.event is workers.ChildEvent.STARTED:
         return ProcessReport(report.number, report.value, "")
-    if report.event is ChildEvent.FAILED:
+    if report.event is workers.ChildEvent.FAILED:
         return ProcessReport(report.number, 0, f"could not be forked: {os.strerror(report.value)}")
     return ProcessReport(report.number, 0, exit_message(report.value))
 

@@ -114,7 +114,6 @@ Command = SamplerTask | WarmUp | End | RecordCommand
 
 
 def encode_command(command: Command) -> bytes:
-    """Return the message of a command."""
     if isinstance(command, SamplerTask):
         body = _TASK.pack(
             command.period_ns,
@@ -160,7 +159,6 @@ def _decode_task(reader: _BodyReader) -> SamplerTask:
 
 
 def encode_event(event: telemetry_pb2.HealthEvent) -> bytes:
-    """Return the message of a collector's event."""
     return _message(_EVENT_KIND, event.SerializeToString())
 
 
@@ -170,7 +168,6 @@ def encode_inventory(reason: str) -> bytes:
 
 
 def encode_recorded(recorded: SamplesRecorded) -> bytes:
-    """Return the message of a completed `RecordCommand`."""
     body = _RECORD.pack(recorded.number, recorded.size)
     return _message(_RECORDED_KIND, body + recorded.message.encode()[:REASON_BYTES_MAX])
 

@@ -128,26 +128,20 @@ class ProcessTable:
         return process
 
     def assign(self, process: SamplerProcess, task: SamplerTask, now_ns: int) -> Action:
-        """Assign *task*."""
         if process.task is None:
-            process.never_held, process.batches, process.last_received_ns = (
-                task.excluded_devices,
-                0,
-                now_ns,
-            )
+            process.never_held = task.excluded_devices
+            process.batches, process.last_received_ns = 0, now_ns
         process.never_held &= task.excluded_devices
         process.task, process.assigned_ns = task, now_ns
         return AssignTask(process.serial, task)
 
     def free_group(self, process: SamplerProcess) -> None:
-        """Detach *process* from its group, if it has one."""
         for group in self.groups.values():
             if group.serial == process.serial:
                 group.serial = 0
                 group.late_checks.clear()
 
     def end(self, process: SamplerProcess, now_ns: int) -> Action:
-        """Ask *process* to end."""
         self.free_group(process)
         process.role, process.assigned_ns = ProcessRole.ENDING, now_ns
         return EndSampler(process.serial)

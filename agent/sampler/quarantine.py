@@ -69,7 +69,6 @@ class QuarantinedUnit:
         return not self.unit[1] and not self.unit[2]
 
     def update_call(self, call_state: Seen, now_ns: int) -> None:
-        """Store the call that *call_state* shows."""
         self.collector, self.call = call_state.collector, call_state.call
         if call_state.entered_ns:
             self.since_ns, self.hung_ns = call_state.entered_ns, now_ns - call_state.entered_ns
@@ -160,7 +159,6 @@ class Quarantine:
     def add(
         self, unit: Unit, state: QuarantineState, call_state: Seen | None, now_ns: int, message: str
     ) -> QuarantinedUnit:
-        """Put a unit into quarantine."""
         quarantined = self.units.get(unit)
         if quarantined is None:
             before = self._recovered.pop(unit, None)
@@ -188,12 +186,8 @@ class Quarantine:
     def mark_recovered(self, quarantined: QuarantinedUnit, now_ns: int) -> None:
         """Remove a unit from quarantine. After a driver, retry its devices at once."""
         del self.units[quarantined.unit]
-        (
-            quarantined.state,
-            quarantined.recovered_ns,
-            quarantined.hung_ns,
-            quarantined.probe_serial,
-        ) = QuarantineState.WELL, now_ns, 0, 0
+        quarantined.state, quarantined.recovered_ns = QuarantineState.WELL, now_ns
+        quarantined.hung_ns = quarantined.probe_serial = 0
         self._recovered[quarantined.unit] = quarantined
         for unit_state in self.units.values() if quarantined.is_driver else ():
             if unit_state.unit[0] == quarantined.unit[0]:

@@ -5,13 +5,7 @@ from __future__ import annotations
 from .collector_groups import GPU, PROCESSES_MAX
 from .messages import Action, SamplerTask, WarmSampler
 from .process_table import ProcessRole, ProcessTable, SamplerGroup, SamplerProcess
-from .quarantine import (
-    TRY_NS,
-    TRY_NS_MAX,
-    Quarantine,
-    QuarantinedUnit,
-    QuarantineState,
-)
+from .quarantine import TRY_NS, TRY_NS_MAX, Quarantine, QuarantinedUnit, QuarantineState
 
 SECOND_NS = 1_000_000_000
 #: Processes that sample a single unit, to retry it or because it is slow.

@@ -120,7 +120,6 @@ class Supervisor:
             self._table.groups[group].devices = tuple(devices)[:UNITS_MAX]
 
     def check(self, now_ns: int, call_states: Mapping[int, Seen]) -> list[Action]:
-        """Check the current call of each process."""
         # If every check is this late, a hang still counts.
         was_suspended = self._resumed_ns == self._checked_ns
         if now_ns - self._checked_ns > SUSPENDED_NS_MIN and not was_suspended:
@@ -292,12 +291,10 @@ class Supervisor:
 
     @property
     def processes(self) -> Mapping[int, SamplerProcess]:
-        """The live processes by serial."""
         return self._table.processes
 
     @property
     def quarantined(self) -> Mapping[Unit, QuarantinedUnit]:
-        """The units in quarantine."""
         return self._quarantine.units
 
     def state_of(self, process: SamplerProcess) -> QuarantineState:
@@ -378,28 +375,23 @@ class Supervisor:
         )
 
     def _hanging_call(self, process: SamplerProcess, call_state: Seen, age_ns: int) -> DeviceState:
-        seconds, abandoned_total = (
-            age_ns / 1e9,
-            self._quarantine.abandoned_total((process.group, call_state.device, "")),
+        group, device, collector, call = (
+            process.group,
+            call_state.device,
+            call_state.collector,
+            call_state.call,
         )
-        message = (
-            f"has not returned for {seconds:.1f} s in {call_state.collector}: {call_state.call}"
-        )
-        hung = QuarantineState.HUNG
-        driver = self._quarantine.unit_of(process.group, call_state.device, call_state.collector)[
-            1:
-        ] == ("", "")
-        collector = "" if driver else call_state.collector
+        is_driver = self._quarantine.unit_of(group, device, collector) == (group, "", "")
         return DeviceState(
-            group=process.group,
-            device=call_state.device,
-            collector=collector,
-            state=hung,
-            call=call_state.call,
-            hung_seconds=seconds,
-            abandoned_count=abandoned_total,
+            group=group,
+            device=device,
+            collector="" if is_driver else collector,
+            state=QuarantineState.HUNG,
+            call=call,
+            hung_seconds=age_ns / 1e9,
+            abandoned_count=self._quarantine.abandoned_total((group, device, "")),
             next_try_ns=0,
-            message=message,
+            message=f"has not returned for {age_ns / 1e9:.1f} s in {collector}: {call}",
         )
 
     def _replace_silent(
@@ -412,10 +404,8 @@ class Supervisor:
         silent_ns_max = SILENT_NS if process.batches else SILENT_FIRST_NS
         if process.task is None or now_ns - since <= silent_ns_max + process.task.period_ns:
             return []
-        stall_reason, unit = (
-            self._stall_reason(process.serial),
-            (process.group, "", call_state.collector),
-        )
+        stall_reason = self._stall_reason(process.serial)
+        unit = (process.group, "", call_state.collector)
         if stall_reason is StallReason.STARVED and now_ns - since < STARVED_NS_MAX:
             return []
         is_group_collector = (
@@ -537,10 +527,8 @@ class Supervisor:
         if seconds > limit or is_slow:
             process.healthy_batches = 0
             if quarantined.state is not QuarantineState.SLOW:
-                quarantined.state, quarantined.message = (
-                    QuarantineState.SLOW,
-                    f"a round takes {seconds:.1f} s",
-                )
+                quarantined.state = QuarantineState.SLOW
+                quarantined.message = f"a round takes {seconds:.1f} s"
             return self._reconciler.reconcile(now_ns)
         process.healthy_batches += 1
         if quarantined.state is QuarantineState.SLOW and process.healthy_batches < HEALTHY_BATCHES:

@@ -16,34 +16,11 @@ from ...contract.signal import PERIOD_SECONDS
 from ...contract.wire import telemetry_pb2
 from ...ext import place, process
 from ..clock import Clock, PeriodicSchedule
-from ..collector import (
-    Collector,
-    NoData,
-    RestartRequired,
-    run_collector,
-)
+from ..collector import Collector, NoData, RestartRequired, run_collector
 from ..events import EventPublisher
 from ..self_metrics import pss_bytes
+from . import messages
 from .collector_groups import CollectorGroups
-from .messages import (
-    NO_DEVICES,
-    RECORDING_AREA,
-    CodecError,
-    Command,
-    End,
-    MessageBuffer,
-    RecordCommand,
-    RecordingArea,
-    SampleBatchEncoder,
-    SamplerTask,
-    SamplesRecorded,
-    TimedResult,
-    WarmUp,
-    decode_command,
-    encode_event,
-    encode_inventory,
-    encode_recorded,
-)
 
 SECOND_NS = 1_000_000_000
 #: Name of the schedule's entry for the message sent each second, with or without turns.
@@ -89,7 +66,7 @@ class _DaemonEventSink:
         self._send = send
 
     def put(self, event: telemetry_pb2.HealthEvent) -> bool:
-        return self._send(encode_event(event))
+        return self._send(messages.encode_event(event))
 
 
 class _ForwardingPublisher(EventPublisher):
@@ -100,7 +77,7 @@ class _ForwardingPublisher(EventPublisher):
         self._send = send
 
     def request_inventory(self, reason: str) -> None:
-        self._send(encode_inventory(reason))
+        self._send(messages.encode_inventory(reason))
 
 
 class Worker:
@@ -118,7 +95,7 @@ class Worker:
         measure_cost: Callable[[bool], tuple[float, int]] = lambda _: (0.0, 0),
         on_group_assigned: Callable[[str], None] = lambda _: None,
         send_urgent: Callable[[bytes], bool] | None = None,
-        recording_area: RecordingArea = RECORDING_AREA,
+        recording_area: messages.RecordingArea = messages.RECORDING_AREA,
     ) -> None:
         """*send* returns False without capacity; *send_urgent* also wakes the daemon.
 
@@ -130,8 +107,8 @@ class Worker:
         self._send_urgent, self._recording_area = send_urgent or send, recording_area
         self._publisher = _ForwardingPublisher(clock, send_urgent or send)
         every = [collector.name for collectors in groups.values() for collector in collectors]
-        self._encoder = SampleBatchEncoder(every)
-        self._task: SamplerTask | None = None
+        self._encoder = messages.SampleBatchEncoder(every)
+        self._task: messages.SamplerTask | None = None
         self._collectors: dict[str, Collector] = {}
         #: Collectors with work between turns.
         self.idle_collectors: Sequence[Collector] = ()
@@ -146,14 +123,13 @@ class Worker:
         """Return the time of the next turn; None without a task."""
         return None if self._task is None else self._schedule.next_ns()
 
-    def handle(self, command: Command) -> None:
-        """Execute a command."""
-        if isinstance(command, End):
+    def handle(self, command: messages.Command) -> None:
+        if isinstance(command, messages.End):
             self.ended = True
-        elif isinstance(command, WarmUp):
+        elif isinstance(command, messages.WarmUp):
             self._warm_up()
-        elif isinstance(command, RecordCommand):
-            self._send_urgent(encode_recorded(self._record(command)))
+        elif isinstance(command, messages.RecordCommand):
+            self._send_urgent(messages.encode_recorded(self._record(command)))
         else:
             self._assign(command)
 
@@ -162,24 +138,26 @@ class Worker:
             self._call_safely(collector, collector.warm_up)
         self._send_batch([], 0, measure_memory=True)
 
-    def _record(self, command: RecordCommand) -> SamplesRecorded:
+    def _record(self, command: messages.RecordCommand) -> messages.SamplesRecorded:
         """Write the samples to the area; return their size, or the reason without samples."""
         source = next(
             (collector for collector in self._collectors.values() if collector.has_idle_work), None
         )
         if source is None:
-            return SamplesRecorded(command.number, 0, "no GPU of this host is sampled at 10 Hz")
+            return messages.SamplesRecorded(
+                command.number, 0, "no GPU of this host is sampled at 10 Hz"
+            )
         try:
             data = source.record(command.seconds, self._recording_area.size)
             self._recording_area.write(data)
         except NoData as reason:
-            return SamplesRecorded(command.number, 0, str(reason))
+            return messages.SamplesRecorded(command.number, 0, str(reason))
         except Exception as error:
             log.exception("samples cannot be recorded", extra={"cause": "sampler.recording"})
-            return SamplesRecorded(command.number, 0, f"{type(error).__name__}: {error}")
-        return SamplesRecorded(command.number, len(data))
+            return messages.SamplesRecorded(command.number, 0, f"{type(error).__name__}: {error}")
+        return messages.SamplesRecorded(command.number, len(data))
 
-    def _assign(self, task: SamplerTask) -> None:
+    def _assign(self, task: messages.SamplerTask) -> None:
         if self._task is None:
             self._on_group_assigned(task.group)
         self._task = task
@@ -242,23 +220,23 @@ class Worker:
     def _skips(self, name: str) -> bool:
         return name == BATCH_TICK or self._collectors[name].skip()
 
-    def _run(self, collector: Collector) -> TimedResult:
+    def _run(self, collector: Collector) -> messages.TimedResult:
         place.collector(collector.name.encode())
         began_ns = self._clock.boottime_ns()
-        return TimedResult(began_ns, run_collector(collector, self._clock))
+        return messages.TimedResult(began_ns, run_collector(collector, self._clock))
 
     def _send_batch(
-        self, results: Sequence[TimedResult], grid_ns: int, measure_memory: bool
+        self, results: Sequence[messages.TimedResult], grid_ns: int, measure_memory: bool
     ) -> None:
         seconds, memory = self._measure_cost(measure_memory)
         self._memory_bytes = memory or self._memory_bytes
-        slow_devices = NO_DEVICES.union(
+        slow_devices = messages.NO_DEVICES.union(
             *[collector.slow_devices() for collector in self._timed_collectors]
         )
         counts = (grid_ns, seconds, self._memory_bytes, self._dropped_messages)
         try:
             sent = self._send(self._encoder.encode(*counts, results, slow_devices))
-        except CodecError:
+        except messages.CodecError:
             log.exception("a round cannot be sent", extra={"cause": "sampler.round"})
             sent = False
         if not sent:
@@ -266,7 +244,7 @@ class Worker:
             self._encoder.forget()
 
 
-def _is_selected(collector: Collector, task: SamplerTask) -> bool:
+def _is_selected(collector: Collector, task: messages.SamplerTask) -> bool:
     if task.only_collector:
         return collector.name == task.only_collector
     if task.only_device and not collector.can_exclude:
@@ -345,7 +323,7 @@ def serve(groups: CollectorGroups, connection: socket.socket, clock: Clock, wake
         lambda group: process.name(f"gangline-{group}".encode()),
         sender.send_urgent,
     )
-    buffer, readable = MessageBuffer(), select.poll()
+    buffer, readable = messages.MessageBuffer(), select.poll()
     readable.register(connection, select.POLLIN)
     while not worker.ended and sender.is_connected:
         if _wait(worker, readable, clock) and not _receive(worker, connection, buffer):
@@ -372,7 +350,7 @@ def _wait(worker: Worker, readable: select.poll, clock: Clock) -> bool:
     return left_ns > 0 and bool(readable.poll(left_ns / 1e6))
 
 
-def _receive(worker: Worker, connection: socket.socket, buffer: MessageBuffer) -> bool:
+def _receive(worker: Worker, connection: socket.socket, buffer: messages.MessageBuffer) -> bool:
     """Execute all received commands. False: the daemon exited or sent an invalid command."""
     while True:
         try:
@@ -385,12 +363,12 @@ def _receive(worker: Worker, connection: socket.socket, buffer: MessageBuffer) -
             return False
 
 
-def _handle_data(worker: Worker, buffer: MessageBuffer, data: bytes) -> bool:
+def _handle_data(worker: Worker, buffer: messages.MessageBuffer, data: bytes) -> bool:
     buffer.feed(data)
     try:
         for kind, body in buffer:
-            worker.handle(decode_command(kind, body))
-    except (CodecError, UnicodeDecodeError, KeyError):
+            worker.handle(messages.decode_command(kind, body))
+    except (messages.CodecError, UnicodeDecodeError, KeyError):
         log.exception("an invalid order", extra={"cause": "sampler.order"})
         return False
     return True

@@ -30,13 +30,12 @@ QUEUE_BYTES_MAX = 8 << 20
 #: Events that are reported again anyway, and meaningless after a boot
 #: (`collectors/change_events.py`). If too many events wait they are dropped first; they are sent
 #: last and not fsynced. So a job of 500 processes delays neither an XID nor the daemon.
-REPEATED_EVENTS = frozenset({"gpu.process", "gpu.allocation", "gpu.told_anew"})
+REPEATED_EVENTS = frozenset({"gpu.process", "gpu.allocation", "gpu.full_report"})
 #: Bytes of acknowledged lines in the file at which it is rewritten.
 STALE_BYTES_MAX = 1 << 16
 
 
 def format_line(event: HealthEvent) -> bytes:
-    """Return the event's line, with its line feed."""
     text = binascii.b2a_base64(event.SerializeToString(), newline=False)
     return b"%08x %b\n" % (zlib.crc32(text), text)
 

@@ -214,7 +214,6 @@ class Segments:
         return [(segment.first, segment.next - 1) for segment in self._segments if segment.ends]
 
     def has_waiting(self, sequence: int) -> bool:
-        """Return whether this frame waits in a segment."""
         return any(sequence in segment.waiting(sequence - 1) for segment in self._segments)
 
     def close(self) -> None:

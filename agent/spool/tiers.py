@@ -329,6 +329,5 @@ class TieredStore:
                 self._note_error(error)
 
     def close(self) -> None:
-        """Close the files of all tiers."""
         for tier in self:
             tier.close()

@@ -110,10 +110,7 @@ class Connection:
         self._poll.register(wake, select.POLLIN)
 
     def send_pending(self, now: float, *, finishing: bool) -> bool:
-        """Send the protocol's messages; return whether, if *finishing*, all are sent.
-
-        Raises SessionError, OSError.
-        """
+        """Send the protocol's messages; True: all are sent, if *finishing*."""
         if finishing:
             done, more = self.protocol.finish(now, len(self._out))
         else:

@@ -9,9 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from ...contract.frame import deflate_frame, inflate_frame, is_plain
 from ...contract.stream import LATE_FRAMES_MAX, Sender, StreamError
-from ...contract.wire.telemetry_pb2 import (
-    TelemetryBatch,
-)
+from ...contract.wire.telemetry_pb2 import TelemetryBatch
 from .send_window import OutgoingFrame
 
 #: Upper limit of the context kept per stream, even if the aggregator keeps more.

@@ -11,16 +11,8 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote_to_bytes
 
 from google.protobuf.message import DecodeError, Message
+from h2 import events
 from h2.errors import ErrorCodes
-from h2.events import (
-    ConnectionTerminated,
-    DataReceived,
-    Event,
-    ResponseReceived,
-    StreamEnded,
-    StreamReset,
-    TrailersReceived,
-)
 from h2.settings import SettingCodes
 
 from ...contract.wire.telemetry_pb2 import (
@@ -29,14 +21,7 @@ from ...contract.wire.telemetry_pb2 import (
     ReportEventsResponse,
     UploadRecordingResponse,
 )
-from .http2 import (
-    PREFIX_BYTES,
-    STATUS_NAMES,
-    GrpcConnection,
-    SessionError,
-    error_text,
-    printable,
-)
+from .http2 import PREFIX_BYTES, STATUS_NAMES, GrpcConnection, SessionError, error_text, printable
 
 REGISTER = "RegisterNode"
 STREAM = "StreamTelemetry"
@@ -228,23 +213,23 @@ class GrpcClient(GrpcConnection[CallResponse | CallEnd]):
             _check_protocol(self._first_bytes, self._server)
         return super().receive(data)
 
-    def _on_event(self, event: Event) -> Iterator[CallResponse | CallEnd]:
-        if isinstance(event, ConnectionTerminated):
+    def _on_event(self, event: events.Event) -> Iterator[CallResponse | CallEnd]:
+        if isinstance(event, events.ConnectionTerminated):
             raise SessionError(_goaway_text(event))
         number = getattr(event, "stream_id", None)
         call = self._calls.get(number) if isinstance(number, int) else None
         if call is None:
             return
-        if isinstance(event, ResponseReceived):
+        if isinstance(event, events.ResponseReceived):
             call.on_headers(dict(event.headers or ()))
-        elif isinstance(event, TrailersReceived):
+        elif isinstance(event, events.TrailersReceived):
             call.on_status(dict(event.headers or ()))
-        elif isinstance(event, DataReceived):
+        elif isinstance(event, events.DataReceived):
             yield from call.on_data(event.data or b"")
-        elif isinstance(event, StreamReset):
+        elif isinstance(event, events.StreamReset):
             call.status, call.message = "UNAVAILABLE", f"reset, HTTP/2 error {event.error_code:d}"
             yield self._calls.pop(call.number).end()
-        elif isinstance(event, StreamEnded):
+        elif isinstance(event, events.StreamEnded):
             self._queues.pop(call.number, None)
             yield self._calls.pop(call.number).end()
 
@@ -312,7 +297,7 @@ def _checked_session(session: str) -> str:
     return session
 
 
-def _goaway_text(event: ConnectionTerminated) -> str:
+def _goaway_text(event: events.ConnectionTerminated) -> str:
     code = event.error_code or 0
     detail = printable(event.additional_data or b"")
     name = ErrorCodes(code).name if code in ErrorCodes.__members__.values() else f"error {code}"

@@ -19,15 +19,7 @@ from ...contract.wire.telemetry_pb2 import (
     ReportEventsRequest,
 )
 from .frame_batches import FrameBatchEncoder
-from .grpc_http2 import (
-    EVENTS,
-    REGISTER,
-    STREAM,
-    UPLOAD,
-    CallEnd,
-    CallResponse,
-    ClientSession,
-)
+from .grpc_http2 import EVENTS, REGISTER, STREAM, UPLOAD, CallEnd, CallResponse, ClientSession
 from .http2 import SessionError
 from .recording_uploads import RecordingUploads
 from .send_window import FrameSource, OutgoingFrame, SendWindow, merge_spans

@@ -41,7 +41,6 @@ class RecordingUploads:
 
     @property
     def waiting(self) -> bool:
-        """Whether an upload waits."""
         return bool(self._waiting)
 
     def add(self, upload: RecordingUpload) -> None:
@@ -79,7 +78,6 @@ class RecordingUploads:
                     self._waiting.popleft()
 
     def refuse(self, reason: str) -> None:
-        """Drop an upload that the aggregator refused."""
         with self._lock:
             self.last_refusal = reason
             if self._waiting:

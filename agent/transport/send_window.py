@@ -1,4 +1,4 @@
-"""Order of frames, and delay of reconnections: decisions without a socket or clock.
+"""Order of frames: decisions without a socket or clock.
 
 Times are seconds of any steady clock, passed by the caller.
 """
@@ -79,7 +79,6 @@ class SendWindow:
 
     @property
     def has_live(self) -> bool:
-        """Whether a live frame waits."""
         return self._frames.next_sequence() - 1 > self._live_after
 
     @property

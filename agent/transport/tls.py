@@ -39,7 +39,6 @@ class TlsSocket:
         self._received_any = False  # bytes after the handshake
 
     def fileno(self) -> int:
-        """Return the descriptor to be polled."""
         return self._wrapped.fileno()
 
     def setblocking(self, flag: bool, /) -> None:

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .grpc_http2 import CallEnd, CallResponse, GrpcClient
-from .http2 import (
-    SessionError,
-)
+from .http2 import SessionError
 
 #: A longer answer is rejected. For a node of 500 pods kubelet sends 100 kB.
 ANSWER_BYTES_MAX = 4 << 20

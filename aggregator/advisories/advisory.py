@@ -172,7 +172,7 @@ class Case:
     basis: Basis
     action: Action
     scope: Scope
-    words: str
+    message: str
     since_ns: int
     then: Action | None = None  # next action after the drain
     devices: tuple[str, ...] = ()
@@ -229,8 +229,8 @@ def restrict_to_basis(case: Case) -> Case:
         scope = Scope.HOST  # the widest scope of a host's own fault
     if not reason and scope is case.scope and then is case.then:
         return case
-    message = f"{case.words}; {reason}, so {action.name}" if reason else case.words
-    return replace(case, action=action, then=then, scope=scope, words=message)
+    message = f"{case.message}; {reason}, so {action.name}" if reason else case.message
+    return replace(case, action=action, then=then, scope=scope, message=message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,9 +244,9 @@ class Advisory:
     scope: Scope
     basis: Basis
     reason: str
-    words: str
+    message: str
     state: AdvisoryState
-    state_words: str
+    state_message: str
     proposed_ns: int
     expires_ns: int
     changed_ns: int

@@ -75,17 +75,17 @@ def preview(editor: StateEditor, event: Acked) -> Advisory:
     reason = f"{event.actor} would do this: nothing was changed"
     if event.to is AdvisoryState.DEFERRED:
         return replace(
-            advisory, state_words=reason, **editor.deferral(_deferred_until_ns(editor, event))
+            advisory, state_message=reason, **editor.deferral(_deferred_until_ns(editor, event))
         )
     if event.to is AdvisoryState.ACCEPTED:
         return _preview_accept(editor, advisory, event, reason)
-    return replace(advisory, state=event.to, state_words=reason)
+    return replace(advisory, state=event.to, state_message=reason)
 
 
 def _preview_accept(editor: StateEditor, advisory: Advisory, event: Acked, reason: str) -> Advisory:
     lease = _lease_until_ns(editor, advisory, event)
     after = replace(
-        advisory, state=AdvisoryState.ACCEPTED, state_words=reason, lease_until_ns=lease
+        advisory, state=AdvisoryState.ACCEPTED, state_message=reason, lease_until_ns=lease
     )
     if advisory.state is AdvisoryState.ACCEPTED or not removes_host(advisory.action):
         return after
@@ -93,7 +93,7 @@ def _preview_accept(editor: StateEditor, advisory: Advisory, event: Acked, reaso
         editor, (advisory.host, advisory.place, advisory.job), advisory.name, granting=True
     ):
         until = editor.after(editor.limits.defer_seconds)
-        return replace(advisory, state_words=full, **editor.deferral(until))
+        return replace(advisory, state_message=full, **editor.deferral(until))
     return replace(after, expires_ns=editor.after(editor.limits.hold_seconds))
 
 
@@ -105,7 +105,7 @@ def _answered_advisory(editor: StateEditor, event: Acked) -> Advisory:
     _check_fields(event)
     if event.etag and event.etag != advisory.etag:
         raise EtagMismatch(
-            f"etag {event.etag!r}: it is {advisory.etag!r} by now: {advisory.state_words}"
+            f"etag {event.etag!r}: it is {advisory.etag!r} by now: {advisory.state_message}"
         )
     renews = advisory.state is AdvisoryState.ACCEPTED and event.to is AdvisoryState.ACCEPTED
     accepts = event.to is AdvisoryState.ACCEPTED and not renews
@@ -121,7 +121,7 @@ def _answered_advisory(editor: StateEditor, event: Acked) -> Advisory:
         if advisory.state in TERMINAL_STATES:
             ended = "it has ended and has no further effect"
         raise FailedPrecondition(
-            f"{advisory.name} is {advisory.state.name} ({advisory.state_words}): {ended}"
+            f"{advisory.name} is {advisory.state.name} ({advisory.state_message}): {ended}"
         )
     if event.to is AdvisoryState.DEFERRED and (error := _deferral_error(editor, event.until_ns)):
         raise InvalidArgument("defer_until_time", error)
@@ -150,9 +150,9 @@ def _check_fields(event: Acked) -> None:
         raise InvalidArgument("new_state", message)
     if not 0 < len(event.actor) <= ACTOR_CHARACTERS_MAX or not event.actor.isprintable():
         raise InvalidArgument("actor", f"the caller's name, 1 to {ACTOR_CHARACTERS_MAX} characters")
-    if len(event.words) > NOTE_CHARACTERS_MAX or not (event.words or "-").isprintable():
+    if len(event.message) > NOTE_CHARACTERS_MAX or not (event.message or "-").isprintable():
         raise InvalidArgument("note", f"one line of at most {NOTE_CHARACTERS_MAX} characters")
-    if event.to is AdvisoryState.REJECTED and not event.words.strip():
+    if event.to is AdvisoryState.REJECTED and not event.message.strip():
         message = "a rejection needs a reason, which improves the next advisory"
         raise InvalidArgument("note", message)
     if not event.lease_seconds:
@@ -176,21 +176,23 @@ def _accept(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
     lease = _lease_until_ns(editor, advisory, event)
     if advisory.state is AdvisoryState.ACCEPTED:
         _restore_hold(editor, advisory)
-        message = f"{event.actor} still works on it" + (f": {event.words}" if event.words else "")
+        message = f"{event.actor} still works on it" + (
+            f": {event.message}" if event.message else ""
+        )
         editor.put(advisory, message, lease_until_ns=lease)
         return
     if removes_host(advisory.action) and (reason := _limit_reached(editor, advisory)):
         editor.defer(advisory, reason, editor.after(editor.limits.defer_seconds))
         return
     editor.state.token += 1
-    message = f"accepted by {event.actor}" + (f": {event.words}" if event.words else "")
+    message = f"accepted by {event.actor}" + (f": {event.message}" if event.message else "")
     accepted = editor.put(
         advisory, message, state=AdvisoryState.ACCEPTED, owner=event.actor, lease_until_ns=lease,
         token=editor.state.token,
     )  # fmt: skip
     if advisory.action is Action.RETURN_TO_SERVICE:
         hold = editor.state.holds[advisory.host]
-        editor.emit(Clear(hold.name, hold.host, event.actor, advisory.words))
+        editor.emit(Clear(hold.name, hold.host, event.actor, advisory.message))
         return
     until = editor.after(editor.limits.hold_seconds)
     if removes_host(advisory.action):
@@ -275,7 +277,7 @@ def _reassign_cases(editor: StateEditor, before: str, now: str) -> None:
 def _done(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
     _restore_hold(editor, advisory)
     trial = editor.state.fuse.trial == advisory.name
-    reason = f"done by {event.actor}" + (f": {event.words}" if event.words else "")
+    reason = f"done by {event.actor}" + (f": {event.message}" if event.message else "")
     editor.put(advisory, reason, state=AdvisoryState.DONE)
     hold = editor.state.holds.get(advisory.host)
     if advisory.action is Action.RETURN_TO_SERVICE:
@@ -297,7 +299,9 @@ def _done(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
 
 def _failed(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
     trial = editor.state.fuse.trial == advisory.name
-    reason = f"{event.actor} failed to carry it out" + (f": {event.words}" if event.words else "")
+    reason = f"{event.actor} failed to carry it out" + (
+        f": {event.message}" if event.message else ""
+    )
     editor.put(advisory, reason, state=AdvisoryState.FAILED)
     if advisory.action is Action.RETURN_TO_SERVICE:
         editor.mute(f"return {advisory.host}", advisory.action, editor.limits.again_seconds)
@@ -318,7 +322,7 @@ def _failed(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
 
 def _reject(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
     before = advisory.state
-    reason = f"rejected by {event.actor}: {event.words}"
+    reason = f"rejected by {event.actor}: {event.message}"
     editor.put(advisory, reason, state=AdvisoryState.REJECTED)
     hold = editor.state.holds.get(advisory.host)
     if advisory.action is Action.RETURN_TO_SERVICE:
@@ -332,7 +336,7 @@ def _reject(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
 
 
 def _defer(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
-    reason = f"deferred by {event.actor}" + (f": {event.words}" if event.words else "")
+    reason = f"deferred by {event.actor}" + (f": {event.message}" if event.message else "")
     editor.defer(advisory, reason, _deferred_until_ns(editor, event))
 
 

@@ -215,7 +215,7 @@ def cause_message(
         symptom = f"{what.symptom} within {limits.shared_seconds:g} s, {time_text}:"
     else:
         symptom = f"{what.symptom} one after the other, the first {time_text}:"
-    detail = "" if first.reason == SILENCE_REASON else f"; {first.host}: {first.words}"
+    detail = "" if first.reason == SILENCE_REASON else f"; {first.host}: {first.message}"
     return f"{hosts}{total} hosts {where} {symptom} one fault that they share. Check first: {what.where_to_check}{detail}"
 
 

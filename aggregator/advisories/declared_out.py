@@ -36,14 +36,14 @@ def declare_out(editor: StateEditor, event: TakenOut) -> None:
         before = by_actor.get(event.by)
         since_ns = before.since_ns if before else editor.now_ns
         by_actor[event.by] = DeclaredOut(
-            event.words, since_ns, event.until_ns, member.place, member.job, event.new_work_only
+            event.message, since_ns, event.until_ns, member.place, member.job, event.new_work_only
         )
-        if before is None or before.words != event.words:
-            editor.emit(Out(member.host, event.by, event.until_ns, event.words))
+        if before is None or before.message != event.message:
+            editor.emit(Out(member.host, event.by, event.until_ns, event.message))
         else:
             repeated.append(member.host)
     if repeated:
-        editor.emit(StillOut(event.by, tuple(repeated), event.until_ns, event.words))
+        editor.emit(StillOut(event.by, tuple(repeated), event.until_ns, event.message))
     state.absent_due_ns = min(state.absent_due_ns or event.until_ns, event.until_ns)
     editor.is_changed = True
 
@@ -100,7 +100,7 @@ def _remove_declared_out(editor: StateEditor, host: str, by: str, reason: str) -
     editor.is_changed = True
     editor.emit(Back(host, by, reason))
     for advisory in editor.open_advisories(host) if host not in editor.state.absent else ():
-        if advisory.state is AdvisoryState.DEFERRED and advisory.state_words.startswith(
+        if advisory.state is AdvisoryState.DEFERRED and advisory.state_message.startswith(
             OUT_ALREADY
         ):
             due = replace(

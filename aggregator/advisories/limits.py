@@ -109,7 +109,7 @@ def advisory_fields(cases: Sequence[Case]) -> dict[str, Any]:
     return {
         "action": first.action, "then": first.then, "scope": first.scope, "basis": first.basis,
         "reason": first.reason,
-        "words": f"{first.words}; and {others} more" if others else first.words,
+        "message": f"{first.message}; and {others} more" if others else first.message,
         "devices": tuple(devices), "cases": tuple(sorted(case.key for case in cases)),
         "place": first.place, "job": first.job, "confidence": first.confidence,
         "count": sum(case.count for case in cases), "price": first.price,

@@ -1,6 +1,6 @@
 """Events and instructions of the advisory state machine.
 
-Each event carries `now_ns` of the aggregator's clock; `rows.py` converts events to JSON. `words` of
+Each event carries `now_ns` of the aggregator's clock; `rows.py` converts events to JSON. `message` of
 an instruction is its reason.
 """
 
@@ -27,7 +27,7 @@ class CaseGone:
 
     now_ns: int
     key: str
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class TakenOut:
 
     now_ns: int
     by: str
-    words: str
+    message: str
     until_ns: int
     members: tuple[Member, ...]
     new_work_only: bool = False  # jobs there continue, and may have to leave
@@ -98,10 +98,10 @@ class FleetSize:
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """The state of the fleet is in doubt; *words* "": no longer."""
+    """The state of the fleet is in doubt; *message* "": no longer."""
 
     now_ns: int
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Acked:
     name: str
     to: AdvisoryState
     actor: str
-    words: str = ""
+    message: str = ""
     etag: str = ""
     until_ns: int = 0  # end of DEFERRED
     lease_seconds: float = 0.0  # lease of ACCEPTED; 0: the default
@@ -145,7 +145,7 @@ class Publish:
     """Publish the new state of an advisory."""
 
     advisory: Advisory
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class Act:
     owner: str
     token: int
     until_ns: int
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class Renew:
     name: str
     host: str
     until_ns: int
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class Clear:
     name: str
     host: str
     owner: str
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class Probation:
 
     host: str
     until_ns: int
-    words: str
+    message: str
     name: str = ""
 
 
@@ -199,7 +199,7 @@ class Out:
     host: str
     by: str
     until_ns: int
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class StillOut:
     by: str
     hosts: tuple[str, ...]
     until_ns: int
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class Back:
 
     host: str
     by: str
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ class HeldBack:
     key: str
     host: str
     action: Action
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ class Refused:
     error: ServiceError
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         return str(self.error)
 
 
@@ -248,7 +248,7 @@ class Breaker:
     """The breaker: closed (hosts may be taken out), open (none), half-open (one, as a trial)."""
 
     position: str
-    words: str
+    message: str
 
 
 Instruction = (

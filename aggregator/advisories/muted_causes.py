@@ -113,6 +113,8 @@ def _mute_reason(editor: StateEditor, case: Case, ended: dict[str, Advisory]) ->
     until = f"{datetime.fromtimestamp(until_ns // SECOND_NS, UTC):%Y-%m-%d %H:%M} UTC"
     before = ended.get(subject)
     outcome = (
-        f"{before.name}: {before.state_words}" if before else "rejected, withdrawn, done or expired"
+        f"{before.name}: {before.state_message}"
+        if before
+        else "rejected, withdrawn, done or expired"
     )
     return f"of the same cause as before, {subject} ({outcome}): not again before {until}"

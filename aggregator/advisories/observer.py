@@ -95,7 +95,7 @@ def silence_case(
     message = f"it has been silent since {_time_text(host.last_received_ns)}{while_down}: check its power, its network and its agent; it may still work"
     case = Case(
         key=key, host=host.host, reason=SILENCE_REASON, basis=Basis.DETERMINISTIC, action=Action.INSPECT,
-        scope=Scope.HOST, words=message, since_ns=since_ns, place=domains.place, job=work.job,
+        scope=Scope.HOST, message=message, since_ns=since_ns, place=domains.place, job=work.job,
         gang_gpus=work.gang_gpus, hazard_per_hour=host.hazard_per_hour, gpus=gpus, among=domains.among,
         unseen=unseen,
     )  # fmt: skip
@@ -256,11 +256,11 @@ def _case(
     domains: DomainSizes, fault: Fault,
 ) -> Case:  # fmt: skip
     certain = requested.basis in (Basis.DETERMINISTIC, Basis.DEAD_JOB)
-    message = f"{evidence.words}; policy: {requested.reason}"
+    message = f"{evidence.message}; policy: {requested.reason}"
     return restrict_to_basis(
         Case(
             key=key, host=host.host, reason=evidence.reason.name, basis=requested.basis,
-            action=requested.action, scope=requested.scope, words=message[:CASE_MESSAGE_CHARACTERS_MAX],
+            action=requested.action, scope=requested.scope, message=message[:CASE_MESSAGE_CHARACTERS_MAX],
             since_ns=evidence.observed_ns, then=requested.then,
             devices=(evidence.device,) if evidence.device else (), place=domains.place, job=work.job,
             checkpoint_seconds=work.checkpoint_seconds, gang_gpus=work.gang_gpus,
@@ -282,15 +282,15 @@ def _with_price(case: Case, then: Action | None, fault: Fault, work: Workload, n
     drains = case.action is Action.DRAIN_AFTER_JOB and case.basis is Basis.STATISTICAL
     if drains and then is None and cost.waiting_gpu_hours <= cost.acting_gpu_hours:
         avoid = price(Action.AVOID, None, fault, work, now_ns, case.basis)
-        message = f"{case.words}; a drain costs more than waiting, so AVOID"
-        return replace(case, action=Action.AVOID, price=avoid, words=message)
+        message = f"{case.message}; a drain costs more than waiting, so AVOID"
+        return replace(case, action=Action.AVOID, price=avoid, message=message)
     if (
         case.action in costs.DRAINS
         and case.basis is Basis.DETERMINISTIC
         and (cost.waiting_gpu_hours < cost.acting_gpu_hours)
     ):
-        message = f"{case.words}; acting costs more than waiting, but the fault is certain and stays until it is repaired"
-        return replace(case, price=cost, words=message)
+        message = f"{case.message}; acting costs more than waiting, but the fault is certain and stays until it is repaired"
+        return replace(case, price=cost, message=message)
     return replace(case, price=cost)
 
 

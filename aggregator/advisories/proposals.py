@@ -222,10 +222,10 @@ def _new_advisory(editor: StateEditor, host: str, open_cases: Sequence[OpenCase]
     return editor.put(
         Advisory(
             name=editor.next_name(), subject=f"host {host}", hosts=(host,), state=AdvisoryState.PROPOSED,
-            state_words="", proposed_ns=editor.now_ns, changed_ns=editor.now_ns,
+            state_message="", proposed_ns=editor.now_ns, changed_ns=editor.now_ns,
             expires_ns=editor.after(editor.limits.proposal_seconds), **fields,
         ),
-        fields["words"],
+        fields["message"],
     )  # fmt: skip
 
 
@@ -239,7 +239,7 @@ def _raise_advisory(editor: StateEditor, now: Advisory, open_cases: Sequence[Ope
             "deferred_until_ns": 0,
             "expires_ns": expires_ns,
         }
-    return editor.put(now, change_reason(now.action, fields["action"], fields["words"]), **fields)
+    return editor.put(now, change_reason(now.action, fields["action"], fields["message"]), **fields)
 
 
 def _lower_or_withdraw(editor: StateEditor, now: Advisory, open_cases: Sequence[OpenCase]) -> None:
@@ -251,7 +251,9 @@ def _lower_or_withdraw(editor: StateEditor, now: Advisory, open_cases: Sequence[
     if gravity(first.action) > gravity(now.action):
         return
     reason = suppression_reason(editor, now.subject, first)
-    if lower_advisory(editor, now, its_cases, change_reason(now.action, first.action, first.words)):
+    if lower_advisory(
+        editor, now, its_cases, change_reason(now.action, first.action, first.message)
+    ):
         for open_case in its_cases:
             editor.assign(open_case, now.name)
         return
@@ -287,7 +289,7 @@ def _propose_return(editor: StateEditor, hold: Hold) -> None:
         Advisory(
             name=editor.next_name(), subject=f"host {host}", hosts=(host,),
             action=Action.RETURN_TO_SERVICE, scope=Scope.HOST, basis=Basis.VERIFIED, reason="NONE",
-            words=reason, state=AdvisoryState.PROPOSED, state_words="", proposed_ns=editor.now_ns,
+            message=reason, state=AdvisoryState.PROPOSED, state_message="", proposed_ns=editor.now_ns,
             expires_ns=editor.after(editor.limits.proposal_seconds), changed_ns=editor.now_ns,
             place=hold.place,
         ),

@@ -214,7 +214,7 @@ def _evidence_case(
         result = restrict_to_basis(
             Case(
                 key, host.host, evidence.reason.name, requested.basis, requested.action, requested.scope,
-                evidence.words, at_ns, then=requested.then, hazard_per_hour=hazard, place=place(host.host),
+                evidence.message, at_ns, then=requested.then, hazard_per_hour=hazard, place=place(host.host),
             )
         )  # fmt: skip
         fault = Fault(hazard, host.relative_speed, 8)
@@ -278,7 +278,9 @@ def _replay(
         while answers:
             for instruction in machine.step(answers.pop(0)):
                 if isinstance(instruction, HeldBack):
-                    withheld.append(WithheldCase(event.now_ns, instruction.key, instruction.words))
+                    withheld.append(
+                        WithheldCase(event.now_ns, instruction.key, instruction.message)
+                    )
                 if (
                     not isinstance(instruction, Publish)
                     or instruction.advisory.state is not AdvisoryState.PROPOSED

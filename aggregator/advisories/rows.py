@@ -62,12 +62,13 @@ def to_json(one: Event | Instruction) -> str:
     """Return an event or instruction as JSON, without its kind, which is its class name."""
     plain = to_plain(one)
     if isinstance(one, Refused):
-        plain = {"name": one.name, "why": REFUSED_REASONS[type(one.error)], "words": one.words}
+        plain = {"name": one.name, "why": REFUSED_REASONS[type(one.error)], "message": one.message}
     return json.dumps(plain, separators=(",", ":"))
 
 
 def parse_event(kind: str, body: str) -> Event:
     """Return the event that was stored. Raises ValueError for an unknown kind or other fields."""
+    body = body.replace('"message":', '"message":')  # the journal of a store before version 24
     try:
         return typing.cast(Event, from_plain(EVENTS[kind], json.loads(body)))
     except (KeyError, TypeError) as error:
@@ -206,10 +207,10 @@ def _events(events: Sequence[tuple[int, Event]]) -> Any:
 
 def _decisions(decisions: Sequence[tuple[int, int, Instruction]], shadow: bool) -> Any:
     return table(
-        "number:int time:time kind:str advisory:str host:str words:str body:str shadow:bool",
+        "number:int time:time kind:str advisory:str host:str message:str body:str shadow:bool",
         [
             (
-                number, time_us(now_ns), type(instruction).__name__, _name_of(instruction), _host_of(instruction), instruction.words,
+                number, time_us(now_ns), type(instruction).__name__, _name_of(instruction), _host_of(instruction), instruction.message,
                 "" if isinstance(instruction, Publish | StillOut) else to_json(instruction), shadow,
             )
             for number, now_ns, instruction in decisions
@@ -227,7 +228,7 @@ def _host_of(one: Instruction) -> str:
 
 def _declared_out(declared_out: Sequence[tuple[str, str, DeclaredOut]]) -> Any:
     rows = [
-        (host, by, report.words, time_us(report.since_ns), time_us(report.until_ns))
+        (host, by, report.message, time_us(report.since_ns), time_us(report.until_ns))
         for host, by, report in declared_out
     ]
     return table("host:str who:str why:str since:time until:time", rows)
@@ -259,15 +260,15 @@ def read_gangs(connection: Connection) -> list[Gang]:
 def _advisories(published: Sequence[Advisory], shadow: bool) -> Any:
     return table(
         "advisory:str revision:int time:time subject:str hosts:texts action:str then_action:str "
-        "scope:str basis:str reason:str words:str state:str state_words:str proposed:time "
+        "scope:str basis:str reason:str message:str state:str state_message:str proposed:time "
         "expires:time act_by:time waiting_gpu_hours:float acting_gpu_hours:float arithmetic:str "
         "confidence:float hazard_per_hour:float devices:texts job:str count:int owner:str "
         "shadow:bool",
         [
             (
                 advisory.name, advisory.revision, time_us(advisory.changed_ns), advisory.subject, list(advisory.hosts), advisory.action.name,
-                advisory.then.name if advisory.then else None, advisory.scope.value, advisory.basis.name, advisory.reason, advisory.words,
-                advisory.state.name, advisory.state_words, time_us(advisory.proposed_ns), time_us(advisory.expires_ns),
+                advisory.then.name if advisory.then else None, advisory.scope.value, advisory.basis.name, advisory.reason, advisory.message,
+                advisory.state.name, advisory.state_message, time_us(advisory.proposed_ns), time_us(advisory.expires_ns),
                 time_us(advisory.price.act_by_ns), advisory.price.waiting_gpu_hours, advisory.price.acting_gpu_hours,
                 advisory.price.arithmetic, advisory.confidence, advisory.hazard_per_hour, list(advisory.devices), advisory.job,
                 advisory.count, advisory.owner, shadow,

@@ -144,11 +144,11 @@ def _new_advisory(editor: StateEditor, cause: Cause, cases: Sequence[Case]) -> A
     return editor.put(
         Advisory(
             name=editor.next_name(), subject=cause.domain.subject, action=Action.INSPECT, scope=scope,
-            basis=Basis.SHARED_CAUSE, reason=first.reason, state=AdvisoryState.PROPOSED, state_words="",
+            basis=Basis.SHARED_CAUSE, reason=first.reason, state=AdvisoryState.PROPOSED, state_message="",
             proposed_ns=editor.now_ns, expires_ns=editor.after(editor.limits.proposal_seconds),
             changed_ns=editor.now_ns, place=first.place, since_ns=cause.since_ns, **fields,
         ),
-        fields["words"],
+        fields["message"],
     )  # fmt: skip
 
 
@@ -158,7 +158,7 @@ def _cause_fields(
     """Return the fields of an advisory for a cause with *cases*. *hosts*: all that failed."""
     message = cause_message(cases, len(hosts), scope, since_ns, editor.state.hosts, editor.limits)
     return {
-        "hosts": hosts, "cases": tuple(sorted(case.key for case in cases)), "words": message,
+        "hosts": hosts, "cases": tuple(sorted(case.key for case in cases)), "message": message,
         "count": sum(case.count for case in cases), "price": costs.combined_price(cases),
     }  # fmt: skip
 

@@ -58,7 +58,7 @@ class UnavailableHost:
 class DeclaredOut:
     """A host that an actor reported out."""
 
-    words: str
+    message: str
     since_ns: int
     until_ns: int
     place: FailureDomains = NOWHERE
@@ -79,7 +79,7 @@ class Mute:
 class HoldBackNotice:
     """The reported reason of a held-back case; another is not reported before `until_ns`."""
 
-    words: str
+    message: str
     until_ns: int
 
 
@@ -179,7 +179,7 @@ class StateEditor:
     def put(self, advisory: Advisory, reason: str, /, **changes: Any) -> Advisory:
         """Store and publish *advisory* with *changes*. Raises AssertionError on a bug."""
         before = self.find(advisory.name)
-        after = replace(advisory, changed_ns=self.now_ns, state_words=reason, **changes)
+        after = replace(advisory, changed_ns=self.now_ns, state_message=reason, **changes)
         if before is not None:
             if after.state is not before.state and after.state not in TRANSITIONS.get(
                 before.state, frozenset()
@@ -250,7 +250,7 @@ class StateEditor:
     def hold_back(self, case: Case, action: Action, reason: str) -> None:
         """Emit why *case* is held back: once, and another reason after `flap_seconds`."""
         before = self.state.held_back.get(case.key)
-        if before and (before.words == reason or before.until_ns > self.now_ns):
+        if before and (before.message == reason or before.until_ns > self.now_ns):
             return
         self.state.held_back[case.key] = HoldBackNotice(
             reason, self.after(self.limits.flap_seconds)

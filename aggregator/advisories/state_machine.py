@@ -118,7 +118,7 @@ class AdvisoryStateMachine:
             case FleetSize(hosts=hosts):
                 editor.is_changed |= hosts != state.hosts
                 state.hosts = hosts
-            case Frozen(words=reason):
+            case Frozen(message=reason):
                 editor.is_changed |= reason != state.frozen
                 is_over = bool(state.frozen) and not reason
                 state.frozen = reason

@@ -38,7 +38,7 @@ def _run(options: argparse.Namespace) -> int:
     else:
         done = _stopped(options.data, options.simulated)
     if options.json:
-        print(json_object({"accepted": done.accepted, "words": done.reason, "model": json.loads(done.model.to_text())}))  # fmt: skip
+        print(json_object({"accepted": done.accepted, "message": done.reason, "model": json.loads(done.model.to_text())}))  # fmt: skip
     else:
         print(_result_text(done))
     return OK if done.accepted else FAILED
@@ -70,7 +70,7 @@ def _running(data: Path, connection_options: ConnectionOptions, simulated: bool)
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 raise CommandError(str(error.details()), FAILED) from error
             raise call_error(error, data, connection_options) from error
-    return TrainingResult(HazardModel.from_text(done.model), done.accepted, done.words)
+    return TrainingResult(HazardModel.from_text(done.model), done.accepted, done.message)
 
 
 def _stopped(data: Path, simulated: bool) -> TrainingResult:

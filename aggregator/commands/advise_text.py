@@ -299,7 +299,7 @@ def what_if_text(answer: wire.EvaluateRuleResponse) -> str:
         (
             episode.node.removeprefix("nodes/"), _at(episode.start_time), _at(episode.end_time),
             enum_name(wire.Action, episode.action), _yes(episode.advised), _yes(episode.followed_by_fault),
-            f"held back: {episode.held_back_text}; {episode.words}" if episode.held_back_text else episode.words,
+            f"held back: {episode.held_back_text}; {episode.message}" if episode.held_back_text else episode.message,
         )
         for episode in answer.episodes
     ]  # fmt: skip

@@ -123,9 +123,9 @@ def explanation_text(score: score_pb2.NodeScore, width: int, query_prefix: str =
     now_ns = score.compute_time.ToNanoseconds()
     evidence = [contribution for contribution in score.contributions if _is_shown(contribution)]
     # A report, or an earlier cause, is a reason that is not in the evidence.
-    is_other = score.reason_words not in ["", *(e.words for e in score.contributions)]
+    is_other = score.reason_message not in ["", *(e.message for e in score.contributions)]
     if score.state != score_pb2.HEALTHY and is_other:
-        parts.append(f"{_state(score)}: {score.reason_words}.")
+        parts.append(f"{_state(score)}: {score.reason_message}.")
     if evidence:
         costs = any(map(_costs, evidence))
         parts.append(
@@ -138,7 +138,7 @@ def explanation_text(score: score_pb2.NodeScore, width: int, query_prefix: str =
             whole = _whole(contribution.device)
             is_moved = any(_whole(e.device) == whole and _moves(e) for e in evidence)
             certain = (
-                contribution.words == score.reason_words
+                contribution.message == score.reason_message
                 or _times_alone(contribution, base_hazard) > BROKEN_TIMES_MIN
             )
             broken = is_broken(score) and certain
@@ -261,7 +261,7 @@ def _evidence(
 ) -> str:
     seconds = (now_ns - contribution.observe_time.ToNanoseconds()) / 1e9
     before = f" (last seen {seconds:.0f} s ago)" if seconds >= RECENT_SECONDS else ""
-    lines = [f"{number}. {contribution.words}{before}"]
+    lines = [f"{number}. {contribution.message}{before}"]
     where = f"   {contribution.signal} of {contribution.device}"
     if contribution.unit not in WITHOUT_VALUE:
         where += f": {value(contribution)}; normal is {contribution.normal}"
@@ -359,7 +359,7 @@ def _sources(score: score_pb2.NodeScore) -> str:
     named = ", ".join(reading) or "none"
     lines = [f"Working collectors: {named if len(reading) <= NAMED_MAX else len(reading)}"]
     lines += [
-        f"   {source.source} {source.outcome}" + (f": {source.words}" if source.words else "")
+        f"   {source.source} {source.outcome}" + (f": {source.message}" if source.message else "")
         for source in others
     ]
     return "\n".join(lines)

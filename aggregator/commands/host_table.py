@@ -168,10 +168,10 @@ def reason(score: score_pb2.NodeScore) -> str:
     reason, and so is waiting for another host of the job.
     """
     if score.state != score_pb2.HEALTHY or score.reason == score_pb2.REASON_STALE_TELEMETRY:
-        return score.reason_words
+        return score.reason_message
     if score.waits_for:
         return f"waits for {_waited_for(score)}"
-    return "nothing wrong (a note)" if score.reason_words else "nothing wrong"
+    return "nothing wrong (a note)" if score.reason_message else "nothing wrong"
 
 
 def _waited_for(score: score_pb2.NodeScore) -> str:
@@ -212,7 +212,7 @@ def caption(
         parts.insert(1, f"{hidden} more not shown (healthy first)")
     if is_folded:
         parts.append("--all lists every host")
-    if any(score.state == score_pb2.HEALTHY and score.reason_words for score in listing.scores):
+    if any(score.state == score_pb2.HEALTHY and score.reason_message for score in listing.scores):
         parts.append("notes: gangline explain HOST")
     lines = textwrap.wrap(parts[0], width)
     for part in parts[1:]:

@@ -198,7 +198,7 @@ def read_story(ask: Ask, job: str, time_range: TimeRange) -> dict[str, Any]:
         or "''"
     )
     advice = ask(
-        "SELECT advisory, subject, state, action, words FROM ops.advice "
+        "SELECT advisory, subject, state, action, message FROM ops.advice "
         f"WHERE list_has_any(hosts, [{hosts}]) AND action IS NOT NULL LIMIT 5"
     )
     step = ask(
@@ -320,7 +320,7 @@ def story_text(story: dict[str, Any], width: int, *, colour: bool) -> str:
         lines.append(f"GPU-hours lost by cause: {causes}")
     lines += [
         printable(
-            f"advice {advisory['advisory']}: {advisory['action']} for {advisory['subject']}: {advisory['words']}"
+            f"advice {advisory['advisory']}: {advisory['action']} for {advisory['subject']}: {advisory['message']}"
         )
         for advisory in story["advice"]
     ]

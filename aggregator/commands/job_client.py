@@ -78,7 +78,7 @@ def verdict_row(one: job_pb2.JobVerdict) -> Row:
         "advisory": one.advisory.removeprefix("advisories/") or None, "slowdown_ratio": _number(one.slowdown),
         "slowdown_lower_ratio": _number(one.slowdown_lower), "slowdown_upper_ratio": _number(one.slowdown_upper),
         "is_stopped": one.stops, "since": _time(one.start_time), "until": _time_or_none(one, "end_time"),
-        "lost_gpu_hours": one.lost_gpu_hours, "words": one.words, "evidence_sql": one.evidence_sql,
+        "lost_gpu_hours": one.lost_gpu_hours, "message": one.message, "evidence_sql": one.evidence_sql,
         "next": one.next_command or None,
     }  # fmt: skip
 
@@ -104,7 +104,7 @@ def story_row(story: job_pb2.JobStory) -> Row:
                 "subject": advisory.subject,
                 "state": advisory.state,
                 "action": advisory.action,
-                "words": advisory.words,
+                "message": advisory.message,
             }
             for advisory in story.advice
         ],

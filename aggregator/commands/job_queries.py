@@ -114,7 +114,7 @@ def members_query(job: str) -> str:
 def stragglers_query(job: str, rows_max: int) -> str:
     """Return the query for stragglers of a job, costliest first; each row has the total cost."""
     return (
-        "SELECT host, device, verdict, cause, reason, slowdown_ratio, lost_gpu_hours, since, until, words, "
+        "SELECT host, device, verdict, cause, reason, slowdown_ratio, lost_gpu_hours, since, until, message, "
         "sum(lost_gpu_hours) OVER () AS all_lost_gpu_hours "
         f"FROM ops.stragglers WHERE job = {quoted(job)} ORDER BY lost_gpu_hours DESC, slowdown_ratio DESC, host LIMIT {rows_max}"
     )

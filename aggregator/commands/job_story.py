@@ -210,8 +210,8 @@ def verdict_text(verdict: Row) -> str:
     if not slow and verdict["verdict"] in ("node", "link"):
         by = " is broken, and the job goes on"
     if verdict.get("shared_cause"):
-        return f"{verdict['shared_cause']} ({names}){by}: {verdict['words']}"
-    return f"{names or verdict['verdict']}{by}: {verdict['words']}"
+        return f"{verdict['shared_cause']} ({names}){by}: {verdict['message']}"
+    return f"{names or verdict['verdict']}{by}: {verdict['message']}"
 
 
 def straggler_lines(verdicts: Iterable[Row]) -> list[str]:
@@ -236,8 +236,8 @@ def straggler_lines(verdicts: Iterable[Row]) -> list[str]:
         lines.append(
             f"{party}{of_hosts}: {verdict['verdict']}, {verdict['cause']}{by}, {when}, {lost:.2f} GPU-hours lost"
         )
-        if verdict["words"]:
-            lines.append(f"   {verdict['words']}")
+        if verdict["message"]:
+            lines.append(f"   {verdict['message']}")
         if verdict.get("next"):
             lines.append(f"   next: {verdict['next']}")
     return lines

@@ -227,7 +227,7 @@ def missing_message(
             return f"{fault.host} ({fault.kind}) is not among the worst {len(wanted)}"
         if score.reason != wanted[fault.host]:
             name = score_pb2.ReasonCode.Name(score.reason)
-            return f"{fault.host} ({fault.kind}) is listed for {name}: {score.reason_words}"
+            return f"{fault.host} ({fault.kind}) is listed for {name}: {score.reason_message}"
     extra = [host_of(s) for s in scores[len(wanted) :] if s.state in BAD]
     return f"{', '.join(extra)}: these have no fault" if extra else ""
 

@@ -21,16 +21,18 @@ FILES_RETAINED_VERSIONS, FILES_RETAINED_BYTES_MAX = 20, 64 << 20
 #: Versions that are reported.
 VERSIONS_RETAINED = 1000
 
-_WINDOWS = "hosts:str begins:time ends:time who:str why:str said_at:str"
-_OVERRIDES = "what:str hosts:str since:time until:time who:str why:str said_at:str rollout:float"
-_EXPECTED = "name:str model:str hosts:str item:str value:str tells:str said_at:str"
+_WINDOWS = "hosts:str begins:time ends:time who:str why:str declared_in:str"
+_OVERRIDES = (
+    "what:str hosts:str since:time until:time who:str why:str declared_in:str rollout:float"
+)
+_EXPECTED = "name:str model:str hosts:str item:str value:str description:str declared_in:str"
 _THRESHOLDS = (
-    "name:str value:float default_value:float low:float high:float unit:str tells:str rollout:float "
+    "name:str value:float default_value:float low:float high:float unit:str description:str rollout:float "
     "before_value:float"
 )
-_COSTS = "hosts:str price_per_gpu_hour:float preemptions_per_hour:float said_at:str"
+_COSTS = "hosts:str price_per_gpu_hour:float preemptions_per_hour:float declared_in:str"
 _TENANTS = " ".join(["tenant:str", *(f"{r.name}:float" for r in fields(ExchangeRates))])
-_PLACES = "host:str field:str value:str source:str said_at:str counts:bool"
+_PLACES = "host:str field:str value:str source:str declared_in:str counts:bool"
 
 
 class StoredVersion(NamedTuple):
@@ -145,11 +147,11 @@ def expectations(declared: Declared) -> list[tuple[Any, ...]]:
             expectation.selection.description if expectation.selection else "",
             item,
             value,
-            tells,
+            description,
             str(expectation.where),
         )
         for expectation in declared.expectations
-        for item, value, tells in (
+        for item, value, description in (
             *(
                 (item, f"{value:g}", ITEMS[item].description)
                 for item, value in expectation.items.items()

@@ -84,6 +84,6 @@ def _interpret_xid(event: HealthEvent, driver_version: str) -> EventInterpretati
         decoded.cancels,
         policy,
         variant,
-        (decoded.words,) if decoded.words else (),
+        (decoded.message,) if decoded.message else (),
         decoded.process_name,
     )

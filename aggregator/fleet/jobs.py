@@ -16,7 +16,7 @@ from ...contract.wire.telemetry_pb2 import HealthEvent
 from ..arrays import Codes, Flags, Indexes, Times
 from .devices import Devices
 
-PROCESS, REANNOUNCED = "gpu.process", "gpu.told_anew"
+PROCESS, REANNOUNCED = "gpu.process", "gpu.full_report"
 EVENTS = (PROCESS, REANNOUNCED)
 #: Further processes of a host are ignored.
 PROCESSES_PER_HOST_MAX = 512

@@ -146,7 +146,7 @@ class DeviceTable:
         if not self.is_tracked:
             return np.zeros(0, dtype=np.intp)
         self._fit()
-        return np.flatnonzero(self._touched)
+        return self._touched.nonzero()[0]
 
     def advance(self, rows: Indexes) -> None:
         """Evaluate all counters of *rows*, a part of `pending_rows`, since the last time."""
@@ -252,10 +252,13 @@ class DeviceTable:
         """Return the rows whose last value, of any age, meets *condition*."""
         self._fit()
         index, count = self.column[column], self.devices.count
+        valid = self._valid[index, :count]
+        if not valid.any():  # most rules read a column that no device of the fleet has
+            return np.zeros(0, dtype=np.intp)
         cells = self._bits[index, :count]
         with np.errstate(invalid="ignore"):  # cells that were never read may have any bits
             meets_condition = condition(cells.view(np.float64) if self.is_gauge(column) else cells)
-        rows = np.flatnonzero(meets_condition & self._valid[index, :count])
+        rows = (meets_condition & valid).nonzero()[0]
         if self.is_gauge(column):
             rows = rows[np.abs(cells[rows].view(np.float64)) <= GAUGE_MAX]
         return rows
@@ -327,7 +330,7 @@ class DeviceTable:
         """Return the rows whose events may reach *least*; most devices never count an error."""
         self._fit()
         sums = self._sums(column, slow=slow)
-        return np.flatnonzero(sums >= least * (1.0 - 1e-6) if least > 0.0 else sums)
+        return (sums >= least * (1.0 - 1e-6) if least > 0.0 else sums).nonzero()[0]
 
     def _sums(self, column: str, *, slow: bool) -> Sums:
         sums = self._slow if slow else self._fast

@@ -148,7 +148,7 @@ def store_model(connection: Any, now_us: int, result: TrainingResult) -> None:
         [
             now_us, model.outcome, result.accepted, result.reason, model.first_time, model.last_time,
             model.nodes, model.faults, list(model.metrics), list(model.metrics.values()),
-            [{"told": predicted, "observed": observed} for predicted, observed in model.calibration],
+            [{"predicted": predicted, "observed": observed} for predicted, observed in model.calibration],
             model.to_text(),
         ],
     )  # fmt: skip

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from ...contract.frame import FrameError
+from ...contract.signals import FORMER_EVENTS
 from ...contract.stream import CONTEXT_BYTES_MAX
 from ...contract.wire import telemetry_pb2 as wire
 from ...ext.intake import Received
@@ -363,6 +364,8 @@ class Ingest:
         new: dict[str, StoredEvent] = {}
         duplicates = []
         for event in request.events:
+            if event.name in FORMER_EVENTS:
+                event.name = FORMER_EVENTS[event.name]
             if self._is_known(host, event, new.get(event.event_id)):
                 duplicates.append(event.event_id)
             else:

@@ -170,7 +170,7 @@ def _of_receipts(config: AggregatorConfig, store: Store) -> tuple[Alarm, ...]:
         ),
         Alarm(
             "aggregator.receipt_loss", _of("losing_hosts"), 0.0, 0.0, 0.0, 60.0,
-            lambda v: f"readings are lost: the spools of {v['losing_hosts']:.0f} hosts dropped frames before the aggregator received them; SELECT host, words FROM ops.findings WHERE name = 'data.lost' names them; receipts here are delayed by aggregator.lag, .queue, .not_storing; else look at those hosts",
+            lambda v: f"readings are lost: the spools of {v['losing_hosts']:.0f} hosts dropped frames before the aggregator received them; SELECT host, message FROM ops.findings WHERE name = 'data.lost' names them; receipts here are delayed by aggregator.lag, .queue, .not_storing; else look at those hosts",
             "no agent has dropped frames for 5 minutes",
         ),
         Alarm(

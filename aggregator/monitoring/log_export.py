@@ -67,5 +67,5 @@ def advisory_record(advisory: Advisory) -> OtlpRecord:
         "gangline.workload": advisory.job, "gangline.owner": advisory.owner, "gangline.revision": advisory.revision,
         "gangline.confidence": float(advisory.confidence),
     }  # fmt: skip
-    text = f"{advisory.action.name} of {advisory.subject}: {advisory.words}; {advisory.state.name}: {advisory.state_words}"
+    text = f"{advisory.action.name} of {advisory.subject}: {advisory.message}; {advisory.state.name}: {advisory.state_message}"
     return OtlpRecord("gangline.advisory", text, advisory.changed_ns, severity, attributes)

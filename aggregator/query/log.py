@@ -39,7 +39,7 @@ class QueryLogEntry:
     rows: int
     size_bytes: int
     outcome: str
-    words: str
+    message: str
     cpu_seconds: float
     rss_bytes_max: int
 

@@ -109,7 +109,7 @@ class QueryPool:
                 is_complete = True
                 if kind == messages.ERROR:
                     error = json.loads(payload)
-                    raise messages.REPORTED_ERRORS[error["kind"]](error["words"])
+                    raise messages.REPORTED_ERRORS[error["kind"]](error["message"])
                 yield AnswerSummary(**json.loads(payload))
             is_abandoned = False
         finally:

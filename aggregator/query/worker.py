@@ -56,7 +56,7 @@ def serve(connected: socket.socket, settings: QuerySettings) -> None:
         except (BrokenPipeError, ConnectionResetError):
             return  # the reader disconnected
         except QueryError as error:
-            report = {"kind": type(error).__name__, "words": str(error)}
+            report = {"kind": type(error).__name__, "message": str(error)}
             stream.write(messages.json_message(messages.ERROR, report))
 
 

@@ -16,7 +16,7 @@ from .verdicts import JobVerdict, VerdictChanges, from_row, row
 _VERDICT_COLUMNS = (
     "verdict_id:str run_id:str job:str since:time until:time time:time identity:str strength:int verdict:str cause:str "
     "reason:str shared_cause:str advisory:str hosts:texts device:str slowdown_ratio:float slowdown_lower_ratio:float "
-    "slowdown_upper_ratio:float is_stopped:bool lost_gpu_hours:float words:str evidence_sql:str"
+    "slowdown_upper_ratio:float is_stopped:bool lost_gpu_hours:float message:str evidence_sql:str"
 )
 _PACE_COLUMNS = "run_id:str job:str source:str time:time measure:str reference_work:float reference_time:time is_current:bool pace:float"
 #: Verdicts restored at a start; older ones are only in the store.

@@ -262,7 +262,7 @@ def row(verdict: JobVerdict, now_ns: int) -> dict[str, Any]:
         "advisory": fault.advisory, "hosts": list(fault.hosts), "device": fault.device,
         "slowdown_ratio": verdict.slowdown, "slowdown_lower_ratio": fault.slowdown_lower,
         "slowdown_upper_ratio": fault.slowdown_upper, "is_stopped": verdict.is_stopped,
-        "lost_gpu_hours": verdict.lost_gpu_hours, "words": fault.message, "evidence_sql": fault.sql,
+        "lost_gpu_hours": verdict.lost_gpu_hours, "message": fault.message, "evidence_sql": fault.sql,
     }  # fmt: skip
 
 
@@ -277,7 +277,7 @@ def from_row(stored: Mapping[str, Any]) -> JobVerdict:
         verdict=str(stored["verdict"]), cause=str(stored["cause"]), reason=str(stored["reason"]),
         hosts=tuple(stored["hosts"] or ()), device=str(stored["device"] or ""), slowdown=number("slowdown_ratio"),
         slowdown_lower=number("slowdown_lower_ratio"), slowdown_upper=number("slowdown_upper_ratio"),
-        message=str(stored["words"] or ""), sql=str(stored["evidence_sql"] or ""),
+        message=str(stored["message"] or ""), sql=str(stored["evidence_sql"] or ""),
         shared_cause=str(stored["shared_cause"] or ""), advisory=str(stored["advisory"] or ""),
     )  # fmt: skip
     return JobVerdict(

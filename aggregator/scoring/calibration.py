@@ -80,7 +80,7 @@ class Outcomes(NamedTuple):
             relative_speed_factor=1.0,
             score_delta=score_delta,
             reason=Reason.NONE,
-            words=message,
+            message=message,
             observed_ns=at_ns,
             sql=_SQL.format(timestamp_sql(at_ns)),
         )

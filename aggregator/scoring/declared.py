@@ -107,7 +107,7 @@ def without_maintenance(host: HostScore) -> HostScore:
         host,
         state=HealthState.__members__.get(hidden[1], HealthState.UNKNOWN),
         reason=next(
-            (evidence.reason for evidence in host.evidence if evidence.words == message),
+            (evidence.reason for evidence in host.evidence if evidence.message == message),
             Reason.NONE,
         ),
         reason_message=message,

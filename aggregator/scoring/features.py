@@ -155,7 +155,7 @@ def evidence_of(
         score_delta=score_delta,
         # by the feature's own reason advice would act, but a model requests no action
         reason=Reason.LEMON,
-        words=feature.describe(value),
+        message=feature.describe(value),
         observed_ns=at_ns,
         sql=query_of(feature.name, host, at_ns),
     )

@@ -183,7 +183,7 @@ def _evidence(view: FleetView, culprit: _Culprit, count: int) -> Evidence:
         relative_speed_factor=1.0,
         score_delta=0.0,
         reason=Reason.NONE,
-        words=f"{statement} ({name}: {symptom.message}){more}; no fault of this host",
+        message=f"{statement} ({name}: {symptom.message}){more}; no fault of this host",
         observed_ns=culprit.worst.observed_ns,
         sql=symptom.sql,
     )

@@ -104,7 +104,7 @@ class Symptom:
             relative_speed_factor=self.speed,
             score_delta=score_delta,
             reason=self.rule.reason if self.reason is None else self.reason,
-            words=self.message,
+            message=self.message,
             observed_ns=observed_ns,
             sql=self.sql,
         )

@@ -196,14 +196,14 @@ class FleetView:
     def where(self, table: str, column: str, condition: Callable[[Any], Flags]) -> Indexes:
         """Return the rows whose current reading fulfils *condition*, never missing ones."""
         rows = self.fleet.tables[table].cells_where(column, condition)
-        return rows[self.fresh_at(table, rows)]
+        return rows[self.fresh_at(table, rows)] if rows.size else rows
 
     def counting(
         self, table: str, column: str, least: float = 0.0, *, slow: bool = False
     ) -> tuple[Indexes, Floats]:
         """Return (rows, events of about the last 10 s, or 600 s) with at least *least* events."""
         rows = self.fleet.tables[table].counting(column, least, slow=slow)
-        rows = rows[self.fresh_at(table, rows)]
+        rows = rows[self.fresh_at(table, rows)] if rows.size else rows
         if not rows.size:
             return rows, np.zeros(0)
         quiet_seconds = self._quiet_seconds(table, rows)

@@ -87,7 +87,7 @@ class AdminService(AdminServiceServicer):
         except StoreError as error:
             raise ServiceUnavailable(str(error)) from error
         return admin_pb2.TrainedHazard(
-            accepted=done.accepted, words=done.reason, model=done.model.to_text()
+            accepted=done.accepted, message=done.reason, model=done.model.to_text()
         )
 
     async def _compact(self, context: Any, stop: threading.Event) -> None:

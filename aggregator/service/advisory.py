@@ -69,10 +69,10 @@ def advisory_message(one: Advisory, expires_ns: int, store: str = "") -> wire.Ad
         nodes=[f"nodes/{host}" for host in one.hosts], devices=one.devices,
         action=_enum(one.action), then_action=_enum(one.then or 0), scope=one.scope.value,
         basis=_enum(one.basis), reason=_enum(Reason.__members__.get(one.reason, Reason.NONE)),
-        reason_text=one.words, confidence=one.confidence, hazard_per_hour=one.hazard_per_hour,
+        reason_text=one.message, confidence=one.confidence, hazard_per_hour=one.hazard_per_hour,
         cost_of_waiting_gpu_hours=one.price.waiting_gpu_hours,
         cost_of_acting_gpu_hours=one.price.acting_gpu_hours, arithmetic=one.price.arithmetic,
-        state=_enum(one.state), state_text=one.state_words, etag=one.etag, owner=one.owner,
+        state=_enum(one.state), state_text=one.state_message, etag=one.etag, owner=one.owner,
         fencing_token=one.token, store=store, workload=one.job, count=one.count,
         propose_time=timestamp(one.proposed_ns), expire_time=timestamp(expires_ns),
         update_time=timestamp(one.changed_ns),
@@ -95,7 +95,7 @@ def held_back_message(case: Case, reason: str) -> wire.HeldBack:
     return wire.HeldBack(
         node=f"nodes/{case.host}",
         action=_enum(case.action),
-        reason_text=case.words,
+        reason_text=case.message,
         held_back_text=reason,
         devices=case.devices,
         cost_of_waiting_gpu_hours=case.price.waiting_gpu_hours,
@@ -115,7 +115,7 @@ def evaluation_message(report: ReplayReport) -> wire.EvaluateRuleResponse:
                 end_time=timestamp(episode.last_ns),
                 action=_enum(episode.case.action),
                 advised=advised,
-                words=episode.case.words,
+                message=episode.case.message,
                 followed_by_fault=episode.faulty_ns > 0,
                 held_back_text="" if advised else reason,
             )
@@ -249,7 +249,7 @@ def unavailable(entries: Iterable[tuple[str, str, DeclaredOut]]) -> list[wire.Un
     return [
         wire.UnavailableNode(
             node=f"nodes/{host}",
-            reason=report.words,
+            reason=report.message,
             expire_time=timestamp(report.until_ns),
             actor=by,
             since_time=timestamp(report.since_ns),
@@ -366,7 +366,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         """Return withheld cases with reasons, gravest first; of all hosts if *node* is ""."""
         state = self._engine.machine.state
         cases = [
-            (state.cases[key].case, reported.words)
+            (state.cases[key].case, reported.message)
             for key, reported in state.held_back.items()
             if key in state.cases and node in ("", state.cases[key].case.host)
         ]
@@ -529,7 +529,7 @@ def ack_of(request: wire.AckAdvisoryRequest, actor: str, now_ns: int) -> Acked:
         name=name,
         to=to,
         actor=actor,
-        words=request.note,
+        message=request.note,
         etag=request.etag,
         until_ns=until_ns,
         lease_seconds=lease,

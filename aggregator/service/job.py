@@ -132,7 +132,7 @@ class JobService(JobServiceServicer):
                 subject=advisory.subject,
                 state=advisory.state.name,
                 action=advisory.action.name,
-                words=advisory.words,
+                message=advisory.message,
             )
             for advisory in self._open_advisories()
             if advisory.name in causes or advisory.host in hosts
@@ -260,7 +260,7 @@ def _verdict(verdict: JobVerdict, advisories: Mapping[str, Advisory]) -> wire.Jo
         device=fault.device, slowdown=1.0 if verdict.is_stopped else verdict.slowdown,
         slowdown_lower=nan if verdict.is_stopped else fault.slowdown_lower,
         slowdown_upper=nan if verdict.is_stopped else fault.slowdown_upper, stops=verdict.is_stopped,
-        start_time=timestamp(verdict.since_ns), lost_gpu_hours=verdict.lost_gpu_hours, words=fault.message,
+        start_time=timestamp(verdict.since_ns), lost_gpu_hours=verdict.lost_gpu_hours, message=fault.message,
         evidence_sql=fault.sql, next_command=_next_command(verdict, advisory),
     )  # fmt: skip
     if verdict.until_ns:

@@ -243,7 +243,7 @@ class _QueryRecord:
             rows=self.rows,
             size_bytes=self.size_bytes,
             outcome=self.outcome,
-            words=self.message,
+            message=self.message,
             cpu_seconds=round(self.cost.cpu_seconds, 4),
             rss_bytes_max=self.cost.rss_bytes_max,
         )

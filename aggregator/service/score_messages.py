@@ -82,7 +82,7 @@ def score_message(
         hazard_per_hour=host.hazard_per_hour,
         relative_speed=host.relative_speed,
         reason=_number(host.reason),
-        reason_words=host.reason_message,
+        reason_message=host.reason_message,
         clears_when=host.clears_when,
         simulated=host.simulated,
         hazard_lower=host.hazard_interval[0],
@@ -110,7 +110,7 @@ def score_message(
             reply.contributions.append(_contribution(waits_for))
         reply.gpus.extend(map(_gpu, snapshot.gpus.of(host.node_index)))
         reply.sources.extend(
-            score_pb2.SourceOutcome(source=s.name, outcome=s.outcome_name, words=s.message)
+            score_pb2.SourceOutcome(source=s.name, outcome=s.outcome_name, message=s.message)
             for s in sources
         )
     return reply
@@ -141,7 +141,7 @@ def _contribution(evidence: Evidence) -> score_pb2.Contribution:
         relative_speed_factor=evidence.relative_speed_factor,
         score_delta=evidence.score_delta,
         reason=_number(evidence.reason),
-        words=evidence.words,
+        message=evidence.message,
         observe_time=timestamp(evidence.observed_ns),
         evidence_sql=evidence.sql,
         hazard_delta=0.0 if isnan(evidence.hazard_delta) else evidence.hazard_delta,

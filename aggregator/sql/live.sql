@@ -8,7 +8,7 @@ COMMENT ON VIEW snapshot IS
 
 -- What a model of hazard is told comes from all that was ever found of a host: the operators' file has it as a table.
 CREATE OR REPLACE VIEW cleared_findings AS
-SELECT host, name, since, cleared, words FROM findings WHERE cleared IS NOT NULL
+SELECT host, name, since, cleared, message FROM findings WHERE cleared IS NOT NULL
 UNION ALL BY NAME SELECT host, name, since, cleared FROM past_findings;
 COMMENT ON VIEW cleared_findings IS
-    'cleared findings, for 400 days; those older than history_days have no words';
+    'cleared findings, for 400 days; those older than history_days have no message';

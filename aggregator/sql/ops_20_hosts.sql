@@ -18,19 +18,19 @@ WHERE time <= ops.taken() GROUP BY host;
 COMMENT ON VIEW ops.last_readings IS
     'time of the last reading of each host: FROM ops.last_readings ORDER BY host';
 
-CREATE OR REPLACE VIEW ops.heard AS
-SELECT host, greatest(s.heard, r.last_reading) AS heard, r.last_reading
+CREATE OR REPLACE VIEW ops.last_seen AS
+SELECT host, greatest(s.last_seen, r.last_reading) AS last_seen, r.last_reading
 FROM main.hosts AS h LEFT JOIN ops.scores_now AS s USING (host)
 LEFT JOIN ops.last_readings AS r USING (host);
-COMMENT ON VIEW ops.heard IS 'when each host last reported, by the aggregator''s clock: FROM ops.heard ORDER BY host';
+COMMENT ON VIEW ops.last_seen IS 'when each host last reported, by the aggregator''s clock: FROM ops.last_seen ORDER BY host';
 
 CREATE OR REPLACE VIEW ops.hosts AS
 SELECT
     h.host, coalesce(s.state, 'UNKNOWN') AS state, s.score,
     s.hazard_per_hour * 24 AS hazard_per_day, s.relative_speed,
-    coalesce(s.reason_words, 'not judged yet') AS reason, s.clears_when,
-    h.simulated, greatest(s.heard, r.last_reading) AS heard,
-    greatest(0, date_diff('millisecond', greatest(s.heard, r.last_reading), ops.taken())) / 1000.0
+    coalesce(s.reason_message, 'not judged yet') AS reason, s.clears_when,
+    h.simulated, greatest(s.last_seen, r.last_reading) AS last_seen,
+    greatest(0, date_diff('millisecond', greatest(s.last_seen, r.last_reading), ops.taken())) / 1000.0
         AS silent_seconds,
     c.offset_seconds AS clock_offset_seconds, h.agent_version, h.address, h.labels, h.registered
 FROM main.hosts AS h LEFT JOIN ops.scores_now AS s USING (host)
@@ -56,16 +56,16 @@ COMMENT ON MACRO TABLE ops.worst IS
 -- Reported outcomes that multiply the hazard by less than 1.05 are a part of the sum, and no reason.
 CREATE OR REPLACE MACRO ops.explain(host_name) AS TABLE
 SELECT
-    e.words, e.score_delta, e.relative_speed_factor, e.log_hazard_delta, e.signal, e.device, e.value,
+    e.message, e.score_delta, e.relative_speed_factor, e.log_hazard_delta, e.signal, e.device, e.value,
     e.unit, e.normal, e.reason, e.observed, e.sql, e.hazard_delta, e.shared_count
 FROM main.evidence AS e JOIN ops.scores_now AS s USING (host, time, version)
 WHERE host = host_name AND NOT (e.signal = 'hazard.outcomes' AND abs(e.log_hazard_delta) < ln(1.05))
 ORDER BY e.score_delta, abs(e.log_hazard_delta) DESC, e.device, e.signal;
 COMMENT ON MACRO TABLE ops.explain IS
-    'evidence of a host''s score; column sql shows the readings: SELECT words, score_delta, reason FROM ops.explain(''sim-006'')';
+    'evidence of a host''s score; column sql shows the readings: SELECT message, score_delta, reason FROM ops.explain(''sim-006'')';
 
 CREATE OR REPLACE VIEW ops.freshness AS
-SELECT host, heard, silent_seconds, state, simulated
+SELECT host, last_seen, silent_seconds, state, simulated
 FROM ops.hosts ORDER BY silent_seconds DESC NULLS FIRST, host;
 COMMENT ON VIEW ops.freshness IS
     'how long each host has been silent, longest first: FROM ops.freshness LIMIT 5';

@@ -1,15 +1,15 @@
 CREATE OR REPLACE VIEW ops.findings AS
-SELECT host, name, subject, words, since, cleared, cleared IS NULL AS still_so, clears_when
-FROM main.findings ORDER BY still_so DESC, since DESC, host, name, subject;
+SELECT host, name, subject, message, since, cleared, cleared IS NULL AS is_active, clears_when
+FROM main.findings ORDER BY is_active DESC, since DESC, host, name, subject;
 COMMENT ON VIEW ops.findings IS
-    'findings: faults that last until cleared, such as two hosts of one name, a counter stuck, an XID: SELECT host, name, words FROM ops.findings WHERE still_so';
+    'findings: faults that last until cleared, such as two hosts of one name, a counter stuck, an XID: SELECT host, name, message FROM ops.findings WHERE is_active';
 
 CREATE OR REPLACE VIEW ops.faults AS
 SELECT
     time, host, device_kind, device, name, code, message, received,
     count, last_time, forms, forms_count, process_id, process_name, attributes
 FROM main.events
-WHERE name NOT IN ('collector.outcome', 'gpu.process', 'gpu.allocation', 'gpu.told_anew')
+WHERE name NOT IN ('collector.outcome', 'gpu.process', 'gpu.allocation', 'gpu.full_report')
 ORDER BY received DESC, time DESC;
 COMMENT ON VIEW ops.faults IS
     'faults that hosts reported, such as XIDs, newest first; a storm is one row with its count: SELECT time, host, name, code, message FROM ops.faults';
@@ -19,7 +19,7 @@ COMMENT ON VIEW ops.faults IS
 CREATE OR REPLACE VIEW ops.advisories AS
 SELECT
     s.host, e.device, s.state, coalesce(a.severity, n.severity) AS severity,
-    coalesce(a.action, n.action) AS action, e.words, e.reason, coalesce(a.scope, n.scope) AS scope,
+    coalesce(a.action, n.action) AS action, e.message, e.reason, coalesce(a.scope, n.scope) AS scope,
     e.observed, s.simulated
 FROM ops.scores_now AS s JOIN main.evidence AS e USING (host, time, version)
 LEFT JOIN (FROM ops.actions QUALIFY count(*) OVER (PARTITION BY signal, code) = 1) AS a
@@ -33,27 +33,27 @@ LEFT JOIN ops.actions AS n ON n.name = CASE
 WHERE s.state <> 'HEALTHY' AND (e.log_hazard_delta > 0 OR e.relative_speed_factor < 1)
     AND NOT (e.signal = 'hazard.outcomes' AND abs(e.log_hazard_delta) < ln(1.05))
 QUALIFY row_number() OVER (
-    PARTITION BY s.host, e.device, e.signal, e.words ORDER BY a.code NULLS LAST) = 1
+    PARTITION BY s.host, e.device, e.signal, e.message ORDER BY a.code NULLS LAST) = 1
 ORDER BY ops.severity(s.state), s.score, s.host, e.score_delta, e.device;
 COMMENT ON VIEW ops.advisories IS
-    'what the policy recommends for the active findings of each host (action NULL: no recommendation); these are not decisions, and nothing acts on them: SELECT host, state, action, words FROM ops.advisories';
+    'what the policy recommends for the active findings of each host (action NULL: no recommendation); these are not decisions, and nothing acts on them: SELECT host, state, action, message FROM ops.advisories';
 
 CREATE OR REPLACE MACRO ops.part(device_name) AS TABLE
 SELECT *
 FROM (
-    SELECT time, host, device, 'event' AS what, name || coalesce(' ' || nullif(code, 0), '') AS name, count, message AS words
+    SELECT time, host, device, 'event' AS what, name || coalesce(' ' || nullif(code, 0), '') AS name, count, message
     FROM ops.faults WHERE ops.is_part(device, device_name)
     UNION ALL
-    SELECT since, host, subject, if(cleared IS NULL, 'finding, still so', 'finding, cleared'), name, 1, words
+    SELECT since, host, subject, if(cleared IS NULL, 'finding, still so', 'finding, cleared'), name, 1, message
     FROM main.findings WHERE ops.is_part(subject, device_name)
     UNION ALL
-    SELECT min(time), host, device, 'evidence', reason || ' ' || signal, count(*), arg_min(words, time)
+    SELECT min(time), host, device, 'evidence', reason || ' ' || signal, count(*), arg_min(message, time)
     FROM main.evidence WHERE ops.is_part(device, device_name)
     GROUP BY host, device, reason, signal
 )
 ORDER BY time, host, what, name;
 COMMENT ON MACRO TABLE ops.part IS
-    'everything reported about a device, on any host (the beginning of its name is enough): SELECT time, host, what, name, words FROM ops.part(''GPU-3d4c4be0'')';
+    'everything reported about a device, on any host (the beginning of its name is enough): SELECT time, host, what, name, message FROM ops.part(''GPU-3d4c4be0'')';
 
 -- Findings that overlap, or begin within ten minutes of an incident, are one (`hazard/history.py`; a test holds them equal).
 -- What came later is not told: a stored query returns what was known then. Each incident is added to a copy of the list

@@ -2,8 +2,8 @@
 -- what stands now, decided by nobody.
 CREATE OR REPLACE VIEW ops.advice AS
 SELECT
-    advisory, subject, action, then_action, scope, state, state_words, waiting_gpu_hours,
-    acting_gpu_hours, act_by, words, reason, basis, confidence, owner, proposed, expires,
+    advisory, subject, action, then_action, scope, state, state_message, waiting_gpu_hours,
+    acting_gpu_hours, act_by, message, reason, basis, confidence, owner, proposed, expires,
     time AS changed, hosts, devices, job, count, arithmetic, hazard_per_hour, shadow
 FROM main.advisories
 QUALIFY row_number() OVER (PARTITION BY advisory ORDER BY revision DESC) = 1
@@ -12,10 +12,10 @@ COMMENT ON VIEW ops.advice IS
     'the current state of every advisory, open ones first, with its price and how that is computed: SELECT advisory, subject, action, state, waiting_gpu_hours, acting_gpu_hours FROM ops.advice';
 
 CREATE OR REPLACE VIEW ops.advice_history AS
-SELECT time, number, kind, advisory, host, words, body, shadow
+SELECT time, number, kind, advisory, host, message, body, shadow
 FROM main.advice_decisions ORDER BY time DESC, number DESC;
 COMMENT ON VIEW ops.advice_history IS
-    'every decision about advice with its reason, newest first; HeldBack: needed, but not advised: SELECT time, kind, advisory, host, words FROM ops.advice_history';
+    'every decision about advice with its reason, newest first; HeldBack: needed, but not advised: SELECT time, kind, advisory, host, message FROM ops.advice_history';
 
 -- Of a month up to the last decision: advisories are kept for longer than what was held back.
 CREATE OR REPLACE VIEW ops.advice_shadow AS
@@ -32,7 +32,7 @@ SELECT
         'AVOID', 'DRAIN_AFTER_JOB', 'DRAIN_AT_CHECKPOINT', 'EVICT_NOW', 'RESET_GPU', 'REBOOT', 'RETURN_TO_SERVICE', 'RUN_DIAGNOSTIC',
         'CAP_POWER', 'DRAIN_P2P', 'DRAIN_AND_RESET', 'RECOVER_IMEX_DOMAIN', 'INSPECT'
     ][(body ->> 'action')::INTEGER] AS action,
-    NULL, words, 0, count(DISTINCT host), NULL, NULL, min(time), max(time)
+    NULL, message, 0, count(DISTINCT host), NULL, NULL, min(time), max(time)
 FROM main.advice_decisions WHERE shadow AND kind = 'HeldBack' AND time > (SELECT max(time) FROM main.advice_decisions) - INTERVAL 30 DAY
 GROUP BY ALL
 ORDER BY held_back NULLS FIRST, advisories DESC, subjects DESC, action, reason;
@@ -71,7 +71,7 @@ CREATE OR REPLACE VIEW ops.gangs AS
 SELECT
     workload, len(hosts) AS hosts_count, CASE WHEN gpus > 0 THEN gpus END AS gpus,
     CASE WHEN checkpoint_seconds > 0 THEN checkpoint_seconds END AS checkpoint_seconds,
-    reporter, time AS told, until, hosts
+    reporter, time AS reported, until, hosts
 FROM main.gangs WHERE until > ops.taken() ORDER BY len(hosts) DESC, workload;
 COMMENT ON VIEW ops.gangs IS
     'running gangs and their checkpoint intervals, as schedulers report them; ops.jobs shows what agents see: SELECT workload, hosts_count, checkpoint_seconds, until FROM ops.gangs';

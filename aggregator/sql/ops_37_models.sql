@@ -11,7 +11,7 @@ known AS (
     SELECT
         version,
         CASE WHEN NOT accepted THEN 'refused' WHEN time = newest THEN 'in use' ELSE 'replaced' END AS status,
-        time AS trained, words AS why, outcome, first_time, last_time, nodes, faults, metrics['auc'] AS auc,
+        time AS trained, message AS why, outcome, first_time, last_time, nodes, faults, metrics['auc'] AS auc,
         metrics['recall'] AS recall, metrics['ece'] AS ece, metrics['hazard_spread'] AS hazard_spread, metrics, calibration
     FROM trained
     UNION ALL BY NAME

@@ -117,7 +117,7 @@ WITH read AS (
         UNION ALL BY NAME
         FROM latest.gpu_1s ANTI JOIN (
             SELECT DISTINCT host FROM readings.gpu_1s WHERE time BETWEEN moment - INTERVAL 60 SECOND AND moment
-        ) AS told USING (host)
+        ) AS reported USING (host)
         WHERE time BETWEEN moment - INTERVAL 60 SECOND AND moment
     ) SEMI JOIN ops.awake(moment) USING (host)
 ),

@@ -14,11 +14,11 @@ WITH judged AS (
         FROM main.scores WHERE time <= moment GROUP BY host
     ) USING (host, time, version)
 ),
-told AS (
+shown AS (
     SELECT
         host, signal, device, log_hazard_delta, relative_speed_factor, score_delta, ops.severity(gpu_state) AS severity,
         hazard_delta, shared_count = 1 AS is_own,
-        {'state': gpu_state, 'reason': reason, 'words': words} AS says
+        {'state': gpu_state, 'reason': reason, 'message': message} AS verdict
     FROM main.evidence SEMI JOIN judged USING (host, time, version)
 ),
 gpus AS (
@@ -28,7 +28,7 @@ gpus AS (
 ),
 alone AS (
     SELECT
-        j.*, exp(log_hazard_base + coalesce(added, 0)) AS own, 2.2e-5 / (2.2e-5 * gpus_count + 5e-6) AS share, told_count,
+        j.*, exp(log_hazard_base + coalesce(added, 0)) AS own, 2.2e-5 / (2.2e-5 * gpus_count + 5e-6) AS share, shown_count,
         least(moment, ops.taken(), greatest(last_of_host, last_of_gpus)) - INTERVAL 15 SECOND AS since
     FROM judged AS j
     JOIN (
@@ -36,10 +36,10 @@ alone AS (
     ) USING (host)
     LEFT JOIN (SELECT host, max(time) AS last_of_host FROM latest.host_1s GROUP BY host) USING (host)
     LEFT JOIN (
-        SELECT host, sum(log_hazard_delta) AS added FROM told WHERE starts_with(signal, 'hazard.') GROUP BY host
+        SELECT host, sum(log_hazard_delta) AS added FROM shown WHERE starts_with(signal, 'hazard.') GROUP BY host
     ) USING (host)
     LEFT JOIN (
-        SELECT host, count(*) AS told_count FROM told WHERE NOT starts_with(signal, 'hazard.') GROUP BY host
+        SELECT host, count(*) AS shown_count FROM shown WHERE NOT starts_with(signal, 'hazard.') GROUP BY host
     ) USING (host)
 ),
 symptoms AS (
@@ -47,8 +47,8 @@ symptoms AS (
         host, split_part(device, '/', 1) AS gpu, count(*) AS evidence_count,
         exp(sum(log_hazard_delta) FILTER (hazard_delta IS NULL)) AS factor, sum(hazard_delta) FILTER (is_own) AS added,
         min(relative_speed_factor) FILTER (relative_speed_factor < 1) AS speed, min(severity) AS severity,
-        arg_min(says, (severity, score_delta)) AS worst
-    FROM told GROUP BY ALL
+        arg_min(verdict, (severity, score_delta)) AS worst
+    FROM shown GROUP BY ALL
 ),
 scored AS (
     SELECT
@@ -61,19 +61,19 @@ scored AS (
         CASE
             WHEN evidence_count > 0 AND severity IS NULL AND read IS NOT NULL THEN NULL
             WHEN severity < ops.severity(calm) THEN worst
-            WHEN told_count >= 48 AND read IS NOT NULL THEN NULL
-            ELSE {'state': calm, 'reason': 'NONE', 'words': ''}
-        END AS says
+            WHEN shown_count >= 48 AND read IS NOT NULL THEN NULL
+            ELSE {'state': calm, 'reason': 'NONE', 'message': ''}
+        END AS verdict
     FROM alone AS a JOIN gpus USING (host) LEFT JOIN symptoms USING (host, gpu)
 )
 SELECT
-    host, gpu, says.state AS state, exp(-hazard * hours) AS score, exp(-hazard * spread * hours) AS score_lower,
+    host, gpu, verdict.state AS state, exp(-hazard * hours) AS score, exp(-hazard * spread * hours) AS score_lower,
     exp(-hazard / spread * hours) AS score_upper, hazard AS hazard_per_hour, hazard / spread AS hazard_lower,
     hazard * spread AS hazard_upper, speed AS relative_speed,
     CASE WHEN speed < 1 THEN greatest(speed - reach, 0.05) WHEN unmeasured THEN 0.05 END AS relative_speed_lower,
     CASE WHEN speed < 1 THEN speed + reach WHEN unmeasured THEN 1.1 END AS relative_speed_upper,
-    says.reason AS reason, says.words AS words, evidence_count, read, judged, simulated
-FROM scored ORDER BY ops.severity(says.state), hazard DESC, host, gpu;
+    verdict.reason AS reason, verdict.message AS message, evidence_count, read, judged, simulated
+FROM scored ORDER BY ops.severity(verdict.state), hazard DESC, host, gpu;
 COMMENT ON MACRO TABLE ops.gpu_scores_at IS
     'ops.gpu_scores of a time, over the given hours, by the scores and evidence of that time; the list of GPUs, and which have readings, is current: SELECT host, left(gpu, 12) AS gpu, state, score FROM ops.gpu_scores_at(TIMESTAMP ''2023-11-14 22:16:00'', hours := 24) LIMIT 3';
 

@@ -1,22 +1,22 @@
--- Who runs: `gpu.process` and `gpu.allocation` are told again every 30 minutes (agent/collectors/change_events.py),
--- their ids begin with the boot they are of. After a restart all is reported again, and `gpu.told_anew` says from when on.
-CREATE OR REPLACE VIEW ops.told_by_boot AS
+-- Who runs: `gpu.process` and `gpu.allocation` are reported again every 30 minutes (agent/collectors/change_events.py),
+-- their ids begin with the boot. After a restart, all is reported again: `gpu.full_report` marks the start.
+CREATE OR REPLACE VIEW ops.boot_reports AS
 SELECT
     e.*, coalesce(e.attributes['gpu_instance'], '') AS instance,
     CASE
         WHEN split_part(e.event_id, '/', 1) NOT IN ('', lower(hex(h.boot_id))) THEN 'ended'
         WHEN e.last_time < t.taken - INTERVAL 65 MINUTE
-            AND e.attributes['state'] NOT IN ('ended', 'released') THEN 'not told any more'
+            AND e.attributes['state'] NOT IN ('ended', 'released') THEN 'no longer reported'
         WHEN e.last_boottime_ns < a.boottime_ns THEN 'ended'
         ELSE e.attributes['state']
     END AS state
 FROM main.events AS e JOIN main.hosts AS h USING (host) CROSS JOIN main.snapshot AS t
-LEFT JOIN main.events AS a ON a.name = 'gpu.told_anew' AND a.host = e.host
+LEFT JOIN main.events AS a ON a.name = 'gpu.full_report' AND a.host = e.host
     AND a.event_id = split_part(e.event_id, '/', 1) || '/anew/' || e.name || '/'
         || CASE e.name WHEN 'gpu.process' THEN left(e.device, 48) ELSE 'host' END
 WHERE e.name IN ('gpu.process', 'gpu.allocation');
-COMMENT ON VIEW ops.told_by_boot IS
-    'processes and allocations that hosts reported, with their current state; see ops.gpu_processes, ops.gpu_allocations: SELECT host, name, state, count(*) AS told FROM ops.told_by_boot GROUP BY ALL ORDER BY host, name, state LIMIT 5';
+COMMENT ON VIEW ops.boot_reports IS
+    'processes and allocations that hosts reported, with their current state; see ops.gpu_processes, ops.gpu_allocations: SELECT host, name, state, count(*) AS reports FROM ops.boot_reports GROUP BY ALL ORDER BY host, name, state LIMIT 5';
 
 CREATE OR REPLACE VIEW ops.gpu_processes AS
 SELECT
@@ -40,7 +40,7 @@ SELECT
         - coalesce(try_cast(e.attributes['start_nanoseconds'] AS BIGINT), e.boottime_ns::BIGINT))
         // 1000) AS since,
     e.last_time, e.attributes
-FROM ops.told_by_boot AS e WHERE e.name = 'gpu.process'
+FROM ops.boot_reports AS e WHERE e.name = 'gpu.process'
 ORDER BY e.host, e.device, e.process_id;
 COMMENT ON VIEW ops.gpu_processes IS
     'each process on each GPU with its owner and start; state running, dead (a process that has ended still uses the GPU), ended: SELECT host, left(gpu, 12) AS gpu, job, rank, state FROM ops.gpu_processes';
@@ -75,7 +75,7 @@ SELECT
     CASE WHEN a.device LIKE 'GPU-%' THEN coalesce(p.own, 0) END AS processes_count,
     CASE WHEN a.device LIKE 'GPU-%' THEN coalesce(p.others, 0) END AS other_processes_count,
     a.last_time
-FROM ops.told_by_boot AS a
+FROM ops.boot_reports AS a
 LEFT JOIN LATERAL (
     SELECT
         count(*) FILTER (job IS NOT DISTINCT FROM a.attributes['namespace'] || '/' || a.attributes['pod'])
@@ -93,7 +93,7 @@ COMMENT ON VIEW ops.gpu_allocations IS
 CREATE OR REPLACE MACRO ops.job_hosts(job_name) AS TABLE
 SELECT
     j.host, j.ranks, j.gpus_count, h.state, s.since AS state_since, h.relative_speed, h.score,
-    coalesce(c.slowed_by, h.reason) AS reason, coalesce(c.words, h.reason_words) AS words
+    coalesce(c.slowed_by, h.reason) AS reason, coalesce(c.message, h.reason_message) AS message
 FROM (
     SELECT
         host, count(DISTINCT gpu) AS gpus_count,
@@ -103,7 +103,7 @@ FROM (
 LEFT JOIN ops.scores_now AS h USING (host) LEFT JOIN ops.state_since AS s USING (host)
 LEFT JOIN (
     SELECT e.host, arg_min(e.reason, e.relative_speed_factor) AS slowed_by,
-        arg_min(e.words, e.relative_speed_factor) AS words
+        arg_min(e.message, e.relative_speed_factor) AS message
     FROM main.evidence AS e JOIN ops.scores_now USING (host, time, version)
     WHERE e.relative_speed_factor < 1 GROUP BY e.host
 ) AS c USING (host)

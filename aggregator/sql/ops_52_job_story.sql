@@ -165,7 +165,7 @@ CREATE OR REPLACE VIEW ops.stragglers AS
 SELECT
     job, hosts[1] AS host, device, since, until, verdict, cause, reason, slowdown_ratio,
     if(is_stopped, NULL, slowdown_lower_ratio) AS slowdown_lower_ratio,
-    if(is_stopped, NULL, slowdown_upper_ratio) AS slowdown_upper_ratio, lost_gpu_hours, words, evidence_sql, hosts,
+    if(is_stopped, NULL, slowdown_upper_ratio) AS slowdown_upper_ratio, lost_gpu_hours, message, evidence_sql, hosts,
     shared_cause, advisory, run_id
 FROM main.job_verdicts
 ORDER BY until IS NOT NULL, slowdown_ratio DESC, lost_gpu_hours DESC, job, host;

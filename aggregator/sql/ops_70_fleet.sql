@@ -35,7 +35,7 @@ COMMENT ON VIEW ops.versions IS
 -- Of the day before that hour only the last state of each host: a year costs no more. The oldest score of a host is no
 -- change where those before it may be gone: each host has one in five minutes, so that of one that is new others are older.
 CREATE OR REPLACE VIEW ops.changed_last_hour AS
-SELECT time, host, state_before, state, score, reason_words, simulated
+SELECT time, host, state_before, state, score, reason_message, simulated
 FROM (
     SELECT
         s.*,
@@ -60,10 +60,10 @@ CREATE OR REPLACE VIEW ops.changes AS
 SELECT c.*
 FROM (
     SELECT time, host, 'state' AS what, '' AS device,
-        concat_ws(': ', coalesce(state_before || ' -> ', 'first judged ') || state, nullif(reason_words, '')) AS words
+        concat_ws(': ', coalesce(state_before || ' -> ', 'first judged ') || state, nullif(reason_message, '')) AS message
     FROM ops.changed_last_hour
     UNION ALL
-    SELECT since, host, 'finding', subject, name || ': ' || words FROM main.findings
+    SELECT since, host, 'finding', subject, name || ': ' || message FROM main.findings
     UNION ALL
     SELECT cleared, host, 'finding cleared', subject, name || ': ' || clears_when
     FROM main.findings WHERE cleared IS NOT NULL
@@ -76,7 +76,7 @@ FROM (
         'driver ' || labels['nvidia_driver_version'], 'kernel ' || labels['kernel'])
     FROM main.hosts
     UNION ALL
-    SELECT heard, host, 'fell silent', '', 'not heard since, for ' || round(silent_seconds)::INTEGER || ' s'
+    SELECT last_seen, host, 'fell silent', '', 'not heard since, for ' || round(silent_seconds)::INTEGER || ' s'
     FROM ops.hosts WHERE silent_seconds > 60
     UNION ALL
     SELECT since, host, 'process began', gpu, concat_ws(' ', source, job, process_name)
@@ -84,4 +84,4 @@ FROM (
 ) AS c
 WHERE c.time > ops.taken() - INTERVAL 1 HOUR ORDER BY c.time DESC, c.host, c.what, c.device;
 COMMENT ON VIEW ops.changes IS
-    'all changes within the last hour, newest first: states, findings, events, processes, hosts that appeared or fell silent: SELECT time, host, what, words FROM ops.changes LIMIT 5';
+    'all changes within the last hour, newest first: states, findings, events, processes, hosts that appeared or fell silent: SELECT time, host, what, message FROM ops.changes LIMIT 5';

@@ -1,8 +1,8 @@
 CREATE OR REPLACE MACRO ops.host(host_name) AS TABLE
-SELECT about, what, says, time
+SELECT about, what, message, time
 FROM (
     SELECT 1 AS place, 0.0 AS weight, 'state' AS about, h.state AS what,
-        concat_ws(' ', nullif(h.reason, ''), if(s.or_longer, '(or longer)', NULL)) AS says, s.since AS time
+        concat_ws(' ', nullif(h.reason, ''), if(s.or_longer, '(or longer)', NULL)) AS message, s.since AS time
     FROM ops.hosts AS h LEFT JOIN ops.state_since AS s USING (host) WHERE host = host_name
     UNION ALL
     SELECT 1, 1, 'state', 'NOT KNOWN',
@@ -15,8 +15,8 @@ FROM (
     UNION ALL
     SELECT 3, 0, 'clears', '', clears_when, NULL FROM ops.scores_now WHERE host = host_name AND clears_when <> ''
     UNION ALL
-    SELECT 4, 0, 'heard', format('{:.1f} s ago', silent_seconds), concat_ws(', ', address,
-        'agent ' || nullif(agent_version, ''), if(simulated, 'simulated', NULL)), heard
+    SELECT 4, 0, 'last seen', format('{:.1f} s ago', silent_seconds), concat_ws(', ', address,
+        'agent ' || nullif(agent_version, ''), if(simulated, 'simulated', NULL)), last_seen
     FROM ops.hosts WHERE host = host_name
     UNION ALL
     SELECT 5, 0, 'clock', format('{:+.6f} s', offset_seconds), 'off true time by its own word'
@@ -27,12 +27,12 @@ FROM (
         || coalesce(format(', give or take {:.3f} s', error_seconds), ''), measured
     FROM main.clocks WHERE host = host_name
     UNION ALL
-    SELECT 6, score_delta, 'evidence', reason, words, observed FROM ops.explain(host_name)
+    SELECT 6, score_delta, 'evidence', reason, message, observed FROM ops.explain(host_name)
     UNION ALL
     SELECT 7, 0, 'advice', severity, action, observed
     FROM ops.advisories WHERE host = host_name AND action IS NOT NULL
     UNION ALL
-    SELECT 8, 0, 'finding', name, words, since
+    SELECT 8, 0, 'finding', name, message, since
     FROM main.findings WHERE host = host_name AND cleared IS NULL
     UNION ALL
     SELECT 9, 0, 'fault', name || coalesce(' ' || nullif(code, 0), ''), concat_ws(' ', left(nullif(device, 'host'), 12),
@@ -55,7 +55,7 @@ FROM (
     SELECT 13, 0, 'devices', kind, count(*)::VARCHAR, NULL
     FROM main.devices WHERE host = host_name GROUP BY kind
 )
-ORDER BY place, weight, time DESC, what, says;
+ORDER BY place, weight, time DESC, what, message;
 COMMENT ON MACRO TABLE ops.host IS
     'everything about one host on one page: state, score, clock, evidence, advice, findings, faults of the last day, jobs, GPUs, ports; findings about the aggregator itself: ops.host(''(aggregator)''): FROM ops.host(''sim-006'')';
 
@@ -117,7 +117,7 @@ COMMENT ON MACRO TABLE ops.readings_of IS
 
 CREATE OR REPLACE MACRO ops.score_at(host_name, moment, around_seconds := 30) AS TABLE
 SELECT
-    s.time AS judged, s.state, s.score, e.words, e.signal, e.device, e.value AS evidence_value, e.unit,
+    s.time AS judged, s.state, s.score, e.message, e.signal, e.device, e.value AS evidence_value, e.unit,
     r.time AS reading_time, r.value AS reading_value
 FROM (
     FROM main.scores WHERE host = host_name AND time <= moment ORDER BY time DESC, version DESC LIMIT 1

@@ -4,7 +4,7 @@ SELECT
     figure, arg_max(value, time) AS value, min(value) AS least_last_hour,
     max(value) AS most_last_hour, max(time) AS time,
     greatest(0, date_diff('millisecond', max(time), ops.taken())) / 1000.0 AS age_seconds,
-    any_value(tells) AS tells
+    any_value(description) AS description
 FROM main.own_health
 WHERE time > least((SELECT max(time) FROM main.own_health), ops.taken()) - INTERVAL 1 HOUR AND time <= ops.taken()
 GROUP BY figure ORDER BY figure;

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
+from ...contract.signals import FORMER_EVENTS
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ..durable_file import sync_folder
 from ..errors import DISK_RETRY_SECONDS, ResourceExhausted, ServiceUnavailable
@@ -323,6 +324,7 @@ def _decode(body: bytes) -> StoredEvent:
     except DecodeError as error:
         raise ValueError(f"no HealthEvent: {error}") from error
     event.DiscardUnknownFields()  # they are not stored, and may be long
+    event.name = FORMER_EVENTS.get(event.name, event.name)
     return StoredEvent(host, received_ns, time_ns, event)
 
 

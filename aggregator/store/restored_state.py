@@ -43,15 +43,15 @@ FROM devices JOIN hosts USING (host) WHERE NOT simulated AND starts_with(device,
 #: Last score of each host, with its GPUs, its evidence, strongest first, and the time of its last
 #: reading (the score may be minutes older). Only the store's last hour and minutes are read, so
 #: that a year of history does not slow a start. Parameters, microseconds since 1970: `readings`,
-#: `scores`, `hosts` are lower limits of time; `heard` (readings) and `last` (scores) are upper
+#: `scores`, `hosts` are lower limits of time; `last_seen` (readings) and `last` (scores) are upper
 #: limits, as later times were stored before the clock was set back.
 _LAST_SCORES = """
-WITH heard AS (
-    SELECT host, max(time) AS heard
+WITH last_seen AS (
+    SELECT host, max(time) AS last_seen
     FROM (
         SELECT host, time FROM readings.host_1s UNION ALL SELECT host, time FROM readings.collector_10s
     )
-    WHERE time > make_timestamp($readings) AND time <= make_timestamp($heard) GROUP BY host
+    WHERE time > make_timestamp($readings) AND time <= make_timestamp($last_seen) GROUP BY host
 ),
 last AS (
     FROM main.scores WHERE time > make_timestamp($scores) AND time <= make_timestamp($last)
@@ -63,12 +63,12 @@ because AS (
     FROM evidence AS e WHERE time > make_timestamp($scores) GROUP BY ALL
 )
 SELECT
-    s.* EXCLUDE (heard, time), greatest(s.heard, h.heard) AS heard, coalesce(gpus, 0) AS gpus,
+    s.* EXCLUDE (last_seen, time), greatest(s.last_seen, h.last_seen) AS last_seen, coalesce(gpus, 0) AS gpus,
     coalesce(evidence, []) AS evidence, body AS memory, coalesce(m.time < s.time, false) AS is_outdated
 FROM last AS s
-LEFT JOIN heard AS h USING (host) LEFT JOIN gpus USING (host)
+LEFT JOIN last_seen AS h USING (host) LEFT JOIN gpus USING (host)
 LEFT JOIN because AS b USING (host, time, version) LEFT JOIN judge_memory AS m ON m.host = s.host
-WHERE greatest(s.heard, h.heard) > make_timestamp($hosts)
+WHERE greatest(s.last_seen, h.last_seen) > make_timestamp($hosts)
 ORDER BY node_index, host
 """
 #: Columns of `events` that are fields of a HealthEvent.
@@ -147,7 +147,7 @@ def last_scores(connection: Connection) -> list[LastScore]:
         "readings": 600,
         "scores": 3600,
         "hosts": RECEIVED_SECONDS_MAX,
-        "heard": -UNCHANGED_SCORE_SECONDS,
+        "last_seen": -UNCHANGED_SCORE_SECONDS,
     }
     since = {name: newest[0] - seconds * 1_000_000 for name, seconds in lookback_seconds.items()}
     scores = connection.execute(_LAST_SCORES, {**since, "last": newest[0]})
@@ -158,7 +158,7 @@ def last_scores(connection: Connection) -> list[LastScore]:
 def open_findings(connection: Connection) -> list[Finding]:
     """Return the findings that an earlier process did not clear."""
     rows = connection.execute(
-        "SELECT host, name, subject, words, epoch_us(since), clears_when FROM findings "
+        "SELECT host, name, subject, message, epoch_us(since), clears_when FROM findings "
         "WHERE cleared IS NULL ORDER BY since"
     ).fetchall()
     return [
@@ -193,9 +193,9 @@ def _last_score(row: dict[str, Any]) -> LastScore:
         hazard_per_hour=row["hazard_per_hour"],
         relative_speed=_number(row["relative_speed"]),
         reason=_reason(row["reason"]),
-        reason_message=row["reason_words"],
+        reason_message=row["reason_message"],
         clears_when=row["clears_when"],
-        last_received_ns=time_ns(row["heard"]),
+        last_received_ns=time_ns(row["last_seen"]),
         evidence=_in_order(row),
         speed_lower=_number(row["relative_speed_lower"]),
         speed_upper=_number(row["relative_speed_upper"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import isnan
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ _TYPES: dict[str, Any] = {
 Row = tuple[Any, ...]
 
 _SIGNAL_COLUMNS = (
-    "signal_id:int name:str kind:str width_bits:int table_name:str unit:str tells:str source:str "
+    "signal_id:int name:str kind:str width_bits:int table_name:str unit:str description:str source:str "
     "known:bool"
 )
 _EVENT_COLUMNS = (
@@ -100,6 +101,7 @@ def devices(records: Iterable[HostRecord]) -> Any:
     return table("host:str kind:str device:str attributes:map", rows)
 
 
+@cache
 def signals() -> Any:
     """Return rows of `signals` for the catalogue."""
     return table(
@@ -189,7 +191,7 @@ def scores(judged: Iterable[SnapshotScore]) -> Any:
     return table(
         "time:time host:str node_index:int simulated:bool version:int score:float "
         "score_lower:float score_upper:float state:str hazard_per_hour:float relative_speed:float "
-        "reason:str reason_words:str clears_when:str heard:time horizon_seconds:float "
+        "reason:str reason_message:str clears_when:str last_seen:time horizon_seconds:float "
         "relative_speed_lower:float relative_speed_upper:float hazard_model:str log_hazard_base:float "
         "log_hazard_deltas:floats hazard_spread:float measured_speed:float speed_error:float "
         "relative_speed_factors:floats features:figures log_hazard_outcomes:float "
@@ -225,13 +227,13 @@ def evidence(judged: Iterable[SnapshotScore]) -> Any:
     """Return rows of `evidence`."""
     return table(
         "time:time host:str version:int signal:str device:str value:float unit:str normal:str "
-        "log_hazard_delta:float relative_speed_factor:float score_delta:float reason:str words:str "
+        "log_hazard_delta:float relative_speed_factor:float score_delta:float reason:str message:str "
         "observed:time sql:str gpu_state:str hazard_delta:float shared_count:int",
         [
             (
                 time_us(s.computed_ns), h.host, s.version, e.signal, e.device, e.value, e.unit,
                 e.normal, e.log_hazard_delta, e.relative_speed_factor, e.score_delta,
-                e.reason.name, e.words, time_us(e.observed_ns), e.sql,
+                e.reason.name, e.message, time_us(e.observed_ns), e.sql,
                 e.gpu_state.name if e.gpu_state else None, e.hazard_delta, e.shared_count,
             )
             for s, h in judged
@@ -243,7 +245,7 @@ def evidence(judged: Iterable[SnapshotScore]) -> Any:
 def own_health(readings: Iterable[OwnHealthReading]) -> Any:
     """Return rows of `own_health`."""
     return table(
-        "time:time figure:str value:float tells:str",
+        "time:time figure:str value:float description:str",
         [(time_us(time_ns), *rest) for time_ns, *rest in readings],
     )
 
@@ -251,7 +253,7 @@ def own_health(readings: Iterable[OwnHealthReading]) -> Any:
 def findings(found: Iterable[Finding]) -> Any:
     """Return rows of `findings`."""
     return table(
-        "host:str name:str subject:str words:str since:time cleared:time clears_when:str",
+        "host:str name:str subject:str message:str since:time cleared:time clears_when:str",
         [
             (
                 f.host, f.name, f.subject, f.message, time_us(f.since_ns), time_us(f.cleared_ns),

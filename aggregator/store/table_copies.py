@@ -26,7 +26,7 @@ DECISIONS_SECONDS = 30 * 86_400
 RUNS_SECONDS = 30 * 86_400
 
 #: Every host reports running processes again and again; a separate limit keeps space for faults.
-REPEATED_EVENTS = "name IN ('gpu.process', 'gpu.allocation', 'gpu.told_anew')"
+REPEATED_EVENTS = "name IN ('gpu.process', 'gpu.allocation', 'gpu.full_report')"
 #: Tables that are only in the base file.
 BASE_TABLES: tuple[str, ...] = ("devices", "signals", "parts")
 

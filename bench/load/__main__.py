@@ -1,11 +1,11 @@
-"""`make load`: a fleet of simulated hosts against a local aggregator, and the load that it sustained.
+"""`make load`: a fleet of simulated hosts against a local aggregator, and the sustained load.
 
     python -m bench.load --hosts 400 --seconds 60 --seed 1        one load
     python -m bench.load --steps 200,400,800,1600 --seconds 60    rising, to find the largest
-    python -m bench.load --hosts 10000 --every-seconds 60         10,000 that are connected and seldom speak
+    python -m bench.load --hosts 10000 --every-seconds 60         10,000 that send rarely
 
-Each host has a connection of its own and says what an agent of an eight-GPU host says: all its tables, as
-differences. The generator is a process apart; its CPU is told beside the aggregator's.
+Each host has its own connection and sends all tables of an eight-GPU host as differences. The
+generator is a separate process; its CPU is shown beside the aggregator's.
 """
 
 from __future__ import annotations
@@ -94,10 +94,7 @@ def _counts(text: str) -> list[int]:
 
 
 def main() -> int:
-    """Run, and print the tables.
-
-    Return 1 if stored and receipted rows differ, or nothing was measured.
-    """
+    """Run, and print the tables; return 1 if stored and receipted rows differ."""
     parser = argparse.ArgumentParser(
         prog="make load", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -58,9 +58,7 @@ class Running:
 
 @contextmanager
 def aggregator(folder: Path | None = None, *settings: str) -> Iterator[Running]:
-    """Run an aggregator in *folder* (None: a temporary folder) with *settings* (`key=value`) until
-    the end of the block.
-    """
+    """Run an aggregator in *folder* (None: temporary) with *settings* (`key=value`)."""
     with tempfile.TemporaryDirectory() as temporary:
         data = folder or Path(temporary)
         given = ["metrics_listen=127.0.0.1:0", f"reconnects_per_second={RECONNECTS}", *settings]

@@ -1,10 +1,7 @@
-"""Frames of the hosts of a load: frames of a simulated world, each reused by many hosts under their
-own names.
+"""Frames of the hosts of a load: those of a simulated world, reused by many hosts with other names.
 
-The world steps TEMPLATES hosts once a second and the agent's own framer makes their frames (slow
-tables and keyframes of different templates are sent at different seconds). Every host of the load
-is a copy of a template with GPUs, run and boot of its own: names have the length of the replaced
-names, and the checksum is recomputed.
+The world steps TEMPLATES hosts once a second, and the agent's framer makes their frames. A host of
+the load copies a template, with names of the same length and a new checksum.
 """
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ from gangline.aggregator.config import AggregatorConfig
 
 from .aggregator import Running, aggregator
 
-#: A frame waits for the commit in progress, for the next commit's time, and for that commit. A
-#: commit that takes longer than its period falls behind.
+#: A frame waits for the current commit, the next commit's time, and that commit.
 RECEIPT_SECONDS_MAX = 3 * AggregatorConfig.commit_seconds
 #: Minimum share of the due frames: a generator that sends fewer measures itself.
 SENT_SHARE = 0.97
@@ -80,9 +79,7 @@ class LoadReport:
 
 
 def is_sustained(row: dict[str, float], due: float) -> bool:
-    """Return whether receipts came in time, no host waited for credit, and all *due* frames a
-    second were sent.
-    """
+    """Return whether receipts were in time, credit sufficed, and *due* frames/s were sent."""
     in_time = row["p99"] <= RECEIPT_SECONDS_MAX and row["flying"] <= RECEIPT_SECONDS_MAX * due
     return in_time and not row["stalls"] and row["frames"] >= SENT_SHARE * due
 
@@ -96,12 +93,9 @@ def run(
     probe: bool = True,
     settings: Sequence[str] = (),
     folder: Path | None = None,
-    background: Callable[[Running], None] | None = None,
     progress: Progress | None = None,
 ) -> LoadReport:
-    """Run the plan against an aggregator of its own. *background* is called once the load has
-    begun.
-    """
+    """Run the plan against an aggregator of its own."""
     report = LoadReport(plan, period_seconds)
     length = sum(seconds for _, seconds in plan)
     with aggregator(folder, *settings) as running:
@@ -124,8 +118,6 @@ def run(
                 assert prober.stdout and prober.stdout.readline() == "ready\n"
                 _go(prober)
             _go(generator)
-            if background is not None:
-                background(running)
             _follow(report, running, generator, length, progress)
             report.figures = running.figures()
             report.memory_peak_bytes = running.peak_bytes()

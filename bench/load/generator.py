@@ -2,7 +2,7 @@
 
     python -m bench.load.generator --address 127.0.0.1:7600 --plan 1000x20,2000x20 --seed 1
 
-Prints a line of JSON a second and a last one with `"done": true`. Of its standard input an end ends it.
+Prints a line of JSON a second and a last one with `"done": true`; exits when standard input ends.
 """
 
 from __future__ import annotations
@@ -219,7 +219,6 @@ class Generator:
             "flying": sum(len(host.flying) for host in self.hosts),
             "held": sum(len(host.unacked) for host in self.hosts),
             "receipt": self.span_receipts.summary(),
-            "receipt_milliseconds": self.span_receipts.counts(),
             "words": self.error_message,
             **counts,
         }

@@ -39,7 +39,3 @@ class Latencies:
             "p99": self.share(0.99),
             "max": round(self.max, 3),
         }
-
-    def counts(self) -> list[tuple[int, int]]:
-        """Return (whole milliseconds, count) without zero counts."""
-        return [(index, count) for index, count in enumerate(self._counts) if count]

@@ -1,5 +1,4 @@
-"""One host's connection to the aggregator: hand-written HTTP/2 and gRPC, so that a message costs
-one write.
+"""One host's connection to the aggregator: HTTP/2 and gRPC by hand, one write per message.
 
 It implements only the parts of RFC 9113 that a correct server needs: windows, settings and pings.
 """
@@ -66,9 +65,7 @@ def _varint(number: int) -> bytes:
 
 
 class LoadLink:
-    """Connects at once; `register`, then `open`, then `send`. `receive` yields the stream's
-    messages.
-    """
+    """Connects at once; call `register`, `open`, `send`. `receive` yields the stream's messages."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.socket = socket.create_connection(address)

@@ -1,4 +1,4 @@
-"""Runs a module at the lowest CPU priority, so that it does not compete as if on the same machine.
+"""Runs a module at the lowest CPU priority: its real counterpart runs on another machine.
 
 python -m bench.load.lowest MODULE ARGUMENT...
 python -m bench.load.lowest burn SECONDS         only uses CPU

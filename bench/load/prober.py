@@ -1,9 +1,9 @@
-"""Freshness: a few hosts that rarely send, and the delay until the API shows what each sent.
+"""Freshness: the delay until the API shows what a few hosts sent.
 
     python -m bench.load.prober --address 127.0.0.1:7600 --seconds 30
 
-Each host speaks every PERIOD_SECONDS, so that an answer of the API tells which of its frames has been judged.
-Prints one line of JSON at the end, or when its standard input ends.
+Each host sends once in PERIOD_SECONDS, so that the API's answer identifies the judged frame. Prints
+a line of JSON at the end, or when standard input ends.
 """
 
 from __future__ import annotations
@@ -88,9 +88,7 @@ class Prober:
         self._waiting[at] = now_ns
 
     def _poll(self, at: int) -> None:
-        """Request the host from the API; record the age of its last reading when it becomes
-        visible.
-        """
+        """Request the host; record the age of its last reading when it becomes visible."""
         name = f"nodes/load-{FIRST + at:08x}"
         try:
             score = self._stub.GetNodeScore(score_pb2.GetNodeScoreRequest(name=name), timeout=10.0)

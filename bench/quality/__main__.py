@@ -38,9 +38,7 @@ STEPFUN = "faults of 400 nodes (GitHub: stepfun-ai/InfiniteHBD-Trace)"
 
 
 def sections() -> tuple[Section, ...]:
-    """Return the parts of the page, in its order: each a module with `section(seed, progress) ->
-    str`.
-    """
+    """Return the page's parts in order: modules with `section(seed, progress) -> str`."""
     recorded = tuple((captures.DATA / capture.path, capture.what) for capture in captures.CAPTURES)
     return (
         Section("hazard", "Real: hazard", ((hazard.RECORDING, STEPFUN),)),
@@ -138,16 +136,8 @@ def _command(seed: int, plan: RunPlan) -> str:
         ("PER_CLASS", plan.per_class, default.per_class),
         ("HOURS", plan.hours, default.hours),
     ]
-    return " ".join(
-        [
-            "make evaluate",
-            *(
-                f"{name}={value}"
-                for name, value, default_value in settings
-                if value != default_value
-            ),
-        ]
-    )
+    changed = [f"{name}={value}" for name, value, usual in settings if value != usual]
+    return " ".join(["make evaluate", *changed])
 
 
 if __name__ == "__main__":

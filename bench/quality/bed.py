@@ -77,10 +77,7 @@ class Bed:
         self._gather()
 
     def still(self, seconds: int, blocks: Sequence[Block] = ()) -> None:
-        """Advance by *seconds* with the same *blocks* each second, and judge.
-
-        The readings count once.
-        """
+        """Judge for *seconds* with the same *blocks* each second. The readings count once."""
         if seconds:
             self.second(blocks)
         for _ in range(seconds - 1):
@@ -125,10 +122,7 @@ def _name(one: Evidence) -> str:
 
 
 def block_of(table: str, rows: Mapping[str, Mapping[str, float | None]]) -> Block:
-    """Return a block of *rows*, by device and column; other columns have no value.
-
-    Raises KeyError for an unknown column.
-    """
+    """Return a block of *rows*, by device and column. Raises KeyError for an unknown column."""
     block = Block(table, list(rows))
     columns = {signal.column: (index, signal.kind) for index, signal in enumerate(TABLES[table])}
     for row, values in enumerate(rows.values()):

@@ -1,14 +1,11 @@
-"""A second world, independent of the simulator: a bulk-synchronous gang, step by step, on its own
-timeline.
+"""A second world, independent of the simulator: a bulk-synchronous gang, step by step.
 
-Every rank has its own work in every step; the barrier, the slowest port and the host's gaps decide
-when the step ends. The timeline of each rank (stall, compute, wait, exchange, checkpoint) is
-integrated exactly, cut into tenths of a second, and read like a driver: power as a delayed, noisy
-average (of a tenth of a second, or without GPM of one second), utilization as the share of time
-with a kernel, energy as the integral. Levels are drawn for each episode from assumed ranges, except
-for these measured or published values: about 150 W waiting and 550 W computing on an H100; healthy
-parts differ by 2 to 3 % between quartiles if the clock decides, by 0.1 % if the memory does; NVML
-samples power for a quarter of the time.
+The barrier, the slowest port and the host's gaps decide when a step ends. The timeline of each rank
+is integrated exactly, cut into tenths of a second, and read like a driver: power as a delayed noisy
+average (0.1 s, without GPM 1 s), utilization as the share of time with a kernel. Levels are drawn
+from assumed ranges, except for measured or published values: an H100 draws about 150 W waiting and
+550 W computing; healthy parts differ by 2 to 3 % between quartiles if the clock decides, by 0.1 % if
+the memory does; NVML samples power for a quarter of the time.
 """
 
 from __future__ import annotations
@@ -41,10 +38,7 @@ CONTROL_KINDS = (
 
 @dataclass(frozen=True)
 class Plan:
-    """One episode.
-
-    *slowdown*: share of the culprit's work; seconds of the episode, of onset and of healing.
-    """
+    """One episode. *slowdown*: share of the culprit's work; *onset*, *heals*: seconds."""
 
     kind: str
     slowdown: float = 0.1
@@ -174,9 +168,7 @@ def _strength(plan: Plan, now: float) -> float:
 def _steps(
     plan: Plan, levels: _Levels, random: np.random.Generator
 ) -> tuple[Floats, NDArray[np.int64], Floats, Floats, Floats]:
-    """Return breaks (parts + 1, hosts, 8), the state of each part, and by step: its end, clocks,
-    and work of each rank.
-    """
+    """Return breaks (parts + 1, hosts, 8), states of parts; ends, clocks and work of steps."""
     breaks = [np.zeros((plan.hosts, GPUS))]
     states: list[int] = []
     ends: list[float] = []

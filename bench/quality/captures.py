@@ -22,8 +22,7 @@ from gangline.contract.wire import telemetry_pb2
 #: Recordings are not part of the project; they lie beside the checkout.
 DATA = Path(__file__).parents[2] / "../shared/data"
 
-#: Only BLIND is a true outcome of these turns: a collector that fails or hangs does so on real
-#: hosts, too.
+#: Only BLIND is a true outcome here: on real hosts, too, a collector fails or hangs.
 _BLIND = outcome_name(CollectOutcome.BLIND)
 _UNSEEN = "the recording holds less than root sees (configuration space, other users' processes)"
 _CEILING = (
@@ -78,9 +77,7 @@ class CaptureResult:
 
     @property
     def missed(self) -> list[tuple[str, str]]:
-        """Return the true faults without a finding: a parser that reads nothing has no false
-        findings either.
-        """
+        """Return faults without a finding: a parser that reads nothing has no false findings."""
         covers, result = self.capture.covers, self.bed.found
         missed = [
             key for key in self.capture.true if not any(covers(key, finding) for finding in result)
@@ -216,9 +213,7 @@ def _table(found: list[CaptureResult]) -> list[str]:
 
 
 def _rate(hours: float) -> str:
-    """Return the rate that is consistent with no false finding: the upper end of the 90 % interval
-    of a Poisson count of 0.
-    """
+    """Return the upper end of the 90 % interval of a rate without any false finding."""
     return (
         f": at 90 % fewer than {weighted_rate([], 1.0)[1] / hours:.1f} an hour, no more. This shows that parsers and rules handle real formats. "
         "The simulated tables show how rare false findings are"

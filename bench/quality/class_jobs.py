@@ -1,9 +1,6 @@
-"""Generated jobs for judging classes (*simulated*): each job is a sequence of activities, from
-which its fingerprint follows.
+"""Generated jobs for judging classes (*simulated*): fingerprints that follow from activities.
 
-They share nothing with `bench/workload_kinds.py`, and nothing is fitted to these jobs. An activity
-has a share of the time, and the work of such a program: arithmetic relative to the peak, bytes
-relative to the bandwidth.
+They share nothing with `bench/workload_kinds.py`, and nothing is fitted to these jobs.
 """
 
 from __future__ import annotations
@@ -37,9 +34,7 @@ class Activity(NamedTuple):
 
 
 class ActivityJob(NamedTuple):
-    """Activities of a job; `step`, `interval`: seconds of its step and between checkpoints, NaN for
-    none.
-    """
+    """Activities of a job; seconds of its step, and between checkpoints (NaN: none)."""
 
     activities: list[Activity]
     step: float = float("nan")
@@ -146,15 +141,16 @@ def _rendering(random: Random) -> ActivityJob:
     )  # fmt: skip
 
 
+def _fine_tuning(random: Random) -> ActivityJob:
+    return _training(random, hosts=False, gpus=random.random() < 0.5, tuning=True)
+
+
 #: Kind of job -> class (None: without a class), and the function that draws such a job.
 JOBS: dict[str, tuple[str | None, Callable[[Random], ActivityJob]]] = {
     "training on many hosts": ("training", lambda r: _training(r, hosts=True, gpus=True)),
     "training on a host": ("training", lambda r: _training(r, hosts=False, gpus=True)),
     "training on a GPU": ("training", lambda r: _training(r, hosts=False, gpus=False)),
-    "fine-tuning": (
-        "fine-tuning",
-        lambda r: _training(r, hosts=False, gpus=r.random() < 0.5, tuning=True),
-    ),
+    "fine-tuning": ("fine-tuning", _fine_tuning),
     "serving, busy": ("inference", lambda r: _serving(r, r.uniform(0.5, 1.0))),
     "serving, few requests": ("inference", lambda r: _serving(r, _logarithmic(r, 0.01, 0.4))),
     "serving, images": ("inference", _image_serving),

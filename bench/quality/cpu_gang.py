@@ -1,5 +1,4 @@
-"""A real gang on this machine's cores: four processes that step together, one slowed. Is it blamed,
-and is any other?
+"""A real gang on this machine's cores: four processes that step together, one of them slowed.
 
 Only the GPU is a stand-in: `follow` of `tests/fake_nvml` shows each process as the only GPU of one
 host, from the kernel's state of the process and its count of completed work. The work, the barrier,
@@ -38,16 +37,13 @@ from tests.fake_nvml.parts_scenario import following
 from tests.processes import Process, free_port, listening, until
 
 RANKS = 4
-#: Seconds on a core per step, and of waiting in the rest of the step. Ranks on one core compute at
-#: different times.
+#: Seconds on a core, and of waiting per step. Ranks on one core compute at different times.
 COMPUTE_SECONDS, WAIT_SECONDS = 0.025, 0.1
-#: Niceness that shields the gang from other load; if the kernel refuses it, the gang runs at normal
-#: priority.
+#: Niceness that shields the gang from other load; the kernel may refuse it.
 NICE_GANG, NICE_OTHERS = -10, 5
 #: Added niceness of the slowed rank and of its competitor: CFS gives them weights of 1024 to 655.
 NICE_SLOWED, NICE_COMPETITOR = 10, 12
-#: Seconds before the slowing (the judge needs about 100 s of past), and seconds of watching
-#: afterwards.
+#: Seconds before the slowing (the judge needs about 100 s of past), and after it.
 HEALTHY_SECONDS, SLOWED_SECONDS = 130.0, 140.0
 #: A smaller slowdown of the slowed rank makes the run invalid: the machine had other load.
 SLOWDOWN_MIN = 0.08
@@ -55,8 +51,7 @@ SLOWDOWN_MIN = 0.08
 BLAMES = (
     "gang.slow_host", "gang.slow_gpu", "gang.cpu_contention", "gang.storage_stall", "gang.unknown",
 )  # fmt: skip
-#: Two gangs of agents read the same processes: one has GPUs with GPM, the other GPUs like A100 and
-#: older.
+#: Two gangs of agents read the same processes: with GPM, and without, as on an A100.
 GPM = {"gang": True, "plain": False}
 JOBS = {"gang": 7001, "plain": 7002}
 #: No threads in numpy: a rank uses only its own core.
@@ -131,10 +126,7 @@ class Blame:
 
 @dataclass
 class CpuGangResult:
-    """The result of a run; hosts by name.
-
-    In a control the rank is not slowed, but evaluated alike.
-    """
+    """The result of a run; hosts by name. A control evaluates the rank without slowing it."""
 
     slowed: int  # rank
     # true slowdown by the logs, as a share: of the slowed rank relative to the others and to its
@@ -214,9 +206,7 @@ class CpuGang:
         return self._place / f"work-{rank}"
 
     def slow(self, rank: int) -> None:
-        """Start a process that competes for the core of *rank* only with that rank: other processes
-        have priority.
-        """
+        """Start a process that competes with *rank* alone for its core: others have priority."""
         nice = os.getpriority(os.PRIO_PROCESS, self.pids[rank])
         os.setpriority(os.PRIO_PROCESS, self.pids[rank], nice + NICE_SLOWED)
         self._spawn(self._core(rank), nice + NICE_COMPETITOR)
@@ -224,9 +214,7 @@ class CpuGang:
     def compute_seconds(
         self, begin: float, end: float
     ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Return each rank's mean compute seconds over steps that began between two moments
-        (monotonic).
-        """
+        """Return each rank's mean compute seconds over steps that began between two moments."""
         result = []
         for rank in range(RANKS):
             lines = [line.split() for line in self._log(rank).read_text().splitlines()]
@@ -288,15 +276,8 @@ class CpuGangRun:
         self.slowed = self._source.randrange(RANKS)
         self.port = free_port()
         address = f"127.0.0.1:{self.port}"
-        options = [
-            "--data",
-            str(disk / "data"),
-            "--listen",
-            address,
-            "--set",
-            "disk_free_share_min=0",
-        ]
-        self.aggregator = Process(["aggregator", *options], disk / "log")
+        options = ("--data", str(disk / "data"), "--set", "disk_free_share_min=0")
+        self.aggregator = Process(["aggregator", "--listen", address, *options], disk / "log")
         self._client = ScoreClient(address)
         self._names = [f"{kind}-{rank}" for kind in GPM for rank in range(RANKS)]
 
@@ -307,10 +288,7 @@ class CpuGangRun:
         *,
         is_slowed: bool = True,
     ) -> CpuGangResult:
-        """Run it and return the result.
-
-        It ends once the slowed host is blamed in the gangs of all *kinds*.
-        """
+        """Run until the slowed host is blamed in the gangs of all *kinds*; return the result."""
         gang_folder = self._disk / "gang"
         gang_folder.mkdir()
         with ExitStack() as left:
@@ -385,16 +363,14 @@ class CpuGangRun:
                         # For gaps the value is a share of time, for the others a factor.
                         excess = contribution.value - float(contribution.unit.startswith("times"))
                         result[host] = Blame(
-                            now - begin, contribution.signal, state, excess, contribution.words
+                            now - begin, contribution.signal, state, excess, contribution.message
                         )
             progress((now - begin) / (end - begin))
             time.sleep(1.0)
         return result
 
     def _check_jobs(self, kinds: Sequence[str]) -> None:
-        """Raise RuntimeError if an agent did not report the job of its process: without a gang no
-        host could be blamed.
-        """
+        """Raise RuntimeError if an agent did not report its job: nobody could be blamed then."""
         store = self._disk / "data" / "gangline.duckdb"
         with duckdb.connect(str(store), read_only=True) as connection:
             rows = connection.execute("SELECT source, job, hosts FROM ops.jobs").fetchall()

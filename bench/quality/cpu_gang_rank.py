@@ -1,5 +1,4 @@
-"""One rank of the gang of `cpu_gang.py`: `python -m bench.quality.cpu_gang_rank JSON`. Exits with
-its parent.
+"""One rank of the gang of `cpu_gang.py`, given as JSON. Exits with its parent.
 
 A step: wait, do a fixed count of matrix products, wait, and meet the others at a barrier over
 sockets, which rank 0 runs. The log has a line per step: start of computing (monotonic), its
@@ -40,9 +39,7 @@ class RankPlan:
 
 
 def unit_of_work() -> Callable[[], object]:
-    """Return a function that does one unit of work. numpy reads the limit of threads from the
-    environment when it is loaded.
-    """
+    """Return a function that does a unit of work. numpy reads its thread limit when loaded."""
     import numpy as np
 
     source = np.random.default_rng(0)
@@ -63,10 +60,7 @@ def unit_seconds(trials: int = 200) -> float:
 
 @contextmanager
 def barrier(plan: RankPlan) -> Iterator[Callable[[], None]]:
-    """Yield a function that returns once all ranks have called it.
-
-    It raises ConnectionError if a rank has ended.
-    """
+    """Yield a function that waits for all ranks; it raises ConnectionError if a rank has ended."""
     with ExitStack() as left:
         if plan.rank == 0:
             server = left.enter_context(socket.create_server(("127.0.0.1", plan.port)))

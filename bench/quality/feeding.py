@@ -97,15 +97,9 @@ def kernel_log(path: Path, bed: Bed) -> tuple[int, str]:
         received.append(event)
         return True
 
-    clock = Stopped()
-    follower = LogReader(
-        b"B" * 16,
-        publish,
-        CheckpointFile(None),
-        clock,
-        TimestampConverter(),
-        XidDecoder(lambda: "").decode,
-    )
+    decode = XidDecoder(lambda: "").decode
+    converter, checkpoint = TimestampConverter(), CheckpointFile(None)
+    follower = LogReader(b"B" * 16, publish, checkpoint, Stopped(), converter, decode)
     follower.on_open()
     for line in _records(lines):
         follower.feed(line, live=False)
@@ -212,9 +206,7 @@ def smi(path: Path, bed: Bed) -> tuple[int, str]:
 
 
 def _number(text: str, factor: float = 1.0) -> float | None:
-    """Return the number at the start of *text*, in the unit of a column; None for other texts
-    ("[N/A]").
-    """
+    """Return the number at the start of *text*; None for other texts ("[N/A]")."""
     if text in ("No", "Yes"):
         return float(text == "Yes")
     if text.startswith("0x"):

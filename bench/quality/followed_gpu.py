@@ -27,9 +27,7 @@ class FollowedGpu:
         self.tracker.begin_job(0)
 
     def push_second(self, times_ns: NDArray[np.int64], samples: NDArray[np.float32]) -> None:
-        """Take the samples of one second, [samples, SIGNALS], and estimate the step at the agent's
-        interval.
-        """
+        """Take the samples of a second, [samples, SIGNALS]; estimate the step when it is due."""
         columns = [
             (HISTORY_SIGNALS.index(name), np.asarray(sum(samples[:, SIGNALS.index(part)] for part in SUMS.get(name, (name,)))))
             for name in PERIOD_SIGNALS

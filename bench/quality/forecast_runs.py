@@ -120,9 +120,7 @@ def _samples(episode: bsp.Episode, random: np.random.Generator) -> NDArray[np.fl
 
 
 def _tracked(samples: NDArray[np.float32], seconds_per_sample: float) -> list[JobSecond]:
-    """Return the hosts' reports of *samples* (GPUs, samples, SIGNALS) per second, as the mean of
-    the gang.
-    """
+    """Return the hosts' reports of *samples* (GPUs, samples, SIGNALS) per second, as gang means."""
     gpus, count, _ = samples.shape
     per_second = round(1 / seconds_per_sample)
     tracker = PhaseTracker(gpus)
@@ -203,10 +201,7 @@ def _workload(random: np.random.Generator, at: Mapping[str, float], name: str) -
 
 
 def recording(path: Path) -> KnownRun:
-    """Return a recorded run.
-
-    Its truth is the tracker's state of each second, except for the pauses.
-    """
+    """Return a recorded run. Its truth is the tracker's state, except for the pauses."""
     with path.open(newline="") as file:
         rows = [[cell.strip() for cell in row] for row in csv.reader(file)][1:]
     gpus = 8

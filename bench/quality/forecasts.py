@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -16,7 +14,7 @@ from numpy.typing import NDArray
 from bench.quality import forecast_runs
 from bench.quality.forecast_runs import KnownRun
 from bench.quality.markdown import number, table
-from bench.quality.progress import Bar, Progress
+from bench.quality.progress import Progress
 from gangline.fingerprints.forecast import (
     CHECKPOINT,
     DEMANDS,
@@ -49,24 +47,19 @@ PREDICTORS = ("forecast", "persistence", "period alone", "mix so far")
 
 @dataclass
 class Scores:
-    """Scores of the forecasts of several runs.
-
-    By horizon: sums of Brier scores of each predictor, and of errors.
-    """
+    """Scores of the forecasts of several runs, by horizon."""
 
     count: dict[int, int] = field(default_factory=lambda: dict.fromkeys(HORIZONS_SECONDS, 0))
     abstained: int = 0
     asked: int = 0
     brier: dict[str, dict[int, float]] = field(default_factory=dict)
-    #: Horizon -> (forecast, cadence alone, base rate) squared errors of "a checkpoint begins
-    #: within".
+    #: Horizon -> squared errors of "a checkpoint begins within": forecast, cadence, base rate.
     within: dict[int, list[tuple[float, float, float]]] = field(default_factory=dict)
     #: Kind of pause -> per onset (true in 50 %, true in 90 %, width of 90 %, error, error of the
     #: last interval again), and the count without a window.
     windows: dict[int, list[tuple[bool, bool, float, float, float]]] = field(default_factory=dict)
     unpredicted: dict[int, int] = field(default_factory=dict)
-    #: Kind -> seconds before each onset since which every window of 90 % contained it; 0: the last
-    #: window did not.
+    #: Kind -> seconds before each onset since which every window of 90 % contained it.
     lead: dict[int, list[float]] = field(default_factory=dict)
     #: (stated probability, whether it came within a tenth of the interval).
     stated: list[tuple[float, bool]] = field(default_factory=list)
@@ -140,9 +133,7 @@ def _checkpoint_seconds(seconds: Sequence[JobSecond]) -> float:
 
 
 def _by_period(at: float, hint: tuple[float, float], duration: float, seen: Floats) -> Floats:
-    """Return the forecast from the interval of checkpoints alone: checkpoint with certainty when
-    due, else the usual state.
-    """
+    """Forecast from the interval alone: checkpoint with certainty when due, else the usual."""
     due, interval = hint
     usual = seen.copy()
     usual[CHECKPOINT] = 0.0
@@ -188,9 +179,7 @@ def _score_demands(
 def _score_onsets(
     run: KnownRun, scores: Scores, kind: int, told: list[tuple[int, EventForecast]], end: float
 ) -> None:
-    """Score each onset by the forecast made in the middle of the interval before it, and by later
-    forecasts up to it.
-    """
+    """Score each onset by the forecast in the middle of the interval before it, and later ones."""
     windows, leads = scores.windows.setdefault(kind, []), scores.lead.setdefault(kind, [])
     scores.unpredicted.setdefault(kind, 0)
     before, again = 0.0, np.nan
@@ -307,7 +296,7 @@ def section(seed: int, progress: Progress) -> str:
         gangs.append(forecast_runs.gang(kind, seed * 100 + offset))
     available = [path for path in RECORDINGS if path.exists()]
     lines = [
-        "## What comes next", "", "    python -m bench.quality.forecasts", "",
+        "## What comes next", "", "    python -m bench.quality.jobs --only forecasts", "",
         str(forecast_runs.__doc__).split("\n\n", 1)[1].strip(), "",
         f"A forecast is made every {EVERY_SECONDS} s from second {FIRST_SECONDS} on. An onset is scored once, by the forecast made in the middle of the interval",
         "before it. Windows are widened by 1 s on both sides, because readings have a resolution of seconds.",
@@ -331,14 +320,3 @@ def section(seed: int, progress: Progress) -> str:
             *_tables(score(recorded)),
         ]  # fmt: skip
     return "\n".join(lines)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.quality.forecasts", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
-    print(section(parser.parse_args().seed, Bar()))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -23,10 +23,7 @@ CONTROLS, DRAWS = 20, 200
 
 
 def section(seed: int, progress: Callable[[str, float], None], recording: Path = RECORDING) -> str:
-    """Return the tables as Markdown.
-
-    *seed*: for the fleets drawn for intervals, and for the controls.
-    """
+    """Return the tables as Markdown. *seed*: of drawn fleets and of controls."""
     if not recording.exists():
         return "\n".join((*_head(), "The recording is not here.", ""))
     faults = read_events(recording)

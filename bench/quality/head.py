@@ -50,10 +50,7 @@ class Tree:
         self.later = ""
 
     def is_same(self) -> bool:
-        """Check the tree, and return whether it was unchanged at each check so far.
-
-        Never raises.
-        """
+        """Return whether the tree was unchanged at each check so far. Never raises."""
         if not self.later and (now := commit_of(self._root)) != self._commit:
             self.later = now
         return not self.later
@@ -79,10 +76,7 @@ class Section:
 
 
 def head(made: ReportHead, sections: Sequence[Section], later: str = "") -> str:
-    """Return the start of the page.
-
-    *later*: another commit of its tree, found before the page was complete.
-    """
+    """Return the start of the page. *later*: another commit, found before it was complete."""
     left_out = [f"**{section.title}**" for section in sections if section.is_left_out]
     partly = [
         f"**{section.title}**"
@@ -108,7 +102,7 @@ def head(made: ReportHead, sections: Sequence[Section], later: str = "") -> str:
 
 
 def changed(later: str) -> str:
-    """Return the notice that the tree became *later* during the run; "" for an unchanged tree."""
+    """Return the notice that the tree changed to *later* during the run; "" without a change."""
     if not later:
         return ""
     return f"**The tree changed while this was made**, to {later}. Later parts may be from either commit, and are not kept. Make the page again."

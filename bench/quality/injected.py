@@ -1,11 +1,7 @@
-"""The section "Injected": real agents and a real aggregator, with faults at the hardware boundary.
-
-python -m bench.quality.injected --seed 1 [--rounds 5] [--only XID]
-"""
+"""The section "Injected": real agents and a real aggregator, with faults at the hardware boundary."""
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -16,13 +12,11 @@ from .injected_faults import KINDS, InjectedKind
 from .injected_hosts import MEMORY, folder, prepare
 from .injected_stage import APART_SECONDS, LISTED_SECONDS, POLL_SECONDS, InjectedHost, Stage
 from .markdown import counted, table
-from .progress import Bar, Progress
+from .progress import Progress
 
-#: Number of fleets, and how many run concurrently, each under an aggregator of its own: about 40 MB
-#: of memory a host.
+#: Number of fleets, and how many run at once: a host takes about 40 MB of memory.
 ROUNDS, AT_ONCE = 5, 3
-#: The slowest fault: a narrow link is named after 26 s under load, and link and load are read every
-#: 10 s.
+#: A narrow link is named last, after 26 s under load: link and load are read every 10 s.
 WATCH_SECONDS = 42.0 + APART_SECONDS
 #: After the aggregator was killed and answers again, each host must keep its state for this long.
 RESTART_SECONDS = 12.0
@@ -46,8 +40,8 @@ port and call. Each host is watched for {watch:.0f} s through `ScoreService`, wh
 ALONE = "`python -m bench.quality --only injected` makes this section alone.\n"
 
 FAULTS_HEAD = (
-    "injected", "where", "named [90 %]", "as", "seconds, median", "max", "other findings of the host",
-)  # fmt: skip
+    "injected | where | named [90 %] | as | seconds, median | max | other findings of the host"
+)
 CONTROLS_HEAD = ("control", "where", "named [90 %]", "as what")
 
 
@@ -84,9 +78,7 @@ def rounds(
 
 
 def round_of(kinds: Sequence[InjectedKind], seed: int) -> RoundResult:
-    """Play all *kinds* concurrently, each on a host of its own; kill the aggregator at the end, and
-    check the hosts again.
-    """
+    """Play *kinds* at once, each on its own host; restart the aggregator, and check again."""
     with folder() as disk, folder(MEMORY) as memory, Stage(disk, memory, kinds, seed) as stage:
         stage.open()
         stage.settle()
@@ -105,20 +97,13 @@ def page(played: Sequence[RoundResult], seed: int) -> str:
     method = METHOD.format(
         hosts=len(groups), rounds=len(played), seed=seed, watch=WATCH_SECONDS, look=POLL_SECONDS
     )
-    parts = [
-        "## Injected\n",
-        method,
-        ALONE,
-        table(FAULTS_HEAD, [_fault(group) for group in groups if not group[0].kind.is_control])
-        + "\n",
-        "Negative controls: no finding may name these hosts.\n",
-        table(CONTROLS_HEAD, [_control(group) for group in groups if group[0].kind.is_control])
-        + "\n",
-        _advice(subjects),
-        _restarts(subjects),
-        _answers(played),
-    ]
-    return "\n".join(parts)
+    faults = table(FAULTS_HEAD, [_fault(g) for g in groups if not g[0].kind.is_control])
+    controls = table(CONTROLS_HEAD, [_control(g) for g in groups if g[0].kind.is_control])
+    return "\n".join((
+        "## Injected\n", method, ALONE, f"{faults}\n",
+        "Negative controls: no finding may name these hosts.\n", f"{controls}\n",
+        _advice(subjects), _restarts(subjects), _answers(played),
+    ))  # fmt: skip
 
 
 def _fault(group: Sequence[InjectedHost]) -> list[str]:
@@ -190,20 +175,3 @@ def _answers(played: Sequence[RoundResult]) -> str:
         sum(result.unanswered for result in played),
     )
     return f"Of {requests:,} requests to the API {unanswered:,} were not answered within 5 s.\n"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.quality.injected", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--only", default="", help="rows whose name holds this")
-    options = parser.parse_args()
-    kinds = [kind for kind in KINDS if options.only in kind.name]
-    result = rounds(kinds, options.seed, options.rounds, Bar())
-    print(page(result, options.seed))
-
-
-if __name__ == "__main__":
-    main()

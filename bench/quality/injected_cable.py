@@ -13,10 +13,7 @@ CHUNK_BYTES = 1 << 16
 
 
 class Cable:
-    """Listens on a loopback port and forwards to another; one thread.
-
-    A cut closes no connection.
-    """
+    """Forwards a loopback port to another, in one thread. A cut closes no connection."""
 
     def __init__(self, to_port: int) -> None:
         self._to = ("127.0.0.1", to_port)

@@ -1,8 +1,6 @@
-"""The injected faults, where each is injected, and the expected result; and look-alikes that must
-not be named.
+"""The injected faults with their expected result, and look-alikes that must not be named.
 
-To add a fault: write a function that takes a host before its start and injects the fault, and a row
-of KINDS.
+To add a fault: write a function that takes a host before its start and injects it, and a KINDS row.
 """
 
 from __future__ import annotations
@@ -17,8 +15,7 @@ from tests.fake_nvml.scenario import Gpu, Steps
 from tests.fake_nvml.sick import is_lost
 from tests.processes import with_group
 
-#: Actions on a host: prepare before the start, up to the first yield; then inject, and yield the
-#: seconds to wait before the next action.
+#: Actions on a host: prepare, first yield, inject; a yield is the seconds to the next action.
 Act = Iterator[float]
 Doing = Callable[[InjectedHostFolder], Act]
 
@@ -30,7 +27,7 @@ XIDS = {
     79: "pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
     119: "pid=4711, name=python3, Timeout after 6s of waiting for RPC response from GPU0 GSP! Expected function 76 (GSP_RM_CONTROL) (0x20802068 0x4).",
 }  # fmt: skip
-#: Reasons of the clock event, as NVML's flags.
+#: Clock event reasons, as NVML flags.
 POWER_CAP, HEAT = 0x4, 0x20 | 0x40
 
 #: Values that the driver also reports as a field.

@@ -1,9 +1,6 @@
-"""A host for the injected table: the real agent on a folder that shows a healthy, working H100
-host.
+"""A host for the injected table: the real agent on a folder of a healthy, working H100 host.
 
-Only the hardware is simulated: /sys, /proc and /dev are files, NVML is the stand-in of
-`tests/fake_nvml`, and the wire may be a relay that drops all data. Everything that reads, sends and
-judges it is real.
+Simulated are /sys, /proc and /dev (files), NVML (`tests/fake_nvml`), and a wire that can be cut.
 """
 
 from __future__ import annotations
@@ -32,24 +29,11 @@ from tests.survival.faults import Faults
 from .injected_cable import Cable
 
 KIND = "h100-ib"
-#: Values for which a working host shows the second of the stand-in's two steps (idle, at work). Of
-#: all other values it shows the first, because their second step is a fault.
-AT_WORK = frozenset(
-    [
-        "power",
-        "event_reasons",
-        "temperature",
-        "utilization",
-        "memory_utilization",
-        "memory_used",
-        "performance_state",
-        "processes",
-        "graphics_clock",
-        "video_clock",
-        "module_power",
-        "pcie_generation",
-    ]
-)
+#: Values whose second step means at work; the second step of all others is a fault.
+AT_WORK = frozenset((
+    "power", "event_reasons", "temperature", "utilization", "memory_utilization", "memory_used",
+    "performance_state", "processes", "graphics_clock", "video_clock", "module_power", "pcie_generation",
+))  # fmt: skip
 FIELDS_AT_WORK = frozenset((82, 185, 186))
 #: Degrees below the limit of a healthy GPU.
 MARGIN_CELSIUS = 20
@@ -100,10 +84,7 @@ class KernelLogFile:
 
 
 class InjectedHostFolder:
-    """One host; one GPU (`gpu`) and one port (`port`) are chosen for faults.
-
-    Call `start` after creation.
-    """
+    """One host with a GPU (`gpu`) and a port (`port`) for faults. Call `start` after creation."""
 
     def __init__(self, folder: Path, name: str, port: int, source: random.Random) -> None:
         """Create *folder*. *port*: of the aggregator on the loopback."""
@@ -118,10 +99,7 @@ class InjectedHostFolder:
         self._step = 0
 
     def lay_cable(self) -> None:
-        """Connect its agent to the aggregator by a wire that can be cut.
-
-        Call this before the start.
-        """
+        """Connect its agent by a wire that can be cut. Call this before the start."""
         self.cable = Cable(self.port)
 
     def keep_clock(self) -> None:

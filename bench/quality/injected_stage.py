@@ -26,15 +26,12 @@ from tests.processes import GUARD_SECONDS, Process, free_port, listening, until
 
 #: Interval between API requests, and so the resolution of delays.
 POLL_SECONDS = 0.2
-#: Injections are spread over this time, so that each meets the ten-second collectors at a different
-#: moment.
+#: Spread of the injections: each meets the ten-second collectors at another moment.
 APART_SECONDS = 5.0
-#: A host missing from a listing is a finding. A restarted aggregator has this long from its first
-#: answer: hosts without a record are known only after they register, one after the other.
+#: A restarted aggregator lists all hosts within this time: they register one after another.
 LISTED_SECONDS = 5.0
 NOT_LISTED = "not listed"
-#: No limits of advice: in a small fleet one host may be out at a time, and the first fault would
-#: suppress wrong advice about all others.
+#: No limits: in a small fleet the first fault would suppress wrong advice about others.
 UNLIMITED = {
     "advice_rack_hosts_max": 10_000,
     "advice_job_hosts_max": 10_000,
@@ -42,8 +39,7 @@ UNLIMITED = {
 }
 #: States without findings.
 CALM = (HealthState.HEALTHY, HealthState.UNKNOWN)
-#: Until these collectors have reported, a host has no known past: an earlier injection would be the
-#: normal state.
+#: Until these have reported, an injected fault would count as the host's normal state.
 READ_FIRST = ("gpu_1s", "gpu_10s", "rdma_1s", "net_1s", "pcie_10s")
 
 
@@ -98,9 +94,7 @@ class InjectedHost:
 
 
 def not_listed(subject: InjectedHost) -> None:
-    """Record a finding about a host missing from the API's answer, because it cannot be shown as
-    healthy.
-    """
+    """Record a host missing from the API's answer: it cannot be shown as healthy."""
     subject.others.setdefault((Reason.NONE, ""), NamedHost(Reason.NONE, "", NOT_LISTED))
 
 
@@ -129,15 +123,8 @@ class Stage:
         self._address = f"127.0.0.1:{self.port}"
         given = {"disk_free_share_min": 0} | UNLIMITED | settings
         options = [w for k, v in given.items() for w in ("--set", f"{k}={v}")]
-        arguments = [
-            "aggregator",
-            "--data",
-            str(disk / "data"),
-            "--listen",
-            self._address,
-            *options,
-        ]
-        self.aggregator = Process(arguments, disk / "log")
+        data = ("--data", str(disk / "data"), "--listen", self._address)
+        self.aggregator = Process(["aggregator", *data, *options], disk / "log")
         order = source.sample(range(len(kinds)), len(kinds))
         self.subjects = [
             self._subject(memory, kind, number, source)
@@ -145,8 +132,7 @@ class Stage:
         ]
         self._client = ScoreClient(self._address)
         self._watched_until = 0.0  # monotonic
-        #: Number of API requests about all hosts, and of those without an answer within the
-        #: client's 5 s.
+        #: Number of API requests about all hosts, and of those unanswered within the client's 5 s.
         self.requests = self.unanswered = 0
         self._left = ExitStack()  # cleanups
 
@@ -175,10 +161,7 @@ class Stage:
         self._left.close()
 
     def listing(self) -> list[NodeScore]:
-        """Return the API's current scores of all hosts.
-
-        Raises CommandError if it does not respond.
-        """
+        """Return the API's scores of all hosts. Raises CommandError if it does not respond."""
         return self._client.hosts(full=True).scores
 
     def settle(self, sources: Iterable[str] = READ_FIRST) -> None:
@@ -213,10 +196,7 @@ class Stage:
         done: Callable[[], bool] = lambda: False,
         apart_seconds: float = APART_SECONDS,
     ) -> None:
-        """Run the actions on hosts and poll the API, for *seconds*, or until *done*.
-
-        Call this once.
-        """
+        """Run the actions and poll the API for *seconds*, or until *done*. Call this once."""
         began = time.monotonic()
         end = self._watched_until = began + seconds
         for subject in self.subjects:
@@ -268,9 +248,7 @@ class Stage:
                     at[node].advised.append(advisory_pb2.Action.Name(advisory.action))
 
     def restart(self, seconds: float) -> None:
-        """Kill the aggregator and start it again; record for *seconds* whether each host keeps its
-        state.
-        """
+        """Restart the aggregator; record for *seconds* whether each host keeps its state."""
         before = {subject.host.name: subject.is_lasting for subject in self.subjects}
         for subject in self.subjects:
             subject.played = subject.state
@@ -300,18 +278,18 @@ def note(subject: InjectedHost, score: NodeScore, now: float, *, is_watched: boo
     if is_watched and right and is_expected and subject.named_seconds is None:
         subject.named_seconds = now - subject.began
         subject.named, subject.named_for = subject.state, subject.reason
-        subject.message = score.reason_words
+        subject.message = score.reason_message
 
 
 def named_hosts(score: NodeScore) -> list[NamedHost]:
     """Return the findings against a host: blindness that costs nothing does not count."""
     result = [
-        NamedHost(Reason(contribution.reason), contribution.device, contribution.words)
+        NamedHost(Reason(contribution.reason), contribution.device, contribution.message)
         for contribution in score.contributions
         if _costs(contribution) or Reason(contribution.reason) is not Reason.BLIND
     ]
     if HealthState(score.state) not in CALM and not result:
-        result.append(NamedHost(Reason(score.reason), "", score.reason_words))
+        result.append(NamedHost(Reason(score.reason), "", score.reason_message))
     return [finding for finding in result if finding.reason is not Reason.NONE]
 
 

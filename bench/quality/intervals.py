@@ -54,9 +54,7 @@ def gamma_quantile(shape: float, probability: float) -> float:
 
 
 def gamma_below(shape: float, value: float) -> float:
-    """Return the regularized lower incomplete gamma function, by its series (Abramowitz and Stegun
-    6.5.29).
-    """
+    """Return the regularized lower incomplete gamma function (Abramowitz and Stegun 6.5.29)."""
     if value <= 0:
         return 0.0
     term = total = 1.0 / shape

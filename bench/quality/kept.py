@@ -56,8 +56,7 @@ class ScoreCache:
     folder: Path
     made: ReportHead
     scenario: str
-    #: Whether the tree is still that of `made`: sections of another tree are not stored under its
-    #: name.
+    #: Whether the tree is still that of `made`: other sections are not stored under its name.
     is_same: Callable[[], bool] = _always
 
     def write(self, name: str, text: str) -> None:
@@ -78,9 +77,7 @@ class ScoreCache:
         return text if key == self._key else None
 
     def pieces(self, name: str) -> Pieces | None:
-        """Return the pieces of a section of the same commit and command; None with uncommitted
-        changes.
-        """
+        """Return the pieces of a section of this commit and command; None with other changes."""
         key = sha256(self._key.encode()).hexdigest()[:12]
         folder = self.folder / f"{name}-{key}"
         return Pieces(folder, self.is_same) if self.made.is_committed else None

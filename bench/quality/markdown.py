@@ -24,16 +24,15 @@ CellText = TypeVar("CellText", str, tuple[str, str, str])
 def most_common(
     counts: Mapping[CellText, int], most: int | None = None
 ) -> list[tuple[CellText, int]]:
-    """Return the counts in falling order, equal counts in the order of their texts: a Counter would
-    use the order of sets.
-    """
+    """Return falling counts, equal ones by text: a Counter would use the order of sets."""
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table, its columns aligned."""
-    cells = [[*head], *([*row] for row in rows)]
-    widths = [max(len(row[index]) for row in cells) for index in range(len(head))]
+def table(head: str | Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table, its columns aligned. *head*: "first | second", or a sequence."""
+    names = head.split(" | ") if isinstance(head, str) else [*head]
+    cells = [names, *([*row] for row in rows)]
+    widths = [max(len(row[index]) for row in cells) for index in range(len(names))]
     lines = [
         "| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |"
         for row in cells
@@ -42,9 +41,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def wrapped(text: str) -> str:
-    """Return a page with paragraphs and list items wrapped at `COLUMNS_MAX`; code, tables and short
-    lines stay unchanged.
-    """
+    """Return a page with prose wrapped at COLUMNS_MAX; code and tables stay unchanged."""
     lines: list[str] = []
     block: list[str] = []
     is_code = False

@@ -7,12 +7,8 @@ mean over 0.02 to 1 s.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
-import sys
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from math import isfinite, nan
 
@@ -22,6 +18,7 @@ from numpy.typing import NDArray
 from bench.quality.followed_gpu import FollowedGpu
 from bench.quality.markdown import table
 from bench.quality.paused_jobs_world import CHECKPOINT, SECOND_NS, PlayedJob, play
+from bench.quality.progress import Progress, in_processes
 from gangline.agent.collectors.gpu_fast import PERIOD_TURNS
 from gangline.ext.phases import STATES
 
@@ -30,8 +27,7 @@ JOBS, SECONDS = 200, 600
 BEGIN_SECONDS = 60
 #: Seconds of the bands of steps.
 BANDS = ((0.1, 0.3), (0.3, 0.6), (0.6, 2.0), (2.0, 10.0), (10.0, 30.0), (30.0, 60.0))
-#: A step is right within this share; a step near the checkpoint cycle within CYCLE_NEAR counts as
-#: confused with it.
+#: A step is right within the first share; within the second it is confused with the cycle.
 STEP_NEAR, CYCLE_NEAR = 0.1, 0.12
 #: Bands of stated probabilities.
 PROBABILITIES = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.01)
@@ -56,8 +52,7 @@ class Judged:
     #: Counted after the fourth checkpoint.
     known_seconds: float = 0.0
     known_labeled_seconds: float = 0.0
-    #: Stated probability, whether it came true, error in seconds, and the error of the last
-    #: interval again.
+    #: Stated probability, whether it came true, its error, and the last interval's error (seconds).
     predictions: list[tuple[float, bool, float, float]] = field(
         default_factory=list[tuple[float, bool, float, float]]
     )
@@ -163,12 +158,8 @@ def _probability_rows(jobs: list[Judged]) -> list[list[str]]:
     return rows
 
 
-def section(seed: int, progress: Callable[..., None]) -> str:
-    jobs: list[Judged] = []
-    with ProcessPoolExecutor(2) as pool:
-        for judged in pool.map(judge, range(1000 * seed, 1000 * seed + JOBS), chunksize=4):
-            jobs.append(judged)
-            progress("paused jobs", len(jobs) / JOBS)
+def section(seed: int, progress: Progress) -> str:
+    jobs = in_processes(judge, range(1000 * seed, 1000 * seed + JOBS), progress, "paused jobs")
     compared = [
         prediction for job in jobs for prediction in job.predictions if isfinite(prediction[3])
     ]
@@ -179,7 +170,7 @@ def section(seed: int, progress: Callable[..., None]) -> str:
     false = sum(job.false_seconds for job in without) / (SECONDS * len(without))
     return "\n".join([
         "## Jobs that pause", "",
-        "    python -m bench.quality.paused_jobs", "",
+        "    python -m bench.quality.jobs --only paused_jobs", "",
         "*Simulated.* " + str(__doc__).split("\n\n", 1)[1].strip(), "",
         f"{JOBS} jobs of {SECONDS} s, judged every {PERIOD_TURNS} s from {BEGIN_SECONDS} s on. *Right*: within 10 %. *Cycle*: the time between two",
         "checkpoints was reported as the step. *Jumps*: the reported step changed by more than twice. The rest has no answer.", "",
@@ -190,16 +181,3 @@ def section(seed: int, progress: Callable[..., None]) -> str:
         table(("stated", "predictions", "mean stated", "came true"), _probability_rows(jobs)), "",
         f"The median error is {statistics.median(p[2] for p in compared):.2f} s; with the last interval again, it is {statistics.median(p[3] for p in compared):.2f} s.",
     ])  # fmt: skip
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.quality.paused_jobs", description=__doc__
-    )
-    parser.add_argument("--seed", type=int, default=1)
-    print(section(parser.parse_args().seed, lambda *_: None))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

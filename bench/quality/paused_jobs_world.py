@@ -1,9 +1,7 @@
-"""Random jobs that pause: checkpoints, evaluations and stalls, as in the readings of one GPU's
-driver.
+"""Random jobs that pause: checkpoints, evaluations and stalls, as one GPU's driver shows them.
 
-Each job draws its step, its parts, its power levels, its pauses, its noise and its driver's
-readings from the wide ranges below. The timeline is exact; a reading is the mean over the driver's
-own window. No recording was used to choose a range.
+The timeline is exact; a reading is the mean over the driver's own window. No recording was used to
+choose a range.
 """
 
 from __future__ import annotations
@@ -93,10 +91,7 @@ def log_uniform(random: np.random.Generator, low: float, high: float) -> float:
 
 
 class JobDraw:
-    """The random settings of one job.
-
-    A checkpoint comes after a number of steps, or after a time.
-    """
+    """The random settings of a job. A checkpoint comes after some steps, or after a time."""
 
     def __init__(self, random: np.random.Generator, **fixed: float) -> None:
         """*fixed*: attributes with given values."""
@@ -208,9 +203,7 @@ class JobDraw:
 
 
 def play(seed: int, seconds: float = 600.0, **fixed: float) -> PlayedJob:
-    """Return a random job of *seconds*; *fixed*: attributes of `JobDraw` with given values, and
-    `gpm`, `power_window`, `gaps`.
-    """
+    """Return a random job; *fixed*: attributes of `JobDraw`, `gpm`, `power_window`, `gaps`."""
     random = np.random.default_rng([seed, 35])
     draw = JobDraw(random, **fixed)
     line = draw.play(seconds)
@@ -249,9 +242,7 @@ def play(seed: int, seconds: float = 600.0, **fixed: float) -> PlayedJob:
 
 
 def _sample_times(random: np.random.Generator, seconds: float, gaps: float) -> Floats:
-    """Return the sample times: ten a second, slightly late; in a share *gaps* of jobs some are
-    lost.
-    """
+    """Return the sample times: ten a second, late; a share *gaps* of jobs lose some."""
     count = int(seconds * 10)
     times = (np.arange(count) + 1) / 10 + random.uniform(0, 0.008, count)
     if random.random() < gaps:

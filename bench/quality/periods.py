@@ -8,15 +8,14 @@ for these, only abstaining is right.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.quality.markdown import table
+from bench.quality.progress import Progress
 from gangline.ext.periods import estimate
 
 Floats = NDArray[np.float64]
@@ -31,9 +30,7 @@ HEADINGS = ("period", "abstained", "median error", "wrong period (half, double, 
 
 
 def timeline(random: np.random.Generator, period: float) -> tuple[Floats, Floats]:
-    """Return the power (watts) and the share of busy SMs each 10 ms of a job with a step of
-    *period* seconds.
-    """
+    """Return power (watts) and share of busy SMs of a job, each 10 ms; its step is *period* s."""
     count = int(SECONDS / FINE_SECONDS)
     watts, busy = np.zeros(count), np.zeros(count)
     batches = int(random.integers(1, 9))
@@ -146,35 +143,21 @@ def run(
             every += errors
             octaves, answers, total = octaves + wrong, answers + reported, total + PER_BAND
     for kind in APERIODIC:
-        reported = sum(
-            not np.isnan(
-                estimate(sampled(random, *aperiodic(random, kind), has_gpm=has_gpm).data, 1 / RATE)[
-                    0
-                ]
-            )
-            for _ in range(PER_BAND)
-        )
-        rows.append(
-            [
-                f"no step: {kind}",
-                f"{PER_BAND - reported} of {PER_BAND}",
-                "-",
-                f"{reported} of {reported}",
-            ]
-        )
+        reported = 0
+        for _ in range(PER_BAND):
+            samples = sampled(random, *aperiodic(random, kind), has_gpm=has_gpm)
+            reported += not np.isnan(estimate(samples.data, 1 / RATE)[0])
+        abstained = f"{PER_BAND - reported} of {PER_BAND}"
+        rows.append([f"no step: {kind}", abstained, "-", f"{reported} of {reported}"])
     figures = {
         "median_error": statistics.median(every), "wrong": octaves / max(answers, 1), "abstained": 1 - answers / total,
     }  # fmt: skip
     return rows, figures
 
 
-def section(seed: int, progress: Callable[..., None]) -> str:
-    lines = [
-        "## The period of a step",
-        "",
-        "*Simulated.* " + str(__doc__).split("\n\n", 1)[1].strip(),
-        "",
-    ]
+def section(seed: int, progress: Progress) -> str:
+    method = str(__doc__).split("\n\n", 1)[1].strip()
+    lines = ["## The period of a step", "", f"*Simulated.* {method}", ""]
     for has_gpm in (True, False):
         rows, figures = run(
             seed, has_gpm=has_gpm, progress=lambda share: progress("periods", share)
@@ -185,14 +168,3 @@ def section(seed: int, progress: Callable[..., None]) -> str:
             table(HEADINGS, rows), "",
         ]  # fmt: skip
     return "\n".join(lines)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.quality.periods", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
-    print(section(parser.parse_args().seed, lambda *_: None))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -17,13 +17,10 @@ begin plus one interval, with certainty. *The base rate* of the interval. No win
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import statistics
-import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -35,6 +32,7 @@ from bench.quality.markdown import table
 from bench.quality.pipeline_readings import RATE, DriverReadings
 from bench.quality.pipeline_scenario import GPUS, Floats, GangScenario
 from bench.quality.pipeline_world import play
+from bench.quality.progress import Progress, in_processes
 from gangline.ext.phases import SIGNALS, STATES
 
 SECOND_NS = 1_000_000_000
@@ -42,8 +40,7 @@ CHECKPOINT = STATES.index("checkpoint")
 SECONDS, HOSTS = 900, 4
 #: GPUs followed in each run: the writer of a checkpoint, if there is one, and others.
 FOLLOWED = (0, 3, 17, 30)
-#: Forecasts are read at the interval at which they are sent; windows and the horizon of a state,
-#: seconds.
+#: Interval of reading forecasts; windows and the horizon of a state, seconds.
 FORECAST_SECONDS = 10
 WINDOWS = (30.0, 60.0)
 HORIZON = 30.0
@@ -60,24 +57,12 @@ RUNS = (
     ("third", "checkpoint_120s"), ("third", "checkpoint_one_writer"), ("third", "evaluation"),
 )  # fmt: skip
 STATE_HEADINGS = (
-    "world",
-    "runs",
-    "GPM",
-    "checkpoint F1 (precision / recall), as reported",
-    "from the fourth on",
-    "in the end",
-    "all five states right",
+    "world | runs | GPM | checkpoint F1 (precision / recall), as reported | from the fourth on | in"
+    " the end | all five states right"
 )
 NEXT_HEADINGS = (
-    "world",
-    "runs",
-    "GPM",
-    "forecast stated",
-    "lead time s, p50 / p10",
-    "of checkpoints",
-    "within",
-    *PREDICTORS,
-    "came",
+    "world | runs | GPM | forecast stated | lead time s, p50 / p10 | of checkpoints | within | "
+    + " | ".join((*PREDICTORS, "came"))
 )
 
 
@@ -220,14 +205,8 @@ def follow(run: TrackedRun, gpu: TracedGpu) -> None:
             # The tracker keeps only recent segments; their last state counts.
             segments |= {begin: (state, end) for state, begin, end, _, _ in tracker.segments(0)}
         if second % FORECAST_SECONDS == 0:
-            _score_moment(
-                run,
-                gpu,
-                tracker.job(0, int(times[at][-1])),
-                second + 1,
-                reported[second],
-                forecasts,
-            )
+            job = tracker.job(0, int(times[at][-1]))
+            _score_moment(run, gpu, job, second + 1, reported[second], forecasts)
     truth = gpu.checkpoint >= 0.5
     online = reported[:, CHECKPOINT] >= 0.5
     _count(run.online, online, truth)
@@ -256,9 +235,7 @@ def _count(counts: list[int], said: np.ndarray, truth: np.ndarray) -> None:
 def window_probability(
     seconds: float, tenth: float, probability: float, interval: float, begin: float, end: float
 ) -> float:
-    """Return the stated probability that the next checkpoint begins within *begin* to *end* seconds
-    from now.
-    """
+    """Return the stated probability of a checkpoint between *begin* and *end* seconds from now."""
     low, high = max(seconds - tenth, 0.0), max(seconds + tenth, 0.1)
     inside = max(min(high, end) - max(low, begin), 0.0) / (high - low)
     return min(probability * inside + (1 - probability) * min((end - begin) / interval, 1.0), 1.0)
@@ -297,9 +274,7 @@ def _score_moment(
 def _add_leads(
     run: TrackedRun, begins: Floats, forecasts: Sequence[tuple[float, float, float]]
 ) -> None:
-    """Add how long before each checkpoint its forecast became right within a tenth of the interval,
-    and stayed right.
-    """
+    """Add how long before each checkpoint its forecast became right (a tenth), and stayed right."""
     for before, begin in itertools.pairwise(begins[2:]):
         run.checkpoints += 1
         lead = 0.0
@@ -333,23 +308,15 @@ def _f1(counts: Sequence[int]) -> str:
 def _together(runs: Sequence[TrackedRun]) -> TrackedRun:
     tracked_run = TrackedRun("", True, "")
     for run in runs:
-        for index in range(3):
-            tracked_run.online[index] += run.online[index]
-            tracked_run.later[index] += run.later[index]
-            tracked_run.in_the_end[index] += run.in_the_end[index]
+        for name in ("online", "later", "in_the_end"):
+            pairs = zip(getattr(tracked_run, name), getattr(run, name), strict=True)
+            setattr(tracked_run, name, [first + second for first, second in pairs])
         for window, score in run.windows.items():
             tracked_run.windows.setdefault(window, ForecastScore()).merge(score)
         tracked_run.state.merge(run.state)
         tracked_run.leads += run.leads
-        tracked_run.checkpoints += run.checkpoints
-        tracked_run.unstated, tracked_run.asked = (
-            tracked_run.unstated + run.unstated,
-            tracked_run.asked + run.asked,
-        )
-        tracked_run.right_seconds, tracked_run.seconds = (
-            tracked_run.right_seconds + run.right_seconds,
-            tracked_run.seconds + run.seconds,
-        )
+        for name in ("checkpoints", "unstated", "asked", "right_seconds", "seconds"):
+            setattr(tracked_run, name, getattr(tracked_run, name) + getattr(run, name))
     return tracked_run
 
 
@@ -360,22 +327,12 @@ def rows(runs: Sequence[TrackedRun]) -> tuple[list[list[str]], list[list[str]]]:
             [o for o in runs if (o.world, o.kind, o.has_gpm) == (world, kind, has_gpm)]
         )
         head = [world, kind, "yes" if has_gpm else "no"]
-        states.append(
-            [
-                *head,
-                _f1(total.online),
-                _f1(total.later),
-                _f1(total.in_the_end),
-                f"{100 * total.right_seconds / total.seconds:.0f} %",
-            ]
-        )
+        checkpoints = map(_f1, (total.online, total.later, total.in_the_end))
+        states.append([*head, *checkpoints, f"{100 * total.right_seconds / total.seconds:.0f} %"])
         leads = sorted(total.leads)
         lead = f"{statistics.median(leads):.0f} / {leads[len(leads) // 10]:.0f}" if leads else "-"
-        head += [
-            f"{total.asked - total.unstated} of {total.asked}",
-            lead,
-            f"{len(leads)} of {total.checkpoints}",
-        ]
+        stated = f"{total.asked - total.unstated} of {total.asked}"
+        head += [stated, lead, f"{len(leads)} of {total.checkpoints}"]
         scores = [(f"{window:.0f} s", score) for window, score in sorted(total.windows.items())]
         for name, score in [*scores, (f"writing in {HORIZON:.0f} s", total.state)]:
             came = f"{score.events / score.moments:.2f}" if score.moments else "-"
@@ -384,46 +341,15 @@ def rows(runs: Sequence[TrackedRun]) -> tuple[list[list[str]], list[list[str]]]:
     return states, forecasts
 
 
-def section(seed: int, progress: Callable[..., None], per_world: int = PER_WORLD) -> str:
+def section(seed: int, progress: Progress) -> str:
     plans = [
         (world, kind, 1000 * seed + number, has_gpm)
-        for world, kind in RUNS for has_gpm in (True, False) for number in range(per_world if has_gpm else per_world // 2)
+        for world, kind in RUNS for has_gpm in (True, False) for number in range(PER_WORLD if has_gpm else PER_WORLD // 2)
     ]  # fmt: skip
-    runs: list[TrackedRun] = []
-    with ProcessPoolExecutor() as pool:
-        for run in pool.map(track, plans):
-            runs.append(run)
-            progress("phase forecasts", len(runs) / len(plans))
-    states, forecasts = rows(runs)
+    states, forecasts = rows(in_processes(track, plans, progress, "phase forecasts"))
     return "\n".join([
         "## States and the next checkpoint", "", "*Simulated.* " + str(__doc__).strip(), "",
         f"Runs of {SECONDS} s, {len(FOLLOWED)} GPUs of each. A forecast counts for the lead time if it is within a tenth of the interval, and remains so.",
         "Brier scores: 0 is best. *Base* is the score of a forecast that only knows the frequency.", "",
         table(STATE_HEADINGS, states), "", table(NEXT_HEADINGS, forecasts), "",
     ])  # fmt: skip
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.quality.phase_forecasts", description=__doc__
-    )
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--per",
-        type=int,
-        default=PER_WORLD,
-        help="runs of each kind with GPM; without, half as many",
-    )
-    options = parser.parse_args()
-    print(
-        section(
-            options.seed,
-            lambda what, share: print(f"\r{what} {100 * share:.0f} %", end="", file=sys.stderr),
-            options.per,
-        )
-    )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,19 +5,19 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
-import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bench.quality.intervals import weighted_rate
-from bench.quality.markdown import counted, table
+from bench.quality.markdown import counted, most_common, table
 from bench.quality.pipeline_readings import EVIDENCE
 from bench.quality.pipeline_scenario import CONTROL_KINDS, FAULT_KINDS, GangScenario, HostFault
-from bench.quality.pipeline_verdicts import NAIVE, GangOutcome, judge_all
-from bench.quality.straggler_replay import JUDGE_SECONDS
+from bench.quality.pipeline_verdicts import GangOutcome, judge_scenario
+from bench.quality.progress import Progress, in_processes
+from bench.quality.straggler_replay import JUDGE_SECONDS, NAIVE, causes_f1
 from gangline.aggregator.model import Reason
 
 SLOWDOWNS = (0.05, 0.10, 0.15, 0.30)
@@ -37,8 +37,7 @@ CAUSES: dict[str, frozenset[Reason]] = {
 PER_CELL, PER_CONTROL, PER_VARIATION, PER_ABLATION = 3, 2, 2, 2
 ABLATION_SLOWDOWN = VARIATION_SLOWDOWN = 0.15
 VARIATION_KINDS = ("silent_host", "silent_gpu", "host_cpu")
-#: A fault that costs the gang less of its pace is hidden: in bubbles, behind slower parts, in the
-#: spread of healthy parts.
+#: A cheaper fault is hidden: in bubbles, behind slower parts, in the spread of healthy parts.
 COST_MIN = 0.02
 #: Onset of healing, and seconds of a run that heals.
 HEALS, HEALED_SECONDS = 330.0, 660
@@ -51,32 +50,17 @@ VARIATIONS = (
 #: Names of the evidence that an ablation removes.
 ABLATIONS = (*EVIDENCE, "processes (attribution)", "ReportGangs", "processes and ReportGangs")
 FAULT_HEADINGS = (
-    "kind",
-    "slowdown",
-    "pace lost",
-    "named",
-    "cause right",
-    "GPU right",
-    "others named",
-    "delay s, p50 / p95",
-    "by",
+    "kind | slowdown | pace lost | named | cause right | GPU right | others named | delay s, p50 / "
+    "p95 | by"
 )
 VARIED_HEADINGS = (
-    "what",
-    *VARIATION_KINDS,
-    "all",
-    "costs less than 2 %",
-    "others named",
-    "delay s, p50 / p95",
+    f"what | {' | '.join(VARIATION_KINDS)} | all | costs less than 2 % | others named | delay s, "
+    "p50 / p95"
 )
 CONTROL_HEADINGS = ("control", "runs", "hosts", "blamed", "WATCH only", "blamed, no GPM", *NAIVE)
 ABLATION_HEADINGS = (
-    "evidence",
-    "culprits named",
-    *FAULT_KINDS,
-    "cause right",
-    "others named",
-    "delay s, p50 / p95",
+    f"evidence | culprits named | {' | '.join(FAULT_KINDS)} | cause right | others named | delay s,"
+    " p50 / p95"
 )
 
 
@@ -232,9 +216,7 @@ def _gpu_right(outcomes: Sequence[GangOutcome]) -> str:
 
 
 def _false_rate(outcomes: Sequence[GangOutcome]) -> str:
-    """Return falsely blamed hosts per node-day, and the upper bound of 95 % (three over the days
-    without any).
-    """
+    """Return falsely blamed hosts per node-day, and the upper bound of 95 %."""
     wrong, days = (
         sum(len(outcome.wrong) for outcome in outcomes),
         sum(outcome.node_days for outcome in outcomes),
@@ -242,47 +224,30 @@ def _false_rate(outcomes: Sequence[GangOutcome]) -> str:
     return f"{wrong} in {days:.1f} node-days: {wrong / days:.2f} a day, below {weighted_rate([1.0] * wrong, 1.0)[1] / days:.2f} at 95 %"
 
 
-def causes_f1(outcomes: Sequence[GangOutcome]) -> float:
-    """Return the mean F1 over causes; a straggler's reason in addition to a named cause is not
-    another cause.
-    """
-    causes = set(CAUSES.values())
-    hits, named, totals = (dict.fromkeys(causes, 0) for _ in range(3))
-    for outcome, fault, named_at in _found(outcomes):
-        wanted = CAUSES[fault.kind]
-        totals[wanted] += 1
-        reasons = outcome.reasons(fault.host) if not math.isnan(named_at) else set[Reason]()
-        claimed = {cause for cause in causes if reasons & cause}
-        if len(claimed) > 1:
-            claimed.discard(CAUSES["silent_host"])
-        for cause in claimed:
-            named[cause] += 1
-            hits[cause] += cause == wanted
-    # F1 is 2 TP / (TP + FP + TP + FN); it is 0 for a cause that was never named.
-    return statistics.mean(2 * hits[c] / max(named[c] + totals[c], 1) for c in causes if totals[c])
+def macro_f1(outcomes: Sequence[GangOutcome]) -> float:
+    """Return the mean F1 over causes of culprits."""
+    reports = (
+        (CAUSES[fault.kind], set() if math.isnan(named_at) else outcome.reasons(fault.host))
+        for outcome, fault, named_at in _found(outcomes)
+    )
+    return causes_f1(reports, set(CAUSES.values()), CAUSES["silent_host"])
 
 
 def _by(outcomes: Sequence[GangOutcome]) -> str:
-    rules: dict[str, int] = {}
-    for outcome in outcomes:
-        for host in outcome.scenario.culprits:
-            if host in outcome.verdicts:
-                for rule in {rule for rule, _ in outcome.verdicts[host].rules}:
-                    rules[rule] = rules.get(rule, 0) + 1
-    return ", ".join(
-        f"{rule} {count}" for rule, count in sorted(rules.items(), key=lambda x: (-x[1], x[0]))
+    rules = Counter(
+        rule
+        for outcome in outcomes
+        for host in outcome.scenario.culprits & outcome.verdicts.keys()
+        for rule in {rule for rule, _ in outcome.verdicts[host].rules}
     )
+    return ", ".join(f"{rule} {count}" for rule, count in most_common(rules))
 
 
 def fault_rows(outcomes: Sequence[GangOutcome]) -> list[list[str]]:
     rows = []
     for kind in FAULT_KINDS:
         for slowdown in reversed(SLOWDOWNS):
-            those = [
-                o
-                for o in outcomes
-                if o.scenario.faults[0].kind == kind and o.scenario.faults[0].slowdown == slowdown
-            ]
+            those = [o for o in outcomes if (o.fault.kind, o.fault.slowdown) == (kind, slowdown)]
             if those:
                 lost = statistics.median(o.pace_lost for o in those)
                 rows.append([
@@ -306,14 +271,8 @@ def variation_rows(varied: Sequence[tuple[str, GangOutcome]]) -> list[list[str]]
 
 
 def _blamed(outcomes: Sequence[GangOutcome]) -> str:
-    rules = sorted(
-        {
-            rule
-            for outcome in outcomes
-            for host in outcome.wrong
-            for rule, _ in outcome.verdicts[host].rules
-        }
-    )
+    verdicts = (outcome.verdicts[host] for outcome in outcomes for host in outcome.wrong)
+    rules = sorted({rule for verdict in verdicts for rule, _ in verdict.rules})
     blamed = sum(len(outcome.wrong) for outcome in outcomes)
     return f"{blamed} ({', '.join(rules)})" if blamed else "0"
 
@@ -337,18 +296,16 @@ def ablation_rows(
     ablated: Sequence[tuple[str, GangOutcome]],
     controls: Sequence[GangOutcome],
 ) -> list[list[str]]:
-    """Return rows for all evidence, for each ablation, and for the naive detectors, from the same
-    runs.
-    """
+    """Return rows of all evidence, of ablations and of naive detectors, from the same runs."""
 
     def by_kind(hits: Callable[[GangOutcome], bool], those: Sequence[GangOutcome]) -> list[str]:
         return [
-            f"{sum(hits(o) for o in those if o.scenario.faults[0].kind == kind)} of "
-            f"{sum(o.scenario.faults[0].kind == kind for o in those)}" for kind in FAULT_KINDS
+            f"{sum(hits(o) for o in those if o.fault.kind == kind)} of "
+            f"{sum(o.fault.kind == kind for o in those)}" for kind in FAULT_KINDS
         ]  # fmt: skip
 
     def is_named(one: GangOutcome) -> bool:
-        return not math.isnan(one.first_named(one.scenario.faults[0]))
+        return not math.isnan(one.first_named(one.fault))
 
     groups = [("all of it", list(base))]
     groups += [(f"without {name}", [o for n, o in ablated if n == name]) for name in ABLATIONS]
@@ -359,7 +316,7 @@ def ablation_rows(
     for name in NAIVE:
 
         def is_found(one: GangOutcome, name: str = name) -> bool:
-            return one.scenario.faults[0].host in one.naive[name]
+            return one.fault.host in one.naive[name]
 
         wrong = sum(len(outcome.naive[name] - outcome.scenario.culprits) for outcome in base)
         in_controls = sum(len(control.naive[name]) for control in controls)
@@ -376,50 +333,32 @@ def healing_text(outcomes: Sequence[GangOutcome]) -> str:
     for outcome, fault, named_at in _found(outcomes):
         if not math.isnan(named_at):
             seconds, is_over = outcome.healing_seconds(fault)
-            times.append(
-                f"{fault.kind} {seconds + JUDGE_SECONDS:.0f} s"
-                if is_over
-                else f"{fault.kind} more than {seconds:.0f} s"
-            )
+            text = f"{seconds + JUDGE_SECONDS:.0f}" if is_over else f"more than {seconds:.0f}"
+            times.append(f"{fault.kind} {text} s")
     return ", ".join(sorted(times)) or "no fault that healed was named"
 
 
-def section(seed: int, progress: Callable[..., None]) -> str:
+def section(seed: int, progress: Progress) -> str:
     plan = GangPlan.of_seed(seed)
-    scenarios = [
-        *plan.faults,
-        *plan.controls,
-        *(scenario for _, scenario in plan.varied),
-        *(scenario for _, scenario in plan.ablated),
-    ]
-    outcomes = iter(judge_all(scenarios, lambda share: progress("pipeline gangs", share)))
-    faults = [next(outcomes) for _ in plan.faults]
-    controls = [next(outcomes) for _ in plan.controls]
-    varied = [(name, next(outcomes)) for name, _ in plan.varied]
-    ablated = [(name, next(outcomes)) for name, _ in plan.ablated]
+    named_scenarios = (scenario for _, scenario in (*plan.varied, *plan.ablated))
+    scenarios = [*plan.faults, *plan.controls, *named_scenarios]
+    played_in_order = iter(in_processes(judge_scenario, scenarios, progress, "pipeline gangs"))
+    faults = [next(played_in_order) for _ in plan.faults]
+    controls = [next(played_in_order) for _ in plan.controls]
+    varied = [(name, next(played_in_order)) for name, _ in plan.varied]
+    ablated = [(name, next(played_in_order)) for name, _ in plan.ablated]
     played = [*faults, *controls, *(outcome for _, outcome in varied)]
-    by_slowdown = "; ".join(
-        f"{100 * s:.0f} %: {recall([o for o in faults if o.scenario.faults[0].slowdown == s])}"
-        for s in SLOWDOWNS
-    )
-    inferred = "; ".join(
-        f"{100 * s:.0f} %: "
-        + recall(
-            [
-                o
-                for o in faults
-                if o.scenario.faults[0].slowdown == s
-                and o.scenario.faults[0].kind in INFERRED_KINDS
-            ]
+    hidden = [outcome for outcome in faults if outcome.fault.kind in INFERRED_KINDS]
+    by_slowdown, inferred = (
+        "; ".join(
+            f"{100 * s:.0f} %: {recall([o for o in outcomes if o.fault.slowdown == s])}"
+            for s in SLOWDOWNS
         )
-        for s in SLOWDOWNS
+        for outcomes in (faults, hidden)
     )
     healed = [outcome for name, outcome in varied if name.startswith("heals")]
-    base_seeds = {(scenario.seed, scenario.faults[0].kind) for _, scenario in plan.ablated}
-    base = [
-        o for o in faults
-        if o.scenario.faults[0].slowdown == ABLATION_SLOWDOWN and (o.scenario.seed, o.scenario.faults[0].kind) in base_seeds
-    ]  # fmt: skip
+    bases = {(scenario.seed, scenario.faults[0]) for _, scenario in plan.ablated}
+    base = [outcome for outcome in faults if (outcome.scenario.seed, outcome.fault) in bases]
     lines = [
         "## Stragglers in a third world", "",
         "*Simulated*, by a world that the judge was not developed with (`bench/quality/pipeline_world.py`), and on which no limit was",
@@ -435,7 +374,7 @@ def section(seed: int, progress: Callable[..., None]) -> str:
         f"- **Recall by slowdown**: {by_slowdown}.",
         f"- **Recall by what it costs**: {recall_by_cost(faults)}.",
         f"- **Recall without a counter that shows it** (`silent_host`, `silent_gpu`): {inferred}.",
-        f"- **Causes**: macro F1 {causes_f1(faults):.2f}. **Delay** p50 / p95: {_delays(faults)} s. **GPU named right**: {_gpu_right(faults)}.",
+        f"- **Causes**: macro F1 {macro_f1(faults):.2f}. **Delay** p50 / p95: {_delays(faults)} s. **GPU named right**: {_gpu_right(faults)}.",
         f"- **False blame**: {_false_rate(played)}; in controls alone {_false_rate(controls)}.",
         f"- **Healing**: time for which hosts are still named after the fault's end: {healing_text(healed)}.", "",
         f"    python -m bench.quality.jobs --only pipeline_gangs --seed {seed}", "",
@@ -447,22 +386,3 @@ def section(seed: int, progress: Callable[..., None]) -> str:
         table(ABLATION_HEADINGS, ablation_rows(base, ablated, controls)), "",
     ]  # fmt: skip
     return "\n".join(lines)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.quality.pipeline_gangs", description=__doc__
-    )
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    print(
-        section(
-            options.seed,
-            lambda what, share: print(f"\r{what} {100 * share:.0f} %", end="", file=sys.stderr),
-        )
-    )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

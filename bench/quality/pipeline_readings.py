@@ -1,11 +1,9 @@
-"""Readings of the third world (`pipeline_world`) as from drivers, kernels and agents: at 10 Hz,
-then frames by second.
+"""Readings of the third world (`pipeline_world`) as from drivers, kernels and agents.
 
 Power: the sensor sees 25 ms of each 100 ms, with a gain error per part (Yang et al. 2024, Part-time
 power measurements), smoothed and late; without GPM the mean of a second, as an A100's driver
 reports. GPM gives cycles over cycles (nvml.h): a part at a lower clock does the same work in fewer.
-Utilization is the share of the last sixth of a second. Phases, job levels and the next checkpoint
-come from the agent's own tracker (`ext.phases`) on these samples; the world writes none of them.
+Utilization is the share of the last sixth of a second. Phases come from the agent's own tracker.
 """
 
 from __future__ import annotations
@@ -16,10 +14,8 @@ import numpy as np
 
 from bench.quality.pipeline_scenario import GPUS, SLOTS_PER_SECOND, Floats, GangRun, HostFault
 from bench.quality.pipeline_world import GangRecord
-from bench.quality.straggler_replay import LINKS, SECOND_NS, UPTIME_NS, SentTable, due_blocks
+from bench.quality.straggler_replay import SECOND_NS, UPTIME_NS, SendingHost
 from gangline.aggregator.fleet.fleet import Fleet
-from gangline.contract import frame
-from gangline.contract.signals import TABLES
 from gangline.contract.wire import telemetry_pb2
 from gangline.ext.phases import JOB_COLUMNS, SECOND_COLUMNS, SIGNALS, PhaseTracker
 
@@ -64,12 +60,10 @@ class DriverReadings:
         power[:, older] = _mean_of(power[:, older], RATE)
         power += 0.006 * power * random.standard_normal(power.shape)
         delay = int(random.integers(1, 3))
-        self.power = np.round(
-            np.concatenate([np.repeat(power[:1], delay, axis=0), power[:-delay]]), 1
-        )
-        self.joules = (
-            np.cumsum(_by_second(by_sample(record.watts).mean(1)).mean(1) * gain, axis=0) + 1e6
-        )
+        late = np.concatenate([np.repeat(power[:1], delay, axis=0), power[:-delay]])
+        self.power = np.round(late, 1)
+        watts = _by_second(by_sample(record.watts).mean(1)).mean(1)
+        self.joules = np.cumsum(watts * gain, axis=0) + 1e6
         busy = 1 - record.stall - record.idle
         self.used = np.round(_mean_of(by_sample(busy).mean(1).astype(float), 2), 2)
         high, low = record.sm_levels
@@ -79,15 +73,8 @@ class DriverReadings:
         self.active = _mean_of(by_sample(active * record.clock).mean(1) / cycles * noise, 2)
         noise = 1 + 0.008 * random.standard_normal((samples, count))
         self.tensor = _mean_of(by_sample(record.work).mean(1) / cycles * noise, 2)
-        self.clock = (
-            np.round(
-                cycles
-                * record.clock_hertz
-                * (1 + 0.004 * random.standard_normal(cycles.shape))
-                / 15e6
-            )
-            * 15e6
-        )
+        noise = 1 + 0.004 * random.standard_normal(cycles.shape)
+        self.clock = np.round(cycles * record.clock_hertz * noise / 15e6) * 15e6
         self.has_gpm_gpu = ~older
         self.active[:, older] = self.tensor[:, older] = np.nan
         self.seconds = {
@@ -156,33 +143,20 @@ def _mean_of(values: Floats, samples: int) -> Floats:
     return np.asarray((total[at] - total[first]) / (at - first)[:, None])
 
 
-class HostAgent:
+class HostAgent(SendingHost):
     """One host's agent: its tracker, and its tables, filled for each second."""
 
     def __init__(self, readings: DriverReadings, host: int, random: np.random.Generator) -> None:
-        self._readings, self._host = readings, host
-        record = readings.record
-        self.name = f"pipe-{host:03d}"
-        self.gpus = [f"GPU-{host:08d}-0000-0000-0000-{gpu:012d}" for gpu in range(GPUS)]
-        self._rows = slice(host * GPUS, (host + 1) * GPUS)
-        self._faults = [fault for fault in record.scenario.faults if fault.host == host]
-        self._withheld = {c for name in record.scenario.withheld for c in EVIDENCE.get(name, ())}
-        self._has_gpm = bool(readings.has_gpm[host])
-        ports = [f"mlx5_{port}/1" for port in range(GPUS)]
-        devices = {
-            "gpu": self.gpus, "gpu_fast": self.gpus, "rdma": ports, "host": ["host"],
-            "nvlink": [f"{gpu}/link{link}" for gpu in self.gpus for link in range(LINKS)],
-        }  # fmt: skip
         names = (
             "gpu_1s", "gpu_10s", "gpu_60s", "gpu_1s_changes", "gpu_10s_changes", "gpu_fast_1s", "gpu_fast_10s", "rdma_1s",
             "rdma_1s_changes", "host_1s", "nvlink_10s_changes",
         )  # fmt: skip
-        self.tables = {
-            name: SentTable(name, devices[TABLES[name][0].device_kind]) for name in names
-        }
-        self._encoder, self._sequence = frame.Encoder(), 0
-        self.boot_id = bytes([1 + host % 250]) * 16
-        self._last: dict[str, tuple[bytes, bytes]] = {}
+        super().__init__("pipe", host, names)
+        self._readings, record = readings, readings.record
+        self._rows = slice(host * GPUS, (host + 1) * GPUS)
+        self._faults = [fault for fault in record.scenario.faults if fault.host == host]
+        self._withheld = {c for name in record.scenario.withheld for c in EVIDENCE.get(name, ())}
+        self._has_gpm = bool(readings.has_gpm[host])
         self._violations = np.zeros((2, GPUS))
         self._port_errors = self._replays = 0.0
         #: Error of its wall clock; with `skewed` seconds to minutes, and its frames are late.
@@ -201,24 +175,13 @@ class HostAgent:
         )
 
     def frame(self, second: int, now_ns: int) -> bytes:
-        self._track(second)
+        self.track(second)
         self._fill_gpus(second)
         self._fill_host(second)
-        blocks = due_blocks(
-            self.tables, self._last, second + self._host, is_first=not self._sequence
-        )
-        self._sequence += 1
-        boottime_ns = UPTIME_NS + (second + 1) * SECOND_NS
-        stamp = frame.Stamp(
-            b"R" * 16, self.boot_id, self._sequence, boottime_ns, now_ns + self._skew_ns
-        )
-        return self._encoder.encode(stamp, blocks, deflate=False)
+        return self.encode(second, now_ns + self._skew_ns)
 
     def track(self, second: int) -> None:
-        """Run the tracker on a second without a frame."""
-        self._track(second)
-
-    def _track(self, second: int) -> None:
+        """Run the tracker, with or without a frame of that second."""
         at = slice(second * RATE, (second + 1) * RATE)
         for gpu, samples in enumerate(self._samples):
             self.tracker.push_samples(gpu, self._times[at].data, samples[at].data)
@@ -294,9 +257,7 @@ class HostAgent:
             self._fill_links(second)
 
     def _fill_links(self, second: int) -> None:
-        """Fill the readings that show faults of a limit, a PCIe link or a port; the seed decides
-        which sign is shown.
-        """
+        """Fill readings that show faults of a limit, a PCIe link or a port, as the seed decides."""
         r, rows, shows = self._readings, self._rows, self._readings.record.scenario.seed % 3
         strength, fault = self._strength("power_cap", second)
         if fault is not None:
@@ -338,32 +299,16 @@ class HostAgent:
             cpu_user_ratio=0.1 + 0.3 * cpu, cpu_idle_ratio=0.85 - 0.3 * cpu, runnable_count=2.0 + 30 * cpu,
         )  # fmt: skip
 
-    def register(self, fleet: Fleet) -> None:
-        model = (
-            "A100" if self._readings.record.is_older[self._host] or not self._has_gpm else "H100"
-        )
-        devices = [
-            telemetry_pb2.Device(
-                kind="gpu", key=key, attributes={"name": model, "pci_address": f"0000:{index:02x}:00.0"}
-            )
-            for index, key in enumerate(self.gpus)
-        ]  # fmt: skip
-        fleet.register(self.name, simulated=False, boot_id=self.boot_id, devices=devices)
+    def register_model(self, fleet: Fleet) -> None:
+        """Register the host with its model of GPU."""
+        is_older = self._readings.record.is_older[self._host] or not self._has_gpm
+        self.register(fleet, "A100" if is_older else "H100")
 
     def processes(
         self, run: GangRun, number: int, state: str, second: int
     ) -> Iterable[telemetry_pb2.HealthEvent]:
-        """Yield the agent's reports of the ranks of a run on this host.
-
-        *number* of the run: each has its own processes.
-        """
+        """Yield the agent's reports of a run's ranks on this host; *number* names the run."""
         there: Sequence[int] = run.gpus[run.gpus // GPUS == self._host].tolist()
-        now_ns = UPTIME_NS + second * SECOND_NS
         for row in there:
-            at = row % GPUS
-            pid = 4000 + 100 * number + at
-            yield telemetry_pb2.HealthEvent(
-                event_id=f"/{self.gpus[at]}//{pid}", device_kind="gpu", device=self.gpus[at], name="gpu.process",
-                process_id=pid, boottime_ns=now_ns, last_boottime_ns=now_ns, revision=1 + second,
-                attributes={"state": state, "source": "slurm", "job_id": str(run.job_id)},
-            )  # fmt: skip
+            gpu = row % GPUS
+            yield self.process(gpu, 4000 + 100 * number + gpu, str(run.job_id), state, second)

@@ -1,8 +1,4 @@
-"""One run of the third world as data: which host has which fault, the behavior of the workload, and
-the jobs per host.
-
-`pipeline_steps` plays the steps, `pipeline_world` their effect on the GPUs.
-"""
+"""One run of the third world as data: faults of hosts, behavior of the workload, jobs per host."""
 
 from __future__ import annotations
 
@@ -31,10 +27,7 @@ CONTROL_KINDS = (
 
 @dataclass(frozen=True)
 class HostFault:
-    """One fault of one host.
-
-    *slowdown*: how much longer its own part of a step takes at the fault's height.
-    """
+    """One fault of one host. *slowdown*: how much longer its part of a step takes."""
 
     kind: str
     slowdown: float
@@ -44,9 +37,7 @@ class HostFault:
     gpu: int = 5  # with the fault, if it affects one GPU
 
     def strength(self, seconds: Floats) -> Floats:
-        """Return the strength of the fault at each of *seconds*, 0 to 1: heat and cooling take
-        about a minute.
-        """
+        """Return the strength at *seconds*, 0 to 1: heat and cooling take about a minute."""
         is_on = (seconds >= self.onset) & (seconds < self.heals)
         if self.kind != "thermal":
             return is_on.astype(float)
@@ -57,10 +48,7 @@ class HostFault:
 
 @dataclass(frozen=True)
 class GangScenario:
-    """One run of the world.
-
-    *control*: behavior of the workload or the site in addition to the faults; "": none.
-    """
+    """One run of the world. *control*: behavior of workload or site beside the faults."""
 
     seed: int
     faults: tuple[HostFault, ...] = ()
@@ -83,9 +71,7 @@ class GangScenario:
 
 @dataclass(frozen=True)
 class GangRun:
-    """A job that runs on some GPUs for some time. *gpus*: flat numbers by (stage, replica, tensor
-    rank).
-    """
+    """A job on some GPUs for some time. *gpus*: flat numbers by (stage, replica, rank)."""
 
     job_id: int
     gpus: Rows

@@ -1,8 +1,4 @@
-"""Steps of a gang of the third world: its workload, its GPUs and their faults, and the events of
-each step.
-
-`pipeline_world` names the sources of the assumptions.
-"""
+"""Steps of a gang of the third world: its workload, its GPUs and their faults, and its events."""
 
 from __future__ import annotations
 
@@ -99,9 +95,7 @@ class EventLog:
 
 
 def batch_orders(stages: int, batches: int) -> list[tuple[int, bool, int]]:
-    """Return the micro-batches of a step, (stage, is backward, number), each after its
-    prerequisites: 1F1B.
-    """
+    """Return a step's micro-batches in 1F1B order: (stage, is backward, number)."""
     plans: list[list[tuple[bool, int]]] = []
     for stage in range(stages):
         warm = min(stages - stage - 1, batches)
@@ -135,21 +129,11 @@ class StepPlayer:
         parts: GpuParts,
         random: np.random.Generator,
     ) -> None:
-        self.scenario, self.run, self.load, self.parts, self.random = (
-            scenario,
-            run,
-            load,
-            parts,
-            random,
-        )
+        self.scenario, self.run, self.load = scenario, run, load
+        self.parts, self.random = parts, random
         self.shape = run.gpus.shape
-        self.compute, self.work, self.power, self.stall = (
-            EventLog(),
-            EventLog(),
-            EventLog(),
-            EventLog(),
-        )
-        self.checkpoint, self.exchange = EventLog(), EventLog()
+        self.compute, self.work, self.power = EventLog(), EventLog(), EventLog()
+        self.stall, self.checkpoint, self.exchange = EventLog(), EventLog(), EventLog()
         self.step_ends: list[float] = []
         self.checkpoint_begins: list[float] = []
         self.orders = batch_orders(load.stages, load.batches)
@@ -192,9 +176,7 @@ class StepPlayer:
         return now + seconds
 
     def _evaluate(self, now: float) -> float:
-        """Play an evaluation: forward only, with gaps between the batches; ranks wait only at the
-        end.
-        """
+        """Play an evaluation: forward only, with gaps between batches; ranks wait at the end."""
         seconds = self.random.uniform(6.0, 14.0)
         count = 12
         for index in range(count):
@@ -216,13 +198,8 @@ class StepPlayer:
         scale = float(random.lognormal(0, load.step_sigma))
         stretch = self._stretch(now)
         ready = np.full(self.shape[:2], now)
-        gap = (
-            load.load
-            * load.step
-            * random.lognormal(0, 0.3, self.shape[:2])[..., None]
-            * np.ones(self.shape)
-        )
-        gap = self._stalls(now, gap)
+        loading = load.load * load.step * random.lognormal(0, 0.3, self.shape[:2])[..., None]
+        gap = self._stalls(now, loading * np.ones(self.shape))
         gap[1:] = 0.0  # only the first stage loads data
         per_batch = effects.gap * load.step / (2 * load.batches)
         previous = {stage: ready[stage].copy() for stage in range(load.stages)}
@@ -282,23 +259,17 @@ class StepPlayer:
         for stage, ready in previous.items():
             begin = float(ready.max())
             slow = float(effects.network[stage].max()) * self.load.step
-            length = (
-                self.load.exchange * self.load.step * scale * float(self.random.lognormal(0, 0.03))
-                + slow
-            )
+            usual = self.load.exchange * self.load.step
+            length = usual * scale * float(self.random.lognormal(0, 0.03)) + slow
             begins = np.full(self.shape, begin)
             finish = begins.copy()
             finish[stage] += length
-            self.exchange.put(
-                begins, finish, self.load.exchange * self.load.step / max(length, 1e-9)
-            )
+            self.exchange.put(begins, finish, usual / max(length, 1e-9))
             ends.append(begin + length)
         return max(ends)
 
     def _stretch(self, now: float) -> Floats:
-        """Return the factor of work per rank: (stages, replicas, ranks), or with a last axis of
-        micro-batches.
-        """
+        """Return the work factor per rank: (stages, replicas, ranks[, micro-batches])."""
         control, random = self.scenario.control, self.random
         if control == "sequence":
             # Long-tailed documents: a replica's micro-batch takes as long as its longest document,

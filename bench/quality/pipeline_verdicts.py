@@ -1,43 +1,36 @@
 """Verdicts on the third world (`pipeline_world`): real frames, the real fleet and judge, in process, a second at a time.
 
-A host counts as named as in `stragglers`: DEGRADED or worse, or with evidence that costs speed. One run by itself:
-
-    python -m bench.quality.pipeline_verdicts --seed 25103 --fault silent_gpu:0.15:5:2 --no-gpm
+A host counts as named as in `stragglers`: DEGRADED or worse, or with evidence that costs speed.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from bench.quality.pipeline_readings import DriverReadings, HostAgent
 from bench.quality.pipeline_scenario import (
-    CONTROL_KINDS,
-    FAULT_KINDS,
-    FOREVER,
     GPUS,
-    Floats,
     GangRun,
     GangScenario,
     HostFault,
 )
 from bench.quality.pipeline_world import play, step_ends
-from bench.quality.straggler_replay import GRAVE, JUDGE_SECONDS, NEW_HOST, SECOND_NS, START_NS
+from bench.quality.straggler_replay import (
+    GRAVE,
+    JUDGE_SECONDS,
+    NEW_HOST,
+    SECOND_NS,
+    START_NS,
+    naive,
+)
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.fleet.jobs import ScheduledGang
 from gangline.aggregator.ingest.frame_reader import read_frame
 from gangline.aggregator.model import HealthState, Reason
 from gangline.aggregator.scoring.evaluate import Judgement, evaluate
-
-#: Seconds averaged by a naive detector, and its limits.
-NAIVE_SECONDS, UTILIZATION_LESS, Z_MAX = 120, 0.03, 3.0
-NAIVE = ("utilization outlier", "mean power z-score", "SM time, peers only")
 
 
 @dataclass
@@ -60,22 +53,24 @@ class GangOutcome:
     naive: dict[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
     pace_lost: float = 0.0
 
+    @property
+    def fault(self) -> HostFault:
+        """Return the first fault."""
+        return self.scenario.faults[0]
+
     def first_named(self, fault: HostFault) -> float:
         """Return when the host of *fault* was first named during the fault; NaN: never."""
-        verdict = self.verdicts.get(fault.host)
-        times = verdict.named if verdict is not None else []
+        times = self.verdicts.get(fault.host, HostVerdict()).named
         return next((t for t in times if fault.onset <= t <= fault.heals), math.nan)
 
     def reasons(self, host: int) -> set[Reason]:
         """Return the reasons for which *host* was named."""
-        verdict = self.verdicts.get(host)
-        return {reason for _, reason in verdict.rules} if verdict is not None else set()
+        return {reason for _, reason in self.verdicts.get(host, HostVerdict()).rules}
 
     def gpus_named(self, host: int) -> set[int]:
         """Return the named GPUs of *host*, with or without the host."""
-        verdict = self.verdicts.get(host)
-        result = verdict.devices if verdict is not None else {}
-        return {int(name[-12:]) for name in result if name.startswith("GPU-")}
+        names = self.verdicts.get(host, HostVerdict()).devices
+        return {int(name[-12:]) for name in names if name.startswith("GPU-")}
 
     @property
     def wrong(self) -> list[int]:
@@ -92,15 +87,9 @@ class GangOutcome:
         return (self.scenario.hosts - len(self.scenario.culprits)) * self.scenario.seconds / 86400.0
 
     def healing_seconds(self, fault: HostFault) -> tuple[float, bool]:
-        """Return how long the host of *fault* was named after its end, and whether that stopped
-        before the run ended.
-        """
-        verdict = self.verdicts.get(fault.host)
-        last = (
-            max((t for t in verdict.named if t > fault.heals), default=fault.heals)
-            if verdict
-            else fault.heals
-        )
+        """Return how long the host was named after the fault's end, and whether that stopped."""
+        verdict = self.verdicts.get(fault.host, HostVerdict())
+        last = max((t for t in verdict.named if t > fault.heals), default=fault.heals)
         return last - fault.heals, last < self.scenario.seconds - 2 * JUDGE_SECONDS
 
 
@@ -120,19 +109,20 @@ def judge_scenario(scenario: GangScenario) -> GangOutcome:
             for run in running
         ]
     for agent in agents:
-        agent.register(fleet)
+        agent.register_model(fleet)
     late: dict[int, list[tuple[HostAgent, bytes]]] = {}
     for second in range(scenario.seconds):
         now_ns = START_NS + (second + 1) * SECOND_NS
-        _report_jobs(
-            fleet,
-            record.runs,
-            running,
-            agents,
-            second,
-            now_ns,
-            is_attributed=scenario.is_attributed,
-        )
+        for number, run in enumerate(record.runs):
+            begins, ends = second == int(run.begin), second == int(run.end)
+            running += [run] * begins
+            if ends:
+                running.remove(run)
+            if scenario.is_attributed and (begins or ends):
+                state = "running" if begins else "ended"
+                for agent in (agents[host] for host in run.hosts):
+                    for event in agent.processes(run, number, state, second):
+                        fleet.observe_event(agent.name, event, now_ns, now_ns)
         for host, agent in enumerate(agents):
             if any(
                 silent == host and begin <= second < end for silent, begin, end in scenario.silences
@@ -148,28 +138,14 @@ def judge_scenario(scenario: GangScenario) -> GangOutcome:
         if second % JUDGE_SECONDS == 0:
             judged = evaluate(fleet, now_ns, judged)
             _note(outcome, judged, float(second))
-    outcome.naive = naive_verdicts(readings)
+    end = min([float(scenario.seconds), *(fault.heals for fault in scenario.faults)])
+    seconds = (
+        readings.of_second(values).mean(axis=1).reshape(scenario.seconds, -1, GPUS)
+        for values in (readings.used, readings.power, readings.active)
+    )
+    outcome.naive = naive(end, *seconds)
     outcome.pace_lost = pace_lost(scenario)
     return outcome
-
-
-def _report_jobs(
-    fleet: Fleet, runs: list[GangRun], running: list[GangRun], agents: list[HostAgent], second: int, now_ns: int,
-    *, is_attributed: bool,
-) -> None:  # fmt: skip
-    for number, run in enumerate(runs):
-        begins, ends = second == int(run.begin), second == int(run.end)
-        if begins:
-            running.append(run)
-        if ends:
-            running.remove(run)
-        if not is_attributed or not (begins or ends):
-            continue
-        for host in run.hosts:
-            for event in agents[host].processes(
-                run, number, "running" if begins else "ended", second
-            ):
-                fleet.observe_event(agents[host].name, event, now_ns, now_ns)
 
 
 def _note(outcome: GangOutcome, judged: Judgement, second: float) -> None:
@@ -194,9 +170,7 @@ def _note(outcome: GangOutcome, judged: Judgement, second: float) -> None:
 
 
 def pace_lost(scenario: GangScenario) -> float:
-    """Return the share of steps that the gang loses while all faults are active, relative to the
-    same run without them.
-    """
+    """Return the share of steps that the gang loses while all faults are active."""
     if not scenario.faults:
         return 0.0
     begin = max(fault.onset for fault in scenario.faults) + (
@@ -211,88 +185,3 @@ def pace_lost(scenario: GangScenario) -> float:
         ends = step_ends(played)
         counts.append(np.diff(np.interp([begin, end], ends, np.arange(ends.size)))[0])
     return float(1 - counts[0] / counts[1]) if counts[1] else 0.0
-
-
-def naive_verdicts(readings: DriverReadings) -> dict[str, frozenset[int]]:
-    """Return the hosts named by simpler detectors, from the last two minutes with active faults."""
-    scenario = readings.record.scenario
-    end = int(min([float(scenario.seconds), *(fault.heals for fault in scenario.faults)]))
-    span = slice(max(end - NAIVE_SECONDS, 0), end)
-
-    def by_host(values: Floats) -> Floats:
-        return np.asarray(
-            readings.of_second(values)[span].mean(axis=(0, 1)).reshape(-1, GPUS).mean(axis=1)
-        )
-
-    used = by_host(readings.used)
-    result = {
-        NAIVE[0]: used < np.median(used) - UTILIZATION_LESS,
-        NAIVE[1]: np.abs(_z_scores(by_host(readings.power))) > Z_MAX,
-        NAIVE[2]: _z_scores(by_host(readings.active)) > Z_MAX,  # NaN without GPM
-    }
-    return {name: frozenset(np.flatnonzero(flags).tolist()) for name, flags in result.items()}
-
-
-def _z_scores(values: Floats) -> Floats:
-    middle = np.median(values)
-    return np.asarray((values - middle) / (1.4826 * np.median(np.abs(values - middle)) + 1e-9))
-
-
-def judge_all(
-    scenarios: Sequence[GangScenario], progress: Callable[[float], None] = lambda _: None
-) -> list[GangOutcome]:
-    """Judge *scenarios*, one process per processor."""
-    result: list[GangOutcome] = []
-    with ProcessPoolExecutor() as pool:
-        for outcome in pool.map(judge_scenario, scenarios):
-            result.append(outcome)
-            progress(len(result) / len(scenarios))
-    return result
-
-
-def main() -> int:
-    """Judge one run, and print the named hosts: for a figure of the page that needs an explanation."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.quality.pipeline_verdicts", description=__doc__
-    )
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--fault", action="append", default=[], metavar="KIND:SLOWDOWN:HOST[:GPU]")
-    parser.add_argument("--control", choices=CONTROL_KINDS, default="")
-    parser.add_argument("--onset", type=float, default=180.0)
-    parser.add_argument("--heals", type=float, default=FOREVER)
-    parser.add_argument("--seconds", type=int, default=480)
-    parser.add_argument("--no-gpm", action="store_true")
-    parser.add_argument("--untold", action="store_true", help="neither processes nor ReportGangs")
-    options = parser.parse_args()
-    faults = []
-    for text in options.fault:
-        kind, slowdown, host, *gpu = text.split(":")
-        if kind not in FAULT_KINDS:
-            parser.error(f"no fault {kind!r}, expected one of {', '.join(FAULT_KINDS)}")
-        which = int(gpu[0]) if gpu else 5
-        faults.append(
-            HostFault(kind, float(slowdown), int(host), options.onset, options.heals, which)
-        )
-    outcome = judge_scenario(
-        GangScenario(
-            options.seed, tuple(faults), options.control, seconds=options.seconds, has_gpm=not options.no_gpm,
-            is_attributed=not options.untold, is_reported=not options.untold,
-        )
-    )  # fmt: skip
-    print(f"pace lost: {100 * outcome.pace_lost:.1f} %; naive detectors: {outcome.naive}")
-    for host, verdict in sorted(outcome.verdicts.items()):
-        rules = ", ".join(
-            f"{rule} ({reason.name}) from {at:.0f} s"
-            for (rule, reason), at in verdict.rules.items()
-        )
-        named = (
-            f"named from {verdict.named[0]:.0f} to {verdict.named[-1]:.0f} s: {rules}"
-            if verdict.named
-            else "watched only"
-        )
-        print(f"host {host} {named}; {', '.join(verdict.devices)}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

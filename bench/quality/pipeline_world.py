@@ -1,19 +1,14 @@
-"""A third world, unknown to the judge: gangs with pipeline, tensor and data parallel roles, as
-events on a timeline of 20 ms.
+"""A third world, unknown to the judge: gangs with parallel roles, as events on a timeline of 20 ms.
 
 Each micro-batch of each stage is an event (schedule 1F1B: Narayanan et al. 2021, Megatron-LM): it
 begins when its predecessor's activations arrive, and ends with the slowest GPU of its tensor
 parallel group. Without stages the whole gang synchronizes at each micro-batch, like fully sharded
-training. Then each stage reduces its gradients over its replicas, all update, and the next step
-begins. Bubbles, roles and the waiting of the victims follow from that; they are not written
-directly.
+training. Then each stage reduces its gradients over its replicas, and all update.
 
 Measured values: healthy GPUs' speeds differ by 2.3 to 3.0 % between quartiles in compute-bound work
 and 0.1 % in memory-bound work (SGEMM, ResNet, PageRank of one cluster; the hotter part has the
 lower clock); an H100 draws about 70 W idle, 150 W with a resident collective and 430 to 560 W in
-training. Lengths of steps are lognormal. All other ranges are assumed. It shares no code and no
-model with `bsp_world`, the simulator or the judge; `pipeline_readings` converts it to driver
-readings.
+training. All other ranges are assumed.
 """
 
 from __future__ import annotations
@@ -92,19 +87,14 @@ def _runs(scenario: GangScenario, random: np.random.Generator) -> list[tuple[Gan
 
 
 def _begin(scenario: GangScenario) -> tuple[GpuParts, np.random.Generator]:
-    """Return the parts, and the generator of all other draws.
-
-    Both are independent of the sizes of faults.
-    """
+    """Return the parts and the generator of other draws; sizes of faults do not change them."""
     text = f"{scenario.control} {[fault.kind for fault in scenario.faults]}"
     random = np.random.default_rng([scenario.seed, crc32(text.encode()), scenario.hosts])
     return GpuParts(scenario, random), random
 
 
 def step_ends(scenario: GangScenario) -> Floats:
-    """Return the ends of steps, seconds: of the last run on the first fault's GPU, or of the last
-    run.
-    """
+    """Return the ends of steps, seconds: of the last run, or of that on the first fault's GPU."""
     parts, random = _begin(scenario)
     runs = _runs(scenario, random)
     random.uniform()

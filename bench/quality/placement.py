@@ -1,17 +1,4 @@
-"""Placement on real data: gangs that `planner` chose from what was known, scored by what happened; into docs/quality_placement.md.
-
-    python -m bench.quality.placement --seed 1
-
-Faults: on each day after the split the planner takes a share of the nodes that are up, by hazards that the model of `aggregator/hazard`
-learned before the split; counted are fault starts on members until the next day. Speed: `gpu_speed/` has runs of SGEMM, ResNet and PageRank on each GPU of one cluster. The runs of a GPU are split in the middle of
-their order in time. The planner sees one node per GPU, with the speed of its earlier runs against the middle of all, moved toward
-the middle as far as it does not last (`decisions/repeatability.py`, which the service uses with the variance over time), and takes a gang from a pool that is a quarter larger. A gang takes as long as its slowest member's later runs (median). The
-baseline takes members at random, as an allocator that is blind to speed does; the oracle knows the later runs. GPUs are
-shuffled before they are numbered. Nothing in the planner is fitted to these files.
-
-The first ResNet run of a series takes up to 3.6 times as long as those after it, on all GPUs of a host alike: a cold start. Both
-tables are printed: of all runs, and without the first of each series (an hour or longer after the run before it).
-"""
+"""Placement on real data, scored by what happened next; into docs/quality_placement.md."""
 
 from __future__ import annotations
 
@@ -50,8 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "quality_placement.md"
 KEPT = ROOT / "build" / "quality_placement"
 PUBLISHED_SEED = 1
-#: Seed of packing, simulated fleets and recovery: their seeds 1 to 9 are for tuning, and each check
-#: at this seed is in looks.md.
+#: Seed of packing, simulated fleets and recovery; each look at it is in looks.md.
 JUDGED_SEED = 30
 WORKLOADS = ("sgemm", "resnet", "pagerank")
 GANGS = (16, 64, 128)
@@ -176,10 +162,7 @@ def measure(
     *,
     is_control: bool = False,
 ) -> GainRow:
-    """Return the gain of plans over random members, in pools drawn with *seed*.
-
-    *is_control*: by other GPUs' earlier runs.
-    """
+    """Return the plans' gain over random members. *is_control*: by other GPUs' earlier runs."""
     source = np.random.default_rng(seed)
     pool_size = min(round(gang * POOL_SHARE), times.later.size)
     result = np.zeros((draws, 4))
@@ -251,13 +234,8 @@ def fault_section(seed: int) -> str:
         for row in rows
     ]  # fmt: skip
     heads = (
-        "load",
-        "random",
-        "plan",
-        "plan / random",
-        "since return / random",
-        "plan / since return",
-        "oracle / random",
+        "load | random | plan | plan / random | since return / random | plan / since return | "
+        "oracle / random"
     )
     controls = [pooled(fault_rows(shuffled(faults, seed * CONTROLS + index), seed), "planned") for index in range(CONTROLS)]  # fmt: skip
     worst = max(row.planned / row.since_return for row in rows)
@@ -291,15 +269,7 @@ def text_of(rows: Sequence[GainRow], seed: int) -> str:
         )
         for row in rows
     ]  # fmt: skip
-    heads = (
-        "workload",
-        "GPUs",
-        "gang",
-        "claimed",
-        "gained",
-        "oracle",
-        "share of the oracle's gain",
-    )
+    heads = "workload | GPUs | gang | claimed | gained | oracle | share of the oracle's gain"
     result: list[str] = []
     for workload in WORKLOADS:
         of_it = [row for row in rows if row.workload == workload]
@@ -328,36 +298,37 @@ def packing_or_words(seed: int) -> str:
     return f"## Real: packing\n\nLeft out: its recordings are not in {DATA_TEXT}."
 
 
-def scaling_of(seed: int) -> str:
-    """Return the section of sizes, which needs no seed."""
-    return scaling_section()
+#: Section -> its function, and whether its seed is JUDGED_SEED; in the order of the page.
+SECTIONS: dict[str, tuple[Callable[[int], str], bool]] = {
+    "faults": (fault_section, False),
+    "speed": (speed_section, False),
+    "scaling": (lambda _: scaling_section(), False),
+    "packing": (packing_or_words, True),
+    "simulated": (simulated_section, True),
+    "recovery": (recovery_section, True),
+}
 
 
-#: The function of each section in the page's order, and whether its seed is JUDGED_SEED.
-SECTIONS: tuple[tuple[Callable[[int], str], bool], ...] = (
-    (fault_section, False), (speed_section, False), (scaling_of, False),
-    (packing_or_words, True), (simulated_section, True), (recovery_section, True),
-)  # fmt: skip
-
-
-def made_section(number: int, seed: int, commit: str, resume: bool) -> str:
-    """Return one section by its index in SECTIONS; it is stored for `--resume`."""
-    file = KEPT / f"{number}-{seed}-{'-'.join(commit.split())}.md"
+def made_section(name: str, seed: int, commit: str, resume: bool) -> str:
+    """Return one section of SECTIONS; it is stored for `--resume`."""
+    file = KEPT / f"{name}-{seed}-{'-'.join(commit.split())}.md"
     if resume and file.exists():
         return file.read_text()
-    text = SECTIONS[number][0](seed)
+    text = SECTIONS[name][0](seed)
     KEPT.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
     return text
 
 
-def made_sections(seed: int, judged_seed: int, *, resume: bool) -> list[str]:
-    """Return all sections, computed by two processes, the longest first."""
+def made_sections(names: Sequence[str], seed: int, judged_seed: int, *, resume: bool) -> list[str]:
+    """Return sections, computed by two processes, the longest first."""
     commit = commit_of(ROOT)
-    seeds = [judged_seed if is_judged else seed for _, is_judged in SECTIONS]
     with ProcessPoolExecutor(2) as pool:
-        result = {at: pool.submit(made_section, at, seeds[at], commit, resume) for at in reversed(range(len(SECTIONS)))}  # fmt: skip
-        return [result[index].result() for index in range(len(SECTIONS))]
+        result = {}
+        for name in reversed(names):
+            own_seed = judged_seed if SECTIONS[name][1] else seed
+            result[name] = pool.submit(made_section, name, own_seed, commit, resume)
+        return [result[name].result() for name in names]
 
 
 def main() -> int:
@@ -373,14 +344,17 @@ def main() -> int:
     parser.add_argument(
         "--resume", action="store_true", help="take sections that were made before from the same commit by the same seeds"
     )  # fmt: skip
+    parser.add_argument("--only", choices=SECTIONS, help="print this section; write nothing")
     parser.add_argument("--write", action="store_true", help="write docs/quality_placement.md")
     options = parser.parse_args()
     if not (DATA / "gpu_speed").is_dir() or not RECORDING.exists() or not RUNS.exists():
         # A clean clone has no recordings: `make evaluate` continues, and the page stays unchanged.
         print(f"left out: placement: its recordings are not in {DATA_TEXT}", file=sys.stderr)
         return 0
-    text = "\n\n".join(made_sections(options.seed, options.judged_seed, resume=options.resume))
-    if not options.write:
+    names = [options.only] if options.only else list(SECTIONS)
+    sections = made_sections(names, options.seed, options.judged_seed, resume=options.resume)
+    text = "\n\n".join(sections)
+    if options.only or not options.write:
         print(text)
         return 0
     head_facts = ReportHead.now(

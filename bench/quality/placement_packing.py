@@ -1,17 +1,8 @@
-"""Packing of pods on a real cluster: share of its GPUs allocated when no more fit, by method of choosing a node.
-
-    python -m bench.quality.placement_packing --seed 1
-
-OpenB (alibaba/clusterdata, gpu-v2023): 1,213 nodes with 6,212 GPUs, and 8,152 pods of which most take one GPU or a share of one.
-Pods are drawn from the list with replacement and arrive one after another until those that came ask for 130 % of all GPUs. One
-that fits nowhere is turned away and does not come back. All ways see the same pods in the same order.
-"""
+"""Packing of pods on a real cluster (OpenB): allocated share of its GPUs when no more pods fit."""
 
 from __future__ import annotations
 
-import argparse
 import csv
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from bench.quality.captures import DATA
-from bench.quality.head import DATA_TEXT
 from bench.quality.markdown import table
 from gangline.aggregator.arrays import Floats, Indexes
 from gangline.aggregator.decisions import planner
@@ -70,7 +60,7 @@ are shuffled.
   Apache-2.0). The plan is compared with its best policy, FGD, whose measure is one half of the planner's (Weng et al.,
   2023).
 
-Command: `python -m bench.quality.placement_packing --seed N`."""
+Command: `python -m bench.quality.placement --only packing --judged-seed N`."""
 
 
 @dataclass(frozen=True)
@@ -99,15 +89,14 @@ def read_cluster(path: Path = NODES, seed: int = 0) -> Cluster:
 def read_pods(path: Path) -> list[RequestShape]:
     """Return the pods. Raises OSError."""
     with open(path, newline="") as file:
-        return [
-            RequestShape(
-                int(row["num_gpu"]),
-                float(row["gpu_milli"]) / 1000.0 if int(row["num_gpu"]) else 0.0,
-                float(row["cpu_milli"]) / 1000.0,
-                float(row["memory_mib"]) * 2.0**20,
-            )
-            for row in csv.DictReader(file)
-        ]
+        rows = list(csv.DictReader(file))
+    result: list[RequestShape] = []
+    for row in rows:
+        gpus, share, cores = int(row["num_gpu"]), float(row["gpu_milli"]), float(row["cpu_milli"])
+        memory_bytes = float(row["memory_mib"]) * 2.0**20
+        shape = RequestShape(gpus, share / 1000.0 if gpus else 0.0, cores / 1000.0, memory_bytes)
+        result.append(shape)
+    return result
 
 
 def arrivals(pods: Sequence[RequestShape], gpus: float, seed: int) -> Iterator[RequestShape]:
@@ -147,9 +136,7 @@ def choose_random(source: np.random.Generator) -> Choice:
 
 
 def choose_best_fit(cluster: Cluster) -> Choice:
-    """Return the choice of the node with the least remaining capacity, weighing GPUs, cores and
-    memory equally.
-    """
+    """Choose the node with the least remaining GPUs, cores and memory, weighed equally."""
     gpus = np.maximum(cluster.gpus, 1)
 
     def choose(room: FreeRoom, pod: RequestShape, demand: object) -> tuple[int, int] | None:
@@ -270,9 +257,7 @@ def published(path: Path = PUBLISHED) -> dict[tuple[str, str], float]:
 
 
 def packing_rows(seed: int, name: str, orders: int) -> tuple[dict[str, list[list[float]]], Cluster]:
-    """Return, by method of choosing, the shares at `DEMANDS` of each of *orders* orders of the pods
-    of one list; and the nodes.
-    """
+    """Return shares by method, demand and order of the pods of a list; and the nodes."""
     pods = read_pods(FOLDER / f"{name}.csv")
     result: dict[str, list[list[float]]] = {}
     clusters = [read_cluster(seed=seed * 100 + number) for number in range(orders)]
@@ -315,20 +300,3 @@ def packing_section(seed: int) -> str:
 def is_here() -> bool:
     """Return whether the recordings exist."""
     return NODES.exists() and PUBLISHED.exists()
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.quality.placement_packing", description=__doc__
-    )
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    if not is_here():
-        print(f"left out: packing: its recordings are not in {DATA_TEXT}", file=sys.stderr)
-        return 0
-    print(packing_section(options.seed))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,18 +1,11 @@
 """Recovery in synthetic incidents: regret of the chosen way, and calibration of its price.
 
-    python -m bench.quality.placement_recovery --seed 1
-
-A gang loses nodes. `plan_recovery` prices the ways to continue; then the world draws what each really costs. The world is written
-apart from the planner and shares none of its constants: other families of distributions, other medians, sites that differ from
-each other, a share of incidents in which a job hangs until a time-out, repairs as LANL's outages lasted (where that recording is
-there), and failures by a rate of its own. Its numbers were written down before the first run; after it the places of core and
-NVLink domain were added, which the planner had to take for unknown.
+The world shares no constants with the planner. Its numbers were written down before the first run;
+the places of core and NVLink domain were added after it.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -77,7 +70,7 @@ added, with the cost of leaving NVLink. After seed 3 the number of sites was rai
 - `requeue`: the cheapest option that stops all processes, where there is one.
 - Calibration: the shares of incidents that cost at most p50, and p90.
 
-Command: `python -m bench.quality.placement_recovery --seed N`."""
+Command: `python -m bench.quality.placement --only recovery --judged-seed N`."""
 REASON = """\
 **Why calibration misses its target**: crossing tiers is a third of what an option costs. The planner assumes that leaving
 NVLink takes up to 50 % longer; in this world it is up to 15 %. This uncertainty makes p90 too high.
@@ -144,10 +137,7 @@ class Outcome:
 
 
 def site_of(source: np.random.Generator, scale: float = 1.0) -> Site:
-    """Return a site; each habit is log-uniform.
-
-    *scale*: factor of all durations and crossing costs.
-    """
+    """Return a site with log-uniform habits. *scale*: of all durations and crossing costs."""
 
     def even(low: float, high: float) -> float:
         return scale * float(np.exp(source.uniform(np.log(low), np.log(high))))
@@ -178,9 +168,7 @@ def lanl_repairs() -> Floats | None:
 
 
 def case_of(site: Site, source: np.random.Generator) -> Case:
-    """Return an incident: one to three of 8 to 64 nodes of a gang fail, with or without spares and
-    free nodes.
-    """
+    """Return an incident: 1 to 3 of 8 to 64 nodes fail, with or without spares and free nodes."""
     size = int(source.choice((8, 16, 32, 64)))
     count = size + int(source.choice((2, 8, 24)))
     order = source.permutation(count)
@@ -372,9 +360,7 @@ def outcomes(
 
 
 def mean_regret(found: Sequence[Outcome], name: str = "chosen_mean") -> float:
-    """Return the mean of (GPU-hours lost - the oracle's) / the oracle's, over all incidents with
-    the option *name*.
-    """
+    """Return the mean relative regret of option *name*, against the oracle's GPU-hours."""
     shares = [float(getattr(outcome, name)) / outcome.best_mean - 1.0 for outcome in found]
     return float(np.nanmean(shares))
 
@@ -421,16 +407,3 @@ def recovery_section(seed: int) -> str:
     if misses:
         parts.append(REASON)
     return "\n\n".join(parts)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.quality.placement_recovery", description=__doc__
-    )
-    parser.add_argument("--seed", type=int, default=1)
-    print(recovery_section(parser.parse_args().seed))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

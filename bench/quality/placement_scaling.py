@@ -1,15 +1,8 @@
-"""Sizes of gangs on real data: predicted throughput of a held-out size, and regret of the chosen
-size.
+"""Sizes of gangs on real data (MLPerf training v5.0): predicted throughput of a left-out size.
 
-python -m bench.quality.placement_scaling
-
-Public training runs of one LLM (MLPerf training v5.0, llama31_405b, one submitter and one kind of
-system) have throughput at five sizes. Each is left out in turn: the curve of the other four
-predicts its throughput, and with that the size with the most work is chosen, where a free node
-counts as a share v of a working node. Regret: work lost relative to the best measured size, free
-nodes counted with v. Other workloads with three sizes or more are printed as well. The form of the
-curve and the assumed exponent were chosen with this file, so that these are in-sample errors, not
-errors on held-out data.
+Regret: work lost by choosing a size from it, relative to the best measured size; a free node counts
+as a share v of a working node. The form of the curve and the assumed exponent were chosen with this
+file, so these are in-sample errors.
 """
 
 from __future__ import annotations
@@ -41,10 +34,7 @@ of the curve were chosen by looking at this file."""
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """One size, estimated without it.
-
-    `regret`: of the size chosen by this estimate, the largest over values of a free node.
-    """
+    """One size, estimated without it. `regret`: the largest over values of a free node."""
 
     workload: str
     nodes: int
@@ -108,14 +98,7 @@ def section(rows: Sequence[LeftOut]) -> str:
         )
         for row in rows
     ]  # fmt: skip
-    heads = (
-        "workload",
-        "nodes left out",
-        "relative to the others",
-        "error",
-        "within its 90 %",
-        "regret",
-    )
+    heads = "workload | nodes left out | relative to the others | error | within its 90 % | regret"
     llm = [row for row in rows if row.workload == " ".join(LLM)]
     inside = [row for row in llm if row.place == "between"]
     others = [row for row in rows if row.place == "between" and row not in inside]

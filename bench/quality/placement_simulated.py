@@ -1,18 +1,7 @@
-"""Placement in simulated fleets: gain of a plan over topology packing without health, and the distance to an oracle.
-
-    python -m bench.quality.placement_simulated --seed 1
-
-At some midnights of a world an aggregator that never saw its hosts hears them for some minutes (`simulated_feed.py`), and takes
-from it hazards, speeds and states as the service has them. The hazard of a host without a symptom is a model's that is trained on
-the faults that ended before that midnight. Gangs are placed on the hosts of jobs that are taken to end then, and on idle ones.
-The oracle knows each host's true rate of interruptions and its true speed over the gang's hours; it does not know the future.
-All are priced by the truth, with the planner's own formula and its assumed cost of crossing tiers.
-"""
+"""Placement in simulated fleets: gain over packing by topology alone, and distance to an oracle."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -41,8 +30,7 @@ from gangline.simulator.window import SimulationWindow
 from gangline.simulator.world import World
 from tests.aggregator.decisions.fleets import Node, table_of
 
-#: Seconds for which the aggregator receives the fleet before gangs are placed, and at some earlier
-#: hours.
+#: Seconds of telemetry before gangs are placed, and at some earlier hours.
 WATCHED_SECONDS, EARLIER_SECONDS = 300.0, 150.0
 GANG_HOURS = 24.0
 #: Free hosts relative to the size of the gang.
@@ -53,13 +41,11 @@ PLACED = (
     ("nvl72", 36, (14, 19, 24), (48.0, 36.0, 24.0, 18.0, 12.0, 8.0, 5.0, 2.0)),
 )
 DRAWS = 20
-#: Classes that slow a host at a normal clock, and classes of more work; seconds until a job shows
-#: the slowness.
+#: Classes that slow a host at a normal clock; of more work; seconds until a job shows it.
 SLOW_AT_CLOCK, MORE_WORK = ("slow_host",), ("stage_imbalance", "sequence_imbalance")
 TOLD_SECONDS = 120.0
 WANTED = 0.80
-#: Hours after midnight at which the then active effects are evaluated; each represents the time
-#: until the next.
+#: Hours after midnight at which active effects are evaluated, each until the next.
 LOOKS_HOURS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 #: Classes of a job of the world: a placed gang is another job.
 PER_JOB = ("job_hour", "job_share")
@@ -92,7 +78,7 @@ A real service receives data all the time; this is what the time for the test al
   received data beats `detectable while observed` only by luck.
 - The control gives each host the figures of another one.
 
-Command: `python -m bench.quality.placement_simulated --seed N`."""
+Command: `python -m bench.quality.placement --only simulated --judged-seed N`."""
 
 REASON = """\
 **What is missed is speed** (`with true speeds`: the plan's hazards and the oracle's speeds). One slow member takes the
@@ -147,9 +133,7 @@ def base_table(world: World) -> NodeTable:
 
 
 def _in_rows(places: tuple[str, ...]) -> tuple[str, ...]:
-    """Return *places* (core, spine, leaf, rack, NVLink, power, cooling) in the order of
-    DOMAIN_FIELDS.
-    """
+    """Return *places* (core, spine, leaf, rack, NVLink, power, cooling) in DOMAIN_FIELDS' order."""
     from gangline.aggregator.scoring.node_facts import DOMAIN_FIELDS
 
     names = ("core", "spine", "leaf", "rack", "nvlink_domain", "power_domain", "cooling_domain")
@@ -190,20 +174,17 @@ def true_rates(world: World, now: float, hours: float) -> Floats:
     classes = schedule.classes
     cause_class = class_by_cause(world)
     for host, downtimes in schedule.downtimes_by_host.items():
-        back = [
-            downtime
-            for downtime in downtimes
-            if downtime.end <= now and downtime.cause in cause_class
+        ends_of_faults = [
+            away.end
+            for away in downtimes
+            if away.end <= now
+            and (cause := cause_class.get(away.cause))
+            and cause.ends in ("repair", "restart")
+            and cause.per not in SHARED_PLACES
+            and cause.sort == "faults"
         ]
-        back = [
-            downtime
-            for downtime in back
-            if cause_class[downtime.cause].ends in ("repair", "restart")
-            and cause_class[downtime.cause].per not in SHARED_PLACES
-            and cause_class[downtime.cause].sort == "faults"
-        ]
-        if back:
-            since = (now - back[-1].end) / DAY
+        if ends_of_faults:
+            since = (now - ends_of_faults[-1]) / DAY
             until = since + hours / 24.0
             overlap = np.maximum(np.minimum(ends, until) - np.maximum(starts, since), 0.0)
             result[host] += float(overlap @ per_day) / hours
@@ -225,9 +206,7 @@ def of_class(world: World, names: Sequence[str]) -> Flags:
 
 
 def told_slow(world: World, spans: Sequence[tuple[float, float]]) -> Flags:
-    """Return the hosts that are slow at a normal clock and whose job can show it within one of
-    *spans* (begin, end).
-    """
+    """Return hosts that are slow at a normal clock, and whose job shows it within *spans*."""
     schedule = world.schedule
     result = np.zeros(schedule.hosts, dtype=bool)
     rows = schedule.rows[of_class(world, SLOW_AT_CLOCK)]
@@ -284,15 +263,11 @@ def fault_table(world: World, until_seconds: float) -> FaultTable:
     schedule = world.schedule
     of_cause = class_by_cause(world)
     result = [
-        (
-            downtime.host,
-            downtime.begin / DAY,
-            downtime.end / DAY if downtime.end <= until_seconds else np.inf,
-        )
-        for downtime in schedule.downtimes
-        if downtime.begin < until_seconds
-        and downtime.cause in of_cause
-        and of_cause[downtime.cause].sort == "faults"
+        (away.host, away.begin / DAY, away.end / DAY if away.end <= until_seconds else np.inf)
+        for away in schedule.downtimes
+        if away.begin < until_seconds
+        and away.cause in of_cause
+        and of_cause[away.cause].sort == "faults"
     ]
     node, start, end = np.array(result).T.reshape(3, -1)
     return FaultTable(
@@ -301,9 +276,7 @@ def fault_table(world: World, until_seconds: float) -> FaultTable:
 
 
 def model_hazards(world: World, now: float) -> Floats:
-    """Return the hazard per hour of each host by its fault history until *now*, a midnight; the
-    base rate for absent hosts.
-    """
+    """Return each host's hazard per hour from its faults before *now*; absent: the base rate."""
     prior = base_hazard_per_hour(GPUS)
     hazards = np.full(world.schedule.hosts, prior)
     faults = fault_table(world, now)
@@ -321,9 +294,7 @@ def model_hazards(world: World, now: float) -> Floats:
 def judged_numbers(
     world: World, now: float, earlier_hours: Sequence[float], seconds: float = WATCHED_SECONDS
 ) -> HostNumbers:
-    """Return hazards, speeds and states of an aggregator that received the hosts until *now* +
-    *seconds*, and earlier.
-    """
+    """Return hazards, speeds and states of an aggregator that received the hosts."""
     schedule = world.schedule
     hosts = [host for host in range(schedule.hosts) if not schedule.is_away(host, now)]
     aggregator = SimulatedAggregator(world, hosts, UNLIMITED)
@@ -383,17 +354,11 @@ def gain(
         mixed = source.permutation(len(base))
         control = HostNumbers(judged.hazard[mixed], judged.speed[mixed], judged.excluded[mixed])
         true_table = with_numbers(base, truth)
-        heard = [(now, begins)]
-        heard += [
-            (now - hour * HOUR, now - hour * HOUR + EARLIER_SECONDS) for hour in earlier_hours
-        ]
-        known = [
-            truth.speed,
-            *(
-                true_speeds(world, begins, GANG_HOURS, ~told_slow(world, spans))
-                for spans in (heard, [(0.0, begins)])
-            ),
-        ]
+        earlier = [now - hour * HOUR for hour in earlier_hours]
+        heard = [(now, begins), *((begin, begin + EARLIER_SECONDS) for begin in earlier)]
+        known = [truth.speed]
+        for spans in (heard, [(0.0, begins)]):
+            known.append(true_speeds(world, begins, GANG_HOURS, ~told_slow(world, spans)))
         by = judged, truth, control, *(replace(judged, speed=speed) for speed in known)
         tables = [base, *(with_numbers(base, numbers) for numbers in by)]
         for _ in range(draws):
@@ -424,23 +389,12 @@ def simulated_section(seed: int) -> str:
         for row in rows
     ]  # fmt: skip
     heads = (
-        "fleet", "hosts of a gang", "gangs", "GPU-hours of one", "lost: blind", "plan", "oracle", "share of the oracle's gain", "detectable while observed", "ever detectable", "with true speeds", "control",
-    )  # fmt: skip
+        "fleet | hosts of a gang | gangs | GPU-hours of one | lost: blind | plan | oracle | share "
+        "of the oracle's gain | detectable while observed | ever detectable | with true speeds | "
+        "control"
+    )
     missed = [f"`{row.scenario}`" for row in rows if row.share(row.planned) < WANTED]
     summary = f"Target: {WANTED:.0%} of the oracle's gain, {'missed in ' + ' and '.join(missed) if missed else 'met'}. Seed {seed}."
     if missed:
         summary += f"\n\n{REASON}"
     return "\n\n".join(["## Simulated: fleets", TEXT, table(heads, cells), summary])
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.quality.placement_simulated", description=__doc__
-    )
-    parser.add_argument("--seed", type=int, default=1)
-    print(simulated_section(parser.parse_args().seed))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

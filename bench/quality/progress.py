@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import TypeVar
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 #: Called with the current task and its completed share.
 Progress = Callable[[str, float], None]
 
@@ -22,12 +26,20 @@ class Bar:
         if sys.stderr.isatty():
             full = round(30 * share)
             bar = "#" * full + "-" * (30 - full)
-            print(
-                f"\r[{bar}] {100 * share:3.0f} %  {what}, {seconds:.0f} s\033[K",
-                end="",
-                file=sys.stderr,
-                flush=True,
-            )
+            line = f"\r[{bar}] {100 * share:3.0f} %  {what}, {seconds:.0f} s\033[K"
+            print(line, end="", file=sys.stderr, flush=True)
         elif int(10 * share) != self._tenth:
             self._tenth = int(10 * share)
             print(f"{100 * share:3.0f} %  {what}, {seconds:.0f} s", file=sys.stderr, flush=True)
+
+
+def in_processes(
+    function: Callable[[Item], Result], items: Sequence[Item], progress: Progress, what: str
+) -> list[Result]:
+    """Return *function* of each item, in one process per core; show the completed share."""
+    results: list[Result] = []
+    with ProcessPoolExecutor() as pool:
+        for result in pool.map(function, items):
+            results.append(result)
+            progress(what, len(results) / len(items))
+    return results

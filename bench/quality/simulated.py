@@ -31,8 +31,7 @@ from gangline.simulator.sampled_episodes import (
 )
 from gangline.simulator.world import World
 
-#: Additional hosts of an episode, as peers: at least FAR_MIN, and 1.25 for each host that one cause
-#: affects, because a fleet has many more unaffected hosts.
+#: Peers of an episode: at least FAR_MIN, and 1.25 for each host that its cause affects.
 FAR_MIN, UNSTRUCK_RATIO = 16, 1.25
 #: Distance between the additional hosts of successive episodes, so that they cover the fleet.
 STRIDE_HOSTS = 389
@@ -51,25 +50,13 @@ class RunPlan:
 def section(
     seed: int, progress: Progress, plan: RunPlan = RunPlan(), pieces: Pieces | None = None
 ) -> str:
-    """Return the section of docs/quality.md.
-
-    *pieces*: store of judged pieces, from which a run resumes.
-    """
+    """Return the section of docs/quality.md. *pieces*: judged pieces to resume from."""
     progress("drawing the world", 0.0)
     world = World(plan.scenario, seed, hosts=plan.hosts)
     scores = judged(world, list(planned(world, plan)), progress, pieces=pieces)
-    run = SimulatedRun(
-        plan.scenario,
-        seed,
-        plan.per_class,
-        plan.hours,
-        world.scenario.hosts,
-        world.seconds / 86400.0,
-        world.settings.active_classes(world.scenario),
-        tuple(scores),
-        node_days(world),
-    )
-    return page(run)
+    classes = world.settings.active_classes(world.scenario)
+    sizes = plan.per_class, plan.hours, world.scenario.hosts, world.seconds / 86400.0
+    return page(SimulatedRun(plan.scenario, seed, *sizes, classes, tuple(scores), node_days(world)))
 
 
 def planned(world: World, plan: RunPlan) -> Iterator[SimulatedCase]:
@@ -89,21 +76,13 @@ def _around(world: World, episode: SampledEpisode, sort: str) -> SimulatedCase:
     wanted = max(FAR_MIN, int(np.ceil(UNSTRUCK_RATIO * struck_hosts)) - (len(near) - struck_hosts))
     # Benign causes are watched for their whole duration, because some advice comes late. A
     # permanent fault has no time before it, and is watched as long as others.
-    due = (
-        float(cause_rows["begin"].min() + cause_rows["onset"].max())
-        if sort == "faults"
-        else float("inf")
-    )
-    due = max(due, episode.begin + BEFORE_SECONDS)
-    return SimulatedCase(
-        class_name=episode.class_name,
-        sort=sort,
-        cause=episode.cause,
-        weight=episode.weight,
-        hosts=(*near, *_others(world, near, wanted, episode.cause)),
-        begin=episode.begin,
-        end=min(episode.end, due + AFTER_ONSET_SECONDS),
-    )
+    end = episode.end
+    if sort == "faults":
+        onset_end = float(cause_rows["begin"].min() + cause_rows["onset"].max())
+        end = min(end, max(onset_end, episode.begin + BEFORE_SECONDS) + AFTER_ONSET_SECONDS)
+    hosts = (*near, *_others(world, near, wanted, episode.cause))
+    case = episode.class_name, sort, episode.cause, episode.weight
+    return SimulatedCase(*case, hosts, episode.begin, end)
 
 
 def _others(world: World, hosts: tuple[int, ...], count: int, number: int) -> tuple[int, ...]:

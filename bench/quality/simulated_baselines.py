@@ -27,11 +27,9 @@ DETERMINISTIC = (
 )  # fmt: skip
 _GRAVE = (HealthState.SUSPECT, HealthState.UNHEALTHY)
 
-#: Limits of DCGM's passive health watches (NVIDIA/DCGM, dcgm_gpu_hardware_limits.h): replays a
-#: minute, CRC errors a second.
+#: DCGM's limits (dcgm_gpu_hardware_limits.h): replays a minute, CRC errors a second.
 PCIE_REPLAYS_PER_MINUTE, NVLINK_CRC_PER_SECOND = 8.0, 100.0
-#: A GPU below this share of the fleet's median clock is slow: the judge's own limit, without its
-#: reasons.
+#: A GPU below this share of the fleet's median clock is slow: the judge's own limit.
 SLOW_RATIO = 0.90
 
 
@@ -67,9 +65,7 @@ def thresholds(present: FleetView) -> Iterator[Cry]:
 
 
 def slow_clock(present: FleetView) -> Iterator[Cry]:
-    """Yield busy GPUs with an SM clock below nine tenths of the fleet's median; their utilization
-    looks normal.
-    """
+    """Yield busy GPUs with an SM clock below nine tenths of the fleet's median."""
     clock: Floats = present.gauge("gpu_1s", "sm_clock_hertz")
     busy = present.gauge("gpu_1s", "utilization_ratio") >= UTILIZATION_MIN
     if busy.any():

@@ -52,10 +52,10 @@ def advice(run: SimulatedRun) -> str:
         for name, wanted in kinds
         for rate in (rate_of(run, wanted),)
     ]
-    head = [
-        "advice for a host without a fault, or with another one", "in the hours", "a 1,000 node-days", "around causes",
-        "weighted by frequency, a 1,000 node-days",
-    ]  # fmt: skip
+    head = (
+        "advice for a host without a fault, or with another one | in the hours | a 1,000 node-days "
+        "| around causes | weighted by frequency, a 1,000 node-days"
+    )
     days = number(sum(score.days for score in run.sampled()))
     text = f"""The budget was fixed before any tuning: **{BUDGET:g} false drain a 1,000 node-days** in all. The result: {_rate_text(rate_of(run, is_drain))}.
 {verdict(run)}
@@ -240,32 +240,21 @@ def _host_counts(run: SimulatedRun, sort: str) -> str:
         counts = [_of_class(scores, fault_class.name, what) for what in ("name", "drain", "avoid")]
         hosts = sum(score.hosts for score in scores)
         minutes = number(sum(score.steps for score in scores) * STEP_SECONDS / 60.0)
-        rows.append(
-            [
-                f"`{fault_class.name}`",
-                str(len(scores)),
-                minutes,
-                str(hosts),
-                _counted(reported),
-                *counts,
-            ]
-        )
-    head = ["class", "episodes", "minutes watched", "hosts", "findings, and on how many hosts"]
-    head += [
-        f"{what}; episodes with any" for what in ("DEGRADED or worse", "false drains", "AVOID")
-    ]
+        watched = f"`{fault_class.name}`", str(len(scores)), minutes, str(hosts)
+        rows.append([*watched, _counted(reported), *counts])
+    head = (
+        "class | episodes | minutes watched | hosts | findings, and on how many hosts | DEGRADED or "
+        "worse; episodes with any | false drains; episodes with any | AVOID; episodes with any"
+    )
     return table(head, rows)
 
 
 def _of_class(scores: Sequence[Score], name: str, what: str) -> str:
     """Return the count of *what* (hosts, for "name"), and the number of its episodes."""
+    wanted = JUDGE, what
     result = [
-        [
-            wrong.host
-            for wrong in fault_class.wrong
-            if wrong.by == JUDGE and wrong.what == what and name in wrong.about
-        ]
-        for fault_class in scores
-    ]
+        [wrong.host for wrong in score.wrong if (wrong.by, wrong.what) == wanted and name in wrong.about]
+        for score in scores
+    ]  # fmt: skip
     times = [len({*hosts} if what == "name" else hosts) for hosts in result]
     return f"{sum(times)}; {counted(sum(map(bool, times)), len(times))}"

@@ -67,10 +67,7 @@ class NamedState:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedAdvice:
-    """Advice that was given, or changed.
-
-    For a shared cause `hosts` are many; `subject` names the cause.
-    """
+    """Given or changed advice. Of a shared cause: many `hosts`, and `subject` is the cause."""
 
     seconds: float
     name: str
@@ -220,7 +217,7 @@ class SimulatedAggregator:
             self._advised[one.name] = what
             self.observed.advised.append(
                 SimulatedAdvice(
-                    seconds, one.name, one.subject, one.hosts, one.action, one.basis, one.reason, one.words
+                    seconds, one.name, one.subject, one.hosts, one.action, one.basis, one.reason, one.message
                 )
             )  # fmt: skip
 

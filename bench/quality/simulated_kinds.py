@@ -9,8 +9,7 @@ from gangline.aggregator.advisories.advisory import Action
 from gangline.aggregator.fleet.gangs import WINDOW_NS, WINDOWS
 from gangline.aggregator.model import HealthState, Reason
 
-#: Actions that take a host from its work: false for a host without a fault. AVOID costs less, and
-#: is counted separately.
+#: Actions that take a host from its work. AVOID costs less, and is counted separately.
 DRAINS = frozenset(
     {
         Action.DRAIN_AFTER_JOB, Action.DRAIN_AT_CHECKPOINT, Action.EVICT_NOW, Action.RESET_GPU, Action.REBOOT,
@@ -23,8 +22,7 @@ NEAR_MAX = 40
 AFTER_ONSET_SECONDS = 300.0
 #: Findings that begin up to this long after a cause ended may belong to it.
 AFTER_SECONDS = 60.0
-#: The same for passing events: rules about gangs know hosts of a job for this many windows, and are
-#: silent until these are full.
+#: The same for passing events: rules about gangs are silent until these windows are full.
 PASSED_SECONDS = (WINDOWS + 1) * WINDOW_NS / 1e9 + AFTER_SECONDS
 #: States that keep work off a host.
 BLAMED = frozenset({HealthState.DEGRADED, HealthState.SUSPECT, HealthState.UNHEALTHY})
@@ -135,8 +133,7 @@ class Score:
         default_factory=Counter[tuple[str, str, HealthState]]
     )
     days: float = 0.0  # node-days without a fault
-    #: In an hour: hosts without a fault and with correct reporting for the whole hour; findings by
-    #: source.
+    #: In an hour: hosts without a fault that reported correctly throughout; findings by source.
     calm_hosts: int = 0
     calm_named: Counter[str] = field(default_factory=Counter[str])
     plain_hosts: int = 0  # calm hosts also without a look-alike of a class

@@ -26,27 +26,17 @@ EVALUATIONS = Path(__file__).with_name("looks.md")
 
 
 def page(run: SimulatedRun) -> str:
-    return "\n\n".join(
-        [
-            "## Simulated",
-            _in_short(run),
-            _method(run),
-            "### What is named, and how soon",
-            detection(run),
-            not_detected(run),
-            "### What simpler methods name",
-            baselines(run),
-            "### False advice",
-            advice(run),
-            "### What looks like a fault and is none",
-            look_alikes(run),
-            "### When only the reporting goes wrong",
-            reporting(run),
-            "### Causes that hosts share",
-            shared_causes(run),
-            _evaluations(),
-        ]
-    )
+    parts = {
+        "## Simulated": (_in_short, _method),
+        "### What is named, and how soon": (detection, not_detected),
+        "### What simpler methods name": (baselines,),
+        "### False advice": (advice,),
+        "### What looks like a fault and is none": (look_alikes,),
+        "### When only the reporting goes wrong": (reporting,),
+        "### Causes that hosts share": (shared_causes, _evaluations),
+    }
+    texts = ((title, *(part(run) for part in made)) for title, made in parts.items())
+    return "\n\n".join(text for section in texts for text in section)
 
 
 def _in_short(run: SimulatedRun) -> str:
@@ -114,6 +104,6 @@ on seeds 1 to 9. [Below](#what-was-looked-at-before) is which other seeds were l
 - {doubts}"""
 
 
-def _evaluations() -> str:
-    """Return the record of evaluations at seeds without tuning: written by hand, and only there."""
+def _evaluations(_: SimulatedRun) -> str:
+    """Return looks.md: the hand-written record of evaluations at untuned seeds."""
     return f"### What was looked at before\n\n{EVALUATIONS.read_text().strip()}"

@@ -38,10 +38,7 @@ def score(
     places: dict[str, HostLocation],
     passed: Sequence[PassingState] = (),
 ) -> Score:
-    """Return the score of *observed* against *truth*.
-
-    *passed*: passing events on the hosts, with or without a fault.
-    """
+    """Score *observed* against *truth*. *passed*: passing events on the hosts."""
     result = Score(case.class_name, case.weight, degraded=observed.degraded, steps=observed.steps)
     times = np.arange(case.begin, case.end, STEP_SECONDS)
     result.days = truth.healthy_seconds(times, STEP_SECONDS) / 86400.0
@@ -88,9 +85,7 @@ def _pass(result: Score, passed: Sequence[PassingState], named: Sequence[NamedSt
 
 
 def _during(faults: Sequence[TrueFault], named: Iterable[NamedState], by: str) -> list[NamedState]:
-    """Return the findings of *by* about these hosts that began while the cause was active, or
-    shortly after.
-    """
+    """Return the findings of *by* that began while the cause was active, or shortly after."""
     since = {fault.host: fault for fault in faults}
     return [
         state
@@ -116,13 +111,9 @@ def _found(
     parts = {fault.host: fault for fault in faults}
     victims = truth.victims(faults)
     blamed = {
-        state.host
-        for state in observed.named
-        if state.by == JUDGE
-        and state.state in BLAMED
-        and state.host in victims
-        and state.begin >= begin
-    }
+        state.host for state in observed.named
+        if state.by == JUDGE and state.state in BLAMED and state.host in victims and state.begin >= begin
+    }  # fmt: skip
     return CaseFinding(
         class_name=case.class_name,
         rule=first.rule if first else "",
@@ -174,9 +165,7 @@ def _shared(
 def _named_counts(
     hosts: set[str], faults: Sequence[TrueFault], named: Sequence[NamedState], truth: GroundTruth
 ) -> Counter[tuple[str, HealthState]]:
-    """Return (rule, state) -> number of *hosts*, affected by benign causes alone, with this
-    finding.
-    """
+    """Return (rule, state) -> number of *hosts* with benign causes alone and this finding."""
     named_states = {
         (state.rule, state.state, state.host)
         for state in _during(faults, named, JUDGE)

@@ -19,10 +19,10 @@ def detection(run: SimulatedRun) -> str:
     rows = []
     for fault_class, findings in run.faults():
         rows.append([f"`{fault_class.name}`", *_detected(findings, run.seed)])
-    head = [
-        "class", "named", "right part", "delay s, median", "p90", "DEGRADED or worse", "before its job died", "by",
-        "causes whose victims were blamed",
-    ]  # fmt: skip
+    head = (
+        "class | named | right part | delay s, median | p90 | DEGRADED or worse | before its job "
+        "died | by | causes whose victims were blamed"
+    )
     return table(head, rows)
 
 
@@ -33,10 +33,8 @@ def _detected(found: Sequence[CaseFinding], seed: int) -> list[str]:
     middle, low, high = intervals.median(delays, seed)
     kills = [finding for finding in found if finding.kills]
     rules = most_common(Counter(finding.rule for finding in named), 3)
-    blamed, gangs = (
-        sum(finding.victims_blamed > 0 for finding in found),
-        sum(finding.victims > 0 for finding in found),
-    )
+    blamed = sum(finding.victims_blamed > 0 for finding in found)
+    gangs = sum(finding.victims > 0 for finding in found)
     return [
         counted(len(named), len(found)),
         counted(sum(finding.part_is_right for finding in with_part), len(with_part)),
@@ -73,11 +71,9 @@ def baselines(run: SimulatedRun) -> str:
     for fault_class, findings in run.faults():
         if not findings:
             continue
-        hits = [
-            sum(bool(finding.rule) for finding in findings),
-            sum(finding.is_blamed for finding in findings),
-        ]
-        hits += [sum(finding.by_baseline[name] for finding in findings) for name in names]
+        named, blamed = sum(bool(f.rule) for f in findings), sum(f.is_blamed for f in findings)
+        by_baseline = (sum(f.by_baseline[name] for f in findings) for name in names)
+        hits = (named, blamed, *by_baseline)
         rows.append([f"`{fault_class.name}`", *(counted(hit, len(findings)) for hit in hits)])
     by = (JUDGE, *names)
     rows.append(["**named without a fault**", "-", *(_calm(run, name) for name in by)])
@@ -99,20 +95,14 @@ the same ones."""
 
 def _calm(run: SimulatedRun, by: str) -> str:
     hours = run.sampled()
-    named, hosts = (
-        sum(hour.calm_named[by] for hour in hours),
-        sum(hour.calm_hosts for hour in hours),
-    )
-    return percent(named, hosts, max(len(hours), 1))
+    named = sum(hour.calm_named[by] for hour in hours)
+    return percent(named, sum(hour.calm_hosts for hour in hours), max(len(hours), 1))
 
 
 def _plain(run: SimulatedRun, by: str) -> str:
     hours = run.sampled()
-    named, hosts = (
-        sum(hour.plain_named[by] for hour in hours),
-        sum(hour.plain_hosts for hour in hours),
-    )
-    return percent(named, hosts, max(len(hours), 1))
+    named = sum(hour.plain_named[by] for hour in hours)
+    return percent(named, sum(hour.plain_hosts for hour in hours), max(len(hours), 1))
 
 
 def shared_causes(run: SimulatedRun) -> str:
@@ -121,10 +111,10 @@ def shared_causes(run: SimulatedRun) -> str:
         findings = [score.shared for score in scores if score.shared and score.shared.hosts > 1]
         if fault_class.name in DOMAIN and findings:
             rows.append([f"`{fault_class.name}`", *_attributed(findings)])
-    head = [
-        "class", "causes", "hosts each", "hosts named", "one advisory for the cause", "of the right domain",
-        "advisories for single hosts", "of them drains",
-    ]  # fmt: skip
+    head = (
+        "class | causes | hosts each | hosts named | one advisory for the cause | of the right "
+        "domain | advisories for single hosts | of them drains"
+    )
     text = f"""The table has causes that affected several hosts at once. Such a cause should become one advisory, for what the hosts share. `congestion` affects a job,
 which is no domain: the right answer is no advisory for any single host. The limits in service
 apply. Advisories for single hosts beyond {LIMITS.rack_hosts_max} of a rack or {LIMITS.job_hosts_max} of a job at once are held back, and not counted."""

@@ -21,8 +21,7 @@ from gangline.simulator.world import STEP_SECONDS, World
 
 #: The judge counts over ten minutes: a fault that ended within this time is still reported rightly.
 GRACE_SECONDS = 600.0
-#: A host is healthy after a repair or a restart, and draining it is wrong, except for two steps, in
-#: which earlier advice may still be withdrawn.
+#: Draining a repaired host is wrong after two steps, in which advice may be withdrawn.
 BACK_SECONDS = 2 * STEP_SECONDS
 #: Units of classes that affect a part: a GPU, or a port.
 OF_GPU, OF_PORT = ("gpu_hour",), ("port_hour", "leaf_hour")
@@ -50,9 +49,7 @@ class TrueFault:
 
     @property
     def reportable_until(self) -> float:
-        """Return until when the fault may be reported (seconds of the world): repair or restart end
-        it when the host is back.
-        """
+        """Return when reports of the fault become wrong, in seconds of the world."""
         is_mended = self.each.sort == "faults" and self.each.ends in ("repair", "restart")
         return self.end + (BACK_SECONDS if is_mended else GRACE_SECONDS)
 
@@ -104,10 +101,7 @@ class GroundTruth:
         return any(first & other for first, other in combinations(causes, 2))
 
     def victims(self, faults: Sequence[TrueFault]) -> set[str]:
-        """Return the hosts that waited for *faults* within this span and had no fault themselves.
-
-        Jobs that an earlier fault had killed do not count.
-        """
+        """Return hosts without a fault that waited for *faults*; not of jobs that died before."""
         if EFFECTS[faults[0].each.name] is no_effect:
             return set()
         begin = max(faults[0].begin, self._begin)
@@ -165,16 +159,9 @@ class GroundTruth:
 def _true_fault(world: World, row: np.void, host_counts: int) -> TrueFault:
     fault_class = world.schedule.classes[int(row["cls"])]
     machine, begin = world.machines[int(row["host"])], float(row["begin"])
-    return TrueFault(
-        machine.name,
-        int(row["cause"]),
-        fault_class,
-        begin,
-        begin + float(row["onset"]),
-        float(row["end"]),
-        _parts(machine.gpus, fault_class, int(row["part"])),
-        host_counts > 1,
-    )
+    times = begin, begin + float(row["onset"]), float(row["end"])
+    parts = _parts(machine.gpus, fault_class, int(row["part"]))
+    return TrueFault(machine.name, int(row["cause"]), fault_class, *times, parts, host_counts > 1)
 
 
 def _parts(gpus: Sequence[str], each: FaultClass, part: int) -> tuple[str, ...]:

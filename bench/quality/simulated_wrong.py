@@ -51,13 +51,9 @@ def wrong_advice(advised: Sequence[SimulatedAdvice], truth: GroundTruth) -> list
         if advice.action is Action.RETURN_TO_SERVICE:
             continue
         host = advice.hosts[0]
-        what = (
-            "drain"
-            if advice.action in DRAINS
-            else "avoid"
-            if advice.action is Action.AVOID
-            else "look"
-        )
+        what = "avoid" if advice.action is Action.AVOID else "look"
+        if advice.action in DRAINS:
+            what = "drain"
         if faults := truth.active_faults(host, advice.seconds, "faults"):
             what = _of_ill(faults, advice.reason) if what == "drain" else ""
         known = gravest[advice.name].what if advice.name in gravest else ""

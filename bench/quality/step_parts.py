@@ -9,9 +9,7 @@ some parts cannot be told apart: for these parts, only abstaining is right.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 from collections.abc import Callable
 from math import isnan
 
@@ -19,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.quality.markdown import table
+from bench.quality.progress import Progress
 from gangline.ext.periods import estimate
 from gangline.ext.step_parts import PARTS, split
 
@@ -46,20 +45,13 @@ KINDS: dict[str, tuple[int, ...]] = {
 STEP_SHARE_MAX, OWN_SHARE_MAX = 0.03, 0.25
 
 HEADINGS = (
-    "job",
-    "part",
-    "can be told apart",
-    "reported",
-    "median error, of the step",
-    "wrong",
-    "confidence, median",
+    "job | part | can be told apart | reported | median error, of the step | wrong | confidence, "
+    "median"
 )
 
 
 def timeline(random: np.random.Generator, kind: str, period: float) -> tuple[Floats, list[float]]:
-    """Return the signals (7, samples of 10 ms) of a job, and the true share of each of PARTS in its
-    step.
-    """
+    """Return the signals (7, samples of 10 ms) of a job, and the true share of each of PARTS."""
     loading = 0.0 if kind.startswith("no gap") else random.uniform(0.05, 0.2)
     optimizer = 0.0 if kind.startswith("no burst") else random.uniform(0.04, 0.1)
     exchange = random.uniform(0.0, 0.08)
@@ -158,13 +150,13 @@ def run(
     return rows
 
 
-def section(seed: int, progress: Callable[..., None]) -> str:
+def section(seed: int, progress: Progress) -> str:
     short = run(seed, SHORT_SECONDS, lambda share: progress("parts of short steps", share))
     result = sum(int(row[3].split()[0]) for row in short)
     rows = run(seed, LONG_SECONDS, lambda share: progress("parts of a step", share))
     return "\n".join(
         [
-            "## The parts of a step", "", "    python -m bench.quality.step_parts", "",
+            "## The parts of a step", "", "    python -m bench.quality.jobs --only step_parts", "",
             "*Simulated.* " + str(__doc__).split("\n\n", 1)[1].strip(), "",
             f"*Wrong*: off by more than {100 * STEP_SHARE_MAX:.0f} % of the step and {100 * OWN_SHARE_MAX:.0f} % of the part. The two recordings of H100s have",
             "no log of parts and no GPM: nothing is reported for them, nor for steps shorter than 5 s. When limits were set (seed 1),",
@@ -172,14 +164,3 @@ def section(seed: int, progress: Callable[..., None]) -> str:
             f"Steps of 2 to 5 s: {result} of {RUNS * len(short):,} parts are reported. Steps of 5 to 20 s:", "", table(HEADINGS, rows), "",
         ]
     )  # fmt: skip
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.quality.step_parts", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
-    print(section(parser.parse_args().seed, lambda *_: None))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,8 +4,10 @@ are named.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import mean
 
 import numpy as np
 
@@ -30,19 +32,21 @@ NEW_HOST = "host.new"
 LINKS = 2
 #: Interval of judging; readings are taken each second, like in service.
 JUDGE_SECONDS = 5
+#: Simpler detectors; the seconds that they average, and their limits.
+NAIVE = ("utilization outlier", "mean power z-score", "SM time, peers only")
+NAIVE_SECONDS, UTILIZATION_LESS, Z_MAX = 120, 0.03, 3.0
 GRAVE = frozenset((HealthState.DEGRADED, HealthState.SUSPECT, HealthState.UNHEALTHY))
-#: Reasons that name the cause of each kind; a straggler without a cause is right only if no rule
-#: names a cause.
-REASONS: dict[str, tuple[Reason, ...]] = {
-    "heat": (Reason.THERMAL_THROTTLE,),
-    "cap": (Reason.POWER_CAP,),
-    "cpu": (Reason.HOST_CPU,),
-    "storage": (Reason.STORAGE,),
-    "pcie": (Reason.PCIE,),
-    "link": (Reason.FABRIC, Reason.RAIL_DOWN),
-    "nvlink": (Reason.NVLINK_ERRORS,),
-    "silent": (Reason.STRAGGLER,),
-    "gpu": (Reason.STRAGGLER,),
+#: Reasons that name each kind's cause; a straggler's is right only if no rule names a cause.
+REASONS: dict[str, frozenset[Reason]] = {
+    "heat": frozenset({Reason.THERMAL_THROTTLE}),
+    "cap": frozenset({Reason.POWER_CAP}),
+    "cpu": frozenset({Reason.HOST_CPU}),
+    "storage": frozenset({Reason.STORAGE}),
+    "pcie": frozenset({Reason.PCIE}),
+    "link": frozenset({Reason.FABRIC, Reason.RAIL_DOWN}),
+    "nvlink": frozenset({Reason.NVLINK_ERRORS}),
+    "silent": frozenset({Reason.STRAGGLER}),
+    "gpu": frozenset({Reason.STRAGGLER}),
 }
 
 
@@ -69,29 +73,62 @@ class SentTable:
             self._valid[at] = 1
 
 
-def due_blocks(
-    tables: Mapping[str, SentTable],
-    last: dict[str, tuple[bytes, bytes]],
-    second: int,
-    *,
-    is_first: bool,
-) -> list[Block]:
-    """Return the blocks that an agent sends in *second*.
+class SendingHost:
+    """One host's agent: its tables, and the frames that it sends of them."""
 
-    *last*: the last sent content of tables sent on change.
-    """
-    blocks = []
-    for name, sent in tables.items():
-        period = {"10s": 10, "60s": 60}.get(TABLES[name][0].pace.value, 1)
-        if second % period and not is_first:
-            continue
-        if TABLES[name][0].on_change:
-            now = bytes(sent.block.cells), bytes(sent.block.valid)
-            if last.get(name) == now and second % 60:
+    def __init__(self, prefix: str, host: int, tables: Sequence[str]) -> None:
+        self.name, self._host = f"{prefix}-{host:03d}", host
+        self.gpus = [f"GPU-{host:08d}-0000-0000-0000-{gpu:012d}" for gpu in range(bsp.GPUS)]
+        devices = {
+            "gpu": self.gpus, "gpu_fast": self.gpus, "host": ["host"],
+            "rdma": [f"mlx5_{port}/1" for port in range(bsp.GPUS)],
+            "nvlink": [f"{gpu}/link{link}" for gpu in self.gpus for link in range(LINKS)],
+        }  # fmt: skip
+        self.tables = {
+            name: SentTable(name, devices[TABLES[name][0].device_kind]) for name in tables
+        }
+        self.boot_id = bytes([1 + host % 250]) * 16
+        self._encoder, self._sequence = frame.Encoder(), 0
+        self._last: dict[str, tuple[bytes, bytes]] = {}  # content of tables sent on change
+
+    def encode(self, second: int, wall_ns: int) -> bytes:
+        """Return the frame of the tables that are due in *second*."""
+        due, blocks = second + self._host, []
+        for name, sent in self.tables.items():
+            period = {"10s": 10, "60s": 60}.get(TABLES[name][0].pace.value, 1)
+            if due % period and self._sequence:
                 continue
-            last[name] = now
-        blocks.append(sent.block)
-    return blocks
+            if TABLES[name][0].on_change:
+                now = bytes(sent.block.cells), bytes(sent.block.valid)
+                if self._last.get(name) == now and due % 60:
+                    continue
+                self._last[name] = now
+            blocks.append(sent.block)
+        self._sequence += 1
+        boottime_ns = UPTIME_NS + (second + 1) * SECOND_NS
+        stamp = frame.Stamp(b"R" * 16, self.boot_id, self._sequence, boottime_ns, wall_ns)
+        return self._encoder.encode(stamp, blocks, deflate=False)
+
+    def register(self, fleet: Fleet, model: str = "H100") -> None:
+        """Register the host, with its GPUs."""
+        devices = [
+            telemetry_pb2.Device(
+                kind="gpu", key=key, attributes={"name": model, "pci_address": f"0000:{index:02x}:00.0"}
+            )
+            for index, key in enumerate(self.gpus)
+        ]  # fmt: skip
+        fleet.register(self.name, simulated=False, boot_id=self.boot_id, devices=devices)
+
+    def process(
+        self, gpu: int, pid: int, job_id: str, state: str, second: int
+    ) -> telemetry_pb2.HealthEvent:
+        """Return the report of a rank on one GPU."""
+        key, now_ns = self.gpus[gpu], UPTIME_NS + second * SECOND_NS
+        return telemetry_pb2.HealthEvent(
+            event_id=f"/{key}//{pid}", device_kind="gpu", device=key, name="gpu.process",
+            process_id=pid, boottime_ns=now_ns, last_boottime_ns=now_ns, revision=1 + second,
+            attributes={"state": state, "source": "slurm", "job_id": job_id},
+        )  # fmt: skip
 
 
 class Reader:
@@ -140,32 +177,17 @@ class Reader:
         self.on = np.array([plan.onset <= second < plan.heals for second in range(seconds)])
 
 
-class Agent:
+class Agent(SendingHost):
     """One host's agent: its tables, filled for each second."""
 
     def __init__(self, reader: Reader, host: int) -> None:
-        self.name, self._reader, self._host = f"bsp-{host:03d}", reader, host
-        plan = reader.episode.plan
-        self.gpus = [f"GPU-{host:08d}-0000-0000-0000-{gpu:012d}" for gpu in range(bsp.GPUS)]
-        self._is_culprit = host in plan.culprits and plan.kind in bsp.NODE_KINDS
-        ports = [f"mlx5_{port}/1" for port in range(bsp.GPUS)]
-        devices = {
-            "gpu": self.gpus,
-            "gpu_fast": self.gpus,
-            "rdma": ports,
-            "host": ["host"],
-            "nvlink": [f"{gpu}/link{link}" for gpu in self.gpus for link in range(LINKS)],
-        }
         names = (
             "gpu_1s", "gpu_10s", "gpu_60s", "gpu_1s_changes", "gpu_10s_changes", "gpu_fast_1s", "rdma_1s",
             "rdma_1s_changes", "host_1s", "nvlink_10s_changes",
         )  # fmt: skip
-        self.tables = {
-            name: SentTable(name, devices[TABLES[name][0].device_kind]) for name in names
-        }
-        self._encoder, self._sequence = frame.Encoder(), 0
-        self.boot_id = bytes([1 + host % 250]) * 16
-        self._last: dict[str, tuple[bytes, bytes]] = {}
+        super().__init__("bsp", host, names)
+        self._reader, plan = reader, reader.episode.plan
+        self._is_culprit = host in plan.culprits and plan.kind in bsp.NODE_KINDS
         self._thermal_ns = np.zeros(bsp.GPUS)
         self._power_ns = np.zeros(bsp.GPUS)
         self._symbols = self._link_errors = 0.0
@@ -173,13 +195,7 @@ class Agent:
     def frame(self, second: int, now_ns: int) -> bytes:
         """Return the frame of *second*."""
         self._fill(second)
-        blocks = due_blocks(
-            self.tables, self._last, second + self._host, is_first=not self._sequence
-        )
-        self._sequence += 1
-        boottime_ns = UPTIME_NS + (second + 1) * SECOND_NS
-        stamp = frame.Stamp(b"R" * 16, self.boot_id, self._sequence, boottime_ns, now_ns)
-        return self._encoder.encode(stamp, blocks, deflate=False)
+        return self.encode(second, now_ns)
 
     def _fill(self, second: int) -> None:
         r, host, plan = self._reader, self._host, self._reader.episode.plan
@@ -246,27 +262,6 @@ class Agent:
             cpu_user_ratio=0.1, cpu_system_ratio=0.03, cpu_idle_ratio=0.85, runnable_count=2.0,
         )  # fmt: skip
 
-    def register(self, fleet: Fleet) -> None:
-        """Register the host, with its GPUs."""
-        devices = [
-            telemetry_pb2.Device(
-                kind="gpu",
-                key=key,
-                attributes={"name": "H100", "pci_address": f"0000:{index:02x}:00.0"},
-            )
-            for index, key in enumerate(self.gpus)
-        ]
-        fleet.register(self.name, simulated=False, boot_id=self.boot_id, devices=devices)
-
-    def processes(self, state: str, second: int) -> Iterable[telemetry_pb2.HealthEvent]:
-        """Yield the events of the ranks on the GPUs."""
-        for index, gpu in enumerate(self.gpus):
-            yield telemetry_pb2.HealthEvent(
-                event_id=f"/{gpu}//{4000 + index}", device_kind="gpu", device=gpu, name="gpu.process", process_id=4000 + index,
-                boottime_ns=UPTIME_NS + second * SECOND_NS, last_boottime_ns=UPTIME_NS + second * SECOND_NS,
-                revision=1 + second, attributes={"state": state, "source": "slurm", "job_id": "77"},
-            )  # fmt: skip
-
 
 @dataclass
 class Told:
@@ -286,12 +281,16 @@ class Outcome:
 
     plan: Plan
     of_host: dict[int, Told] = field(default_factory=dict[int, Told])
-    naive: dict[str, set[int]] = field(default_factory=dict[str, set[int]])
+    naive: dict[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
     pace_lost: float = 0.0
 
     def is_named(self, host: int) -> bool:
         report = self.of_host.get(host)
         return report is not None and report.named >= 0.0
+
+    def is_watched_only(self, host: int) -> bool:
+        report = self.of_host.get(host)
+        return report is not None and report.watched >= 0 and not self.is_named(host)
 
     @property
     def wrong(self) -> list[int]:
@@ -326,14 +325,15 @@ def judge_readings(reader: Reader) -> Outcome:
             if host in plan.silent_hosts and second > 60:
                 continue
             if plan.is_attributed and second == 0:
-                for event in agent.processes("running", second):
+                for gpu in range(bsp.GPUS):
+                    event = agent.process(gpu, 4000 + gpu, "77", "running", second)
                     fleet.observe_event(agent.name, event, now_ns, now_ns)
             fleet.observe(agent.name, read_frame(agent.frame(second, now_ns)), now_ns)
         fleet.advance(now_ns)
         if second % JUDGE_SECONDS == 0 or second < 5:
             judged = evaluate(fleet, now_ns, judged)
             _note(outcome, judged, second)
-    outcome.naive = naive(reader)
+    outcome.naive = naive(min(plan.heals, plan.seconds), reader.used, reader.power, reader.active)
     ends = episode.steps
     before = float(((ends > plan.onset - 100) & (ends < plan.onset)).sum())
     after = float(((ends > plan.onset + 40) & (ends < plan.onset + 140)).sum())
@@ -362,23 +362,44 @@ def _note(outcome: Outcome, judged: Judgement, second: int) -> None:
                 report.is_early = True
 
 
-def naive(reader: Reader) -> dict[str, set[int]]:
-    """Return the hosts named by simpler detectors, in the last two minutes with an active cause."""
-    plan = reader.episode.plan
-    end = int(min(plan.heals, plan.seconds))
-    span = slice(max(end - 120, 0), end)
-    by_host: dict[str, Floats] = {
-        "utilization outlier": 1 - reader.used[span].mean(axis=(0, 2)),
-        "mean power z-score": np.abs(_z(reader.power[span].mean(axis=(0, 2)))) - 3.0,
-        "SM time, peers only": _z(reader.active[span].mean(axis=(0, 2))) - 3.0,
-    }
-    limits = {"utilization outlier": 0.03 + float(np.median(by_host["utilization outlier"]))}
-    return {
-        name: set(np.flatnonzero(values > limits.get(name, 0.0)).tolist())
-        for name, values in by_host.items()
-    }
+def naive(end: float, *readings: Floats) -> dict[str, frozenset[int]]:
+    """Return the hosts named by simpler detectors, in the last two minutes before *end*.
+
+    *readings*: utilization, power and SM activity, each (seconds, hosts, values of a host).
+    """
+    span = slice(max(int(end) - NAIVE_SECONDS, 0), int(end))
+    used, power, active = (values[span].mean(axis=(0, 2)) for values in readings)
+    flags = (
+        used < np.median(used) - UTILIZATION_LESS,
+        np.abs(_z_scores(power)) > Z_MAX,
+        _z_scores(active) > Z_MAX,  # NaN without GPM
+    )
+    result = zip(NAIVE, flags, strict=True)
+    return {name: frozenset(np.flatnonzero(flag).tolist()) for name, flag in result}
 
 
-def _z(values: Floats) -> Floats:
+def _z_scores(values: Floats) -> Floats:
     middle = np.median(values)
     return np.asarray((values - middle) / (1.4826 * np.median(np.abs(values - middle)) + 1e-9))
+
+
+def causes_f1(
+    reports: Iterable[tuple[frozenset[Reason], set[Reason]]],
+    causes: Collection[frozenset[Reason]],
+    stragglers: frozenset[Reason],
+) -> float:
+    """Return the mean F1 over *causes*. *reports*: each culprit's cause, and its reported reasons.
+
+    A culprit named for another cause counts against both, but a straggler's reason beside a cause
+    is no other cause.
+    """
+    hits, named, totals = (Counter[frozenset[Reason]]() for _ in range(3))
+    for wanted, reasons in reports:
+        totals[wanted] += 1
+        claimed = {cause for cause in causes if reasons & cause}
+        if len(claimed) > 1:
+            claimed.discard(stragglers)
+        named.update(claimed)
+        hits[wanted] += wanted in claimed
+    # F1 is 2 TP / (TP + FP + TP + FN); it is 0 for a cause that was never named.
+    return mean(2 * hits[cause] / (named[cause] + total) for cause, total in totals.items())

@@ -75,9 +75,7 @@ def replay(name: str, seed: int) -> Outcome:
 
 
 def _timelines(column: dict[str, np.ndarray], workers: np.ndarray) -> tuple[Floats, Floats, float]:
-    """Return the shares of each tenth of a second in which each worker computes and exchanges, and
-    the total seconds.
-    """
+    """Return each worker's shares of compute and exchange by tenth of a second; and the seconds."""
     starts, ends = (
         column["start_ts"].astype(float),
         column["start_ts"].astype(float) + column["duration"].astype(float),
@@ -174,8 +172,3 @@ def rows(seed: int) -> list[list[str]]:
         )
         result.append([title, wanted, output or "nobody"])
     return result
-
-
-if __name__ == "__main__":
-    for row in rows(1):
-        print(*row, sep=" | ")

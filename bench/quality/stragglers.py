@@ -1,16 +1,12 @@
-"""Who slows down a gang: the judge over a world that is not the simulator's (`bsp_world`), by kind and size of the slowdown.
+"""Who slows down a gang: the judge over a second world (`bsp_world`), by kind and size of slowdown.
 
-Real frames, the real fleet and the real judge, in process, a second at a time. A host counts as named from the moment on
-that it is DEGRADED or worse, or that evidence says it costs speed; as right where it is the culprit.
+A host counts as named while it is DEGRADED or worse, or has evidence that costs speed.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import replace
 
 from bench.quality import bsp_world as bsp
@@ -18,21 +14,12 @@ from bench.quality import straggler_traces
 from bench.quality.bsp_world import Plan
 from bench.quality.intervals import weighted_rate, wilson
 from bench.quality.markdown import table
-from bench.quality.straggler_replay import NEW_HOST, REASONS, Outcome, judge
-from gangline.aggregator.model import Reason
+from bench.quality.progress import Progress, in_processes
+from bench.quality.straggler_replay import NAIVE, NEW_HOST, REASONS, Outcome, causes_f1, judge
 
-NAIVE = ("utilization outlier", "mean power z-score", "SM time, peers only")
 CULPRIT_HEADINGS = (
-    "kind",
-    "slowdown",
-    "pace lost",
-    "named",
-    "WATCH only",
-    "cause right",
-    "others named",
-    "delay s, p50 / p95",
-    "by",
-    *NAIVE,
+    "kind | slowdown | pace lost | named | WATCH only | cause right | others named | delay s, p50 "
+    f"/ p95 | by | {' | '.join(NAIVE)}"
 )
 CONTROL_HEADINGS = ("control", "runs", "hosts", "blamed", "by", *NAIVE)
 #: Variations in addition to the kind of fault: title, and the plan.
@@ -48,46 +35,21 @@ VARIATIONS: tuple[tuple[str, Plan], ...] = (
 SILENT_KINDS = ("silent", "gpu", "cpu", "storage")
 
 
-def run_all(
-    plans: Sequence[Plan], progress: Callable[[float], None] = lambda _: None
-) -> list[Outcome]:
-    """Judge *plans*, one process per processor."""
-    result: list[Outcome] = []
-    with ProcessPoolExecutor() as pool:
-        for outcome in pool.map(judge, plans):
-            result.append(outcome)
-            progress(len(result) / len(plans))
-    return result
-
-
 def culprit_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
-    keys = sorted({(outcome.plan.kind, -outcome.plan.slowdown) for outcome in outcomes})
+    groups: dict[tuple[str, float], list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault((outcome.plan.kind, -outcome.plan.slowdown), []).append(outcome)
     rows = []
-    for kind, slowdown in keys:
-        those = [
-            outcome
-            for outcome in outcomes
-            if (outcome.plan.kind, -outcome.plan.slowdown) == (kind, slowdown)
-        ]
+    for (kind, slowdown), those in sorted(groups.items(), key=lambda group: group[0]):
         culprits = [(outcome, host) for outcome in those for host in outcome.plan.culprits]
         named = [outcome.of_host[host] for outcome, host in culprits if outcome.is_named(host)]
-        delays = sorted(
-            report.named - outcome.plan.onset
-            for outcome, host in culprits
-            if outcome.is_named(host)
-            for report in [outcome.of_host[host]]
-        )
-        right = sum(bool(report.reasons & set(REASONS[kind])) for report in named)
+        delays = _delays(those)
+        right = sum(bool(report.reasons & REASONS[kind]) for report in named)
         wrong = sum(len(outcome.wrong) for outcome in those)
         low, high = wilson(len(named), len(culprits))
         p95 = delays[min(int(0.95 * len(delays)), len(delays) - 1)] if delays else float("nan")
         rules = sorted({rule for report in named for rule in report.rules} - {NEW_HOST})
-        watched = sum(
-            host in outcome.of_host
-            and outcome.of_host[host].watched >= 0
-            and not outcome.is_named(host)
-            for outcome, host in culprits
-        )
+        watched = sum(outcome.is_watched_only(host) for outcome, host in culprits)
         rows.append([
             kind, f"{-100 * slowdown:.0f} %", f"{100 * statistics.median(o.pace_lost for o in those):.0f} %",
             f"{len(named)} of {len(culprits)} [{low:.2f}, {high:.2f}]", f"{watched}", f"{right}", f"{wrong}",
@@ -102,15 +64,13 @@ def control_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
     for kind in dict.fromkeys(outcome.plan.kind for outcome in outcomes):
         those = [outcome for outcome in outcomes if outcome.plan.kind == kind]
         blamed = sum(len(outcome.wrong) for outcome in those)
-        rules = sorted(
-            {
-                f"{rule} at host {host}"
-                for outcome in those
-                for host, report in outcome.of_host.items()
-                for rule in report.rules
-                if outcome.is_named(host)
-            }
+        reports = (
+            (host, report.rules)
+            for outcome in those
+            for host, report in outcome.of_host.items()
+            if outcome.is_named(host)
         )
+        rules = sorted({f"{rule} at host {host}" for host, rules in reports for rule in rules})
         rows.append([
             kind, f"{len(those)}", f"{sum(outcome.plan.hosts for outcome in those)}", f"{blamed}", ", ".join(rules)[:80],
             *(f"{sum(len(o.naive[n]) for o in those)}" for n in those[0].naive),
@@ -119,32 +79,16 @@ def control_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
 
 
 def macro_f1(outcomes: Sequence[Outcome]) -> float:
-    """Return the mean F1 over causes of named culprits, by the first cause, or by a straggler's
-    reason if it is the only one.
-
-    A culprit named for another cause counts against both. `silent` and `gpu` are one cause, because
-    they have one reason.
-    """
-    causes = sorted({REASONS[outcome.plan.kind] for outcome in outcomes})
-    hits, reported, totals = (dict.fromkeys(causes, 0) for _ in range(3))
-    for outcome in outcomes:
-        wanted = REASONS[outcome.plan.kind]
-        for host in outcome.plan.culprits:
-            totals[wanted] += 1
-            reasons = outcome.of_host[host].reasons if outcome.is_named(host) else set[Reason]()
-            # A straggler's reason in addition to a named cause is not another cause.
-            claimed = {cause for cause in causes if reasons & set(cause)}
-            if len(claimed) > 1:
-                claimed.discard((Reason.STRAGGLER,))
-            for cause in claimed:
-                reported[cause] += 1
-                hits[cause] += cause == wanted
-    scores = []
-    for cause in causes:
-        precision = hits[cause] / reported[cause] if reported[cause] else 0.0
-        recall = hits[cause] / totals[cause]
-        scores.append(2 * precision * recall / (precision + recall) if precision + recall else 0.0)
-    return statistics.mean(scores)
+    """Return the mean F1 over causes of culprits; `silent` and `gpu` have the same reason."""
+    reports = (
+        (
+            REASONS[outcome.plan.kind],
+            outcome.of_host[host].reasons if outcome.is_named(host) else set(),
+        )
+        for outcome in outcomes
+        for host in outcome.plan.culprits
+    )
+    return causes_f1(reports, {REASONS[o.plan.kind] for o in outcomes}, REASONS["silent"])
 
 
 def _plans(
@@ -160,29 +104,35 @@ def _culprits(outcome: Outcome) -> tuple[int, ...]:
     return outcome.plan.culprits if outcome.plan.kind in bsp.NODE_KINDS else ()
 
 
+def _delays(outcomes: Sequence[Outcome]) -> list[float]:
+    """Return the sorted seconds from the onset until each named culprit was named."""
+    return sorted(
+        outcome.of_host[host].named - outcome.plan.onset
+        for outcome in outcomes
+        for host in outcome.plan.culprits
+        if outcome.is_named(host)
+    )
+
+
 def _share(hits: int, of: int) -> str:
     low, high = wilson(hits, of)
     return f"{hits} of {of} [{low:.3f}, {high:.3f}]"
 
 
 def _recall(outcomes: Sequence[Outcome], least: float, below: float) -> str:
-    those = [
-        (outcome, host)
-        for outcome in outcomes
-        if least <= outcome.plan.slowdown < below
-        for host in _culprits(outcome)
-    ]
-    return _share(sum(outcome.is_named(host) for outcome, host in those), len(those))
+    those = [outcome for outcome in outcomes if least <= outcome.plan.slowdown < below]
+    named = [outcome.is_named(host) for outcome in those for host in _culprits(outcome)]
+    return _share(sum(named), len(named))
 
 
-def section(seed: int, progress: Callable[..., None]) -> str:
+def section(seed: int, progress: Progress) -> str:
     base = Plan("")
     groups: list[tuple[str, list[Plan]]] = [
         ("", _plans(seed, bsp.NODE_KINDS, (0.15, 0.10, 0.05), 4, base)),
         ("controls", _plans(seed, bsp.CONTROL_KINDS, (0.15,), 4, base)),
         (
             "controls without GPM",
-            _plans(seed, bsp.CONTROL_KINDS, (0.15,), 2, replace(base, has_gpm=False)),
+            _plans(seed, bsp.CONTROL_KINDS, (0.15,), 2, Plan("", has_gpm=False)),
         ),
     ]
     groups += [(title, _plans(seed, SILENT_KINDS, (0.10,), 3, plan)) for title, plan in VARIATIONS]
@@ -192,10 +142,7 @@ def section(seed: int, progress: Callable[..., None]) -> str:
     ]
     groups.append(("two culprits at once", pairs))
     outcomes = iter(
-        run_all(
-            [plan for _, plans in groups for plan in plans],
-            lambda share: progress("stragglers", share),
-        )
+        in_processes(judge, [plan for _, plans in groups for plan in plans], progress, "stragglers")
     )
     played = {title: [next(outcomes) for _ in plans] for title, plans in groups}
     faults, controls = played[""], [*played["controls"], *played["controls without GPM"]]
@@ -211,12 +158,7 @@ def section(seed: int, progress: Callable[..., None]) -> str:
     named = sum(outcome.is_named(host) for outcome in everything for host in _culprits(outcome))
     days = sum(outcome.node_days for outcome in everything)
     false_low, false_high = (1000 * end / days for end in weighted_rate([1.0] * wrong, 1.0))
-    delays = sorted(
-        fault.of_host[host].named - fault.plan.onset
-        for fault in faults
-        for host in _culprits(fault)
-        if fault.is_named(host)
-    )
+    delays = _delays(faults)
     lines = [
         "## Stragglers", "", "In short, for simulated gangs:", "",
         f"- **Precision** of all runs of this section: {_share(named, named + wrong)} named hosts are to blame.",
@@ -262,46 +204,3 @@ def section(seed: int, progress: Callable[..., None]) -> str:
     ]
     lines.append(table(("recording", "to blame", "named"), recorded) if recorded else "Not here.")
     return "\n".join(lines)
-
-
-def main() -> int:
-    """Print tables as selected by the options."""
-    parser = argparse.ArgumentParser(prog="python -m bench.quality.stragglers", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kinds", default=",".join(bsp.NODE_KINDS))
-    parser.add_argument("--controls", default=",".join(bsp.CONTROL_KINDS))
-    parser.add_argument("--slowdowns", default="0.15,0.10,0.05")
-    parser.add_argument("--hosts", type=int, default=16)
-    parser.add_argument("--per", type=int, default=2)
-    parser.add_argument("--no-gpm", action="store_true")
-    parser.add_argument("--unattributed", action="store_true")
-    options = parser.parse_args()
-    common = {
-        "hosts": options.hosts,
-        "has_gpm": not options.no_gpm,
-        "is_attributed": not options.unattributed,
-    }
-    seeds = [100 * options.seed + index for index in range(options.per)]
-    kinds, controls = (
-        list(filter(None, text.split(","))) for text in (options.kinds, options.controls)
-    )
-    plans = [
-        Plan(kind, float(slowdown), seed=seed, culprits=(seed * 5 % options.hosts,), **common)
-        for kind in kinds for slowdown in options.slowdowns.split(",") for seed in seeds
-    ]  # fmt: skip
-    quiet = [Plan(kind, 0.15, seed=seed, **common) for kind in controls for seed in seeds]
-    outcomes = run_all(
-        plans + quiet, lambda share: print(f"\r{100 * share:.0f} %", end="", file=sys.stderr)
-    )
-    print(file=sys.stderr)
-    faults = outcomes[: len(plans)]
-    if faults:
-        print(table(CULPRIT_HEADINGS, culprit_rows(faults)))
-        print(f"\nmacro F1 of causes: {macro_f1(faults):.2f}\n")
-    if quiet:
-        print(table(CONTROL_HEADINGS, control_rows(outcomes[len(plans) :])))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,24 +9,27 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 TITLE = "## In brief"
+HEAD = f"""{TITLE}
+
+Simulated figures only show that rules read the signatures of our own model of a fleet. The tables with their
+intervals, baselines and negative controls follow. Stragglers and fingerprints are in [jobs](quality_jobs.md), placement
+and recovery in [placement](quality_placement.md).
+
+| question | data | answer |
+|---|---|---|"""
 _ABSENT = "not on this page"
 _COUNTED = re.compile(r"(\d+) of (\d+)")
 
 
 def with_summary(page: str) -> str:
-    """Return *page* with the summary of its sections before the first of them, replacing an
-    existing summary.
-    """
+    """Return *page* with the summary of its sections before the first of them."""
     head, *sections = re.split(r"^(?=## )", page, flags=re.MULTILINE)
     sections = [section for section in sections if not section.startswith(TITLE)]
     return "".join([head, summary({_title(section): section for section in sections}), *sections])
 
 
 def summary(sections: dict[str, str]) -> str:
-    """Return the section that answers a user's questions.
-
-    *sections*: title -> text; the answer names missing sections.
-    """
+    """Return the answers to a user's questions. *sections*: title -> text."""
     injected, simulated = sections.get("Injected", ""), sections.get("Simulated", "")
     rows = [
         ("Is a fault named, with the right device and reason?", "injected into real processes", _named(injected, "injected")),
@@ -39,21 +42,8 @@ def summary(sections: dict[str, str]) -> str:
         ("What is found in recordings of healthy hosts?", "real", _captures(sections.get("Real: logs, sysfs, captures", ""))),
         ("Does the hazard predict which host fails next?", "real", _hazard(sections.get("Real: hazard", ""))),
     ]  # fmt: skip
-    return "\n".join(
-        [
-            TITLE,
-            "",
-            "Simulated figures only show that rules read the signatures of our own model of a fleet. The tables with their",
-            "intervals, baselines and negative controls follow. Stragglers and fingerprints are in [jobs](quality_jobs.md), placement",
-            "and recovery in [placement](quality_placement.md).",
-            "",
-            "| question | data | answer |",
-            "|---|---|---|",
-            *(f"| {question} | {data} | {answer or _ABSENT} |" for question, data, answer in rows),
-            "",
-            "",
-        ]
-    )
+    answers = "\n".join(f"| {question} | {data} | {answer or _ABSENT} |" for question, data, answer in rows)  # fmt: skip
+    return f"{HEAD}\n{answers}\n\n"
 
 
 def _title(section: str) -> str:
@@ -118,9 +108,7 @@ def _captures(section: str) -> str:
 
 
 def _hazard(section: str) -> str:
-    """Return the AUC of the model, of its negative control, and whether withholding a host pays
-    off.
-    """
+    """Return the AUC of the model and of its control, and whether withholding a host pays off."""
     model = next((cells for cells in _rows(section, "ranking") if cells[0] == "model"), None)
     control = re.search(r"AUC ([\d.]+ \[[\d., ]+\]), recall", section)
     if model is None or control is None:

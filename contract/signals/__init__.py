@@ -11,6 +11,7 @@ from . import agent, gpu, host, network, pcie_storage
 __all__ = [
     "BY_ID",
     "BY_NAME",
+    "FORMER_EVENTS",
     "FORMER_TABLES",
     "PERIOD_SECONDS",
     "SIGNALS",
@@ -25,6 +26,8 @@ __all__ = [
 
 #: Name of a table in older agents -> its name here: older agents sampled it at another pace.
 FORMER_TABLES = {"agent_1s": "agent_10s", "collector_1s": "collector_10s"}
+#: Names of events in the spools and journals of earlier versions -> their names.
+FORMER_EVENTS = {"gpu.told_anew": "gpu.full_report"}
 
 
 class SignalGroup(NamedTuple):

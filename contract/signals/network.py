@@ -144,7 +144,6 @@ def _error(signal_id: int, name: str, source: str, tells: str, width_bits: int =
 
 
 def _queue(signal_id: int, name: str, file: str, tells: str, *, slow: bool = True) -> Signal:
-    """A queue counter of mlx5."""
     return _error(signal_id, name, f"hw_counters/{file}", tells, 32, slow=slow, sticks=False)
 
 

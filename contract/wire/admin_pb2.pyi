@@ -62,11 +62,11 @@ class TrainHazardRequest(_message.Message):
     def __init__(self, simulated: bool = ...) -> None: ...
 
 class TrainedHazard(_message.Message):
-    __slots__ = ("accepted", "words", "model")
+    __slots__ = ("accepted", "message", "model")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
-    WORDS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
-    words: str
+    message: str
     model: str
-    def __init__(self, accepted: bool = ..., words: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
+    def __init__(self, accepted: bool = ..., message: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...

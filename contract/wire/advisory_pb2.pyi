@@ -248,14 +248,14 @@ class EvaluateRuleResponse(_message.Message):
     def __init__(self, episodes: _Optional[_Iterable[_Union[RuleEpisode, _Mapping]]] = ..., episodes_count: _Optional[int] = ..., advised_count: _Optional[int] = ..., held_back_count: _Optional[int] = ..., nodes_at_once_max: _Optional[int] = ..., followed_count: _Optional[int] = ..., acting_gpu_hours: _Optional[float] = ..., waiting_gpu_hours: _Optional[float] = ..., from_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class RuleEpisode(_message.Message):
-    __slots__ = ("node", "start_time", "end_time", "action", "advised", "followed_by_fault", "words", "held_back_text")
+    __slots__ = ("node", "start_time", "end_time", "action", "advised", "followed_by_fault", "message", "held_back_text")
     NODE_FIELD_NUMBER: _ClassVar[int]
     START_TIME_FIELD_NUMBER: _ClassVar[int]
     END_TIME_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
     ADVISED_FIELD_NUMBER: _ClassVar[int]
     FOLLOWED_BY_FAULT_FIELD_NUMBER: _ClassVar[int]
-    WORDS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
     HELD_BACK_TEXT_FIELD_NUMBER: _ClassVar[int]
     node: str
     start_time: _timestamp_pb2.Timestamp
@@ -263,9 +263,9 @@ class RuleEpisode(_message.Message):
     action: Action
     advised: bool
     followed_by_fault: bool
-    words: str
+    message: str
     held_back_text: str
-    def __init__(self, node: _Optional[str] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., action: _Optional[_Union[Action, str]] = ..., advised: bool = ..., followed_by_fault: bool = ..., words: _Optional[str] = ..., held_back_text: _Optional[str] = ...) -> None: ...
+    def __init__(self, node: _Optional[str] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., action: _Optional[_Union[Action, str]] = ..., advised: bool = ..., followed_by_fault: bool = ..., message: _Optional[str] = ..., held_back_text: _Optional[str] = ...) -> None: ...
 
 class AckAdvisoryRequest(_message.Message):
     __slots__ = ("name", "etag", "new_state", "actor", "note", "defer_until_time", "request_id", "validate_only", "lease")

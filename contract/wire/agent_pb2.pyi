@@ -41,22 +41,22 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("version", "process_id", "released", "devices", "driver_updating", "driver_words", "abandoned_count")
+    __slots__ = ("version", "process_id", "released", "devices", "driver_updating", "driver_message", "abandoned_count")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     DRIVER_UPDATING_FIELD_NUMBER: _ClassVar[int]
-    DRIVER_WORDS_FIELD_NUMBER: _ClassVar[int]
+    DRIVER_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     ABANDONED_COUNT_FIELD_NUMBER: _ClassVar[int]
     version: str
     process_id: int
     released: _containers.RepeatedCompositeFieldContainer[ReleasedGpu]
     devices: _containers.RepeatedCompositeFieldContainer[DeviceTrouble]
     driver_updating: bool
-    driver_words: str
+    driver_message: str
     abandoned_count: int
-    def __init__(self, version: _Optional[str] = ..., process_id: _Optional[int] = ..., released: _Optional[_Iterable[_Union[ReleasedGpu, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceTrouble, _Mapping]]] = ..., driver_updating: bool = ..., driver_words: _Optional[str] = ..., abandoned_count: _Optional[int] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., process_id: _Optional[int] = ..., released: _Optional[_Iterable[_Union[ReleasedGpu, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceTrouble, _Mapping]]] = ..., driver_updating: bool = ..., driver_message: _Optional[str] = ..., abandoned_count: _Optional[int] = ...) -> None: ...
 
 class ReleasedGpu(_message.Message):
     __slots__ = ("pci_address", "seconds_left", "why")
@@ -69,14 +69,14 @@ class ReleasedGpu(_message.Message):
     def __init__(self, pci_address: _Optional[str] = ..., seconds_left: _Optional[float] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Holder(_message.Message):
-    __slots__ = ("pci_address", "process_id", "words")
+    __slots__ = ("pci_address", "process_id", "message")
     PCI_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
-    WORDS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
     pci_address: str
     process_id: int
-    words: str
-    def __init__(self, pci_address: _Optional[str] = ..., process_id: _Optional[int] = ..., words: _Optional[str] = ...) -> None: ...
+    message: str
+    def __init__(self, pci_address: _Optional[str] = ..., process_id: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class DeviceTrouble(_message.Message):
     __slots__ = ("device", "lane", "state", "call", "hung_seconds", "abandoned_count", "next_try_seconds")

@@ -64,35 +64,3 @@ def add_DecisionServiceServicer_to_server(servicer, server):
             'gangline.v1.DecisionService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
     server.add_registered_method_handlers('gangline.v1.DecisionService', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class DecisionService(object):
-    """Missing associated documentation comment in .proto file."""
-
-    @staticmethod
-    def GetDecision(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/gangline.v1.DecisionService/GetDecision',
-            gangline_dot_contract_dot_wire_dot_decision__pb2.GetDecisionRequest.SerializeToString,
-            gangline_dot_contract_dot_wire_dot_decision__pb2.StoredDecision.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)

@@ -60,7 +60,7 @@ class Job(_message.Message):
     def __init__(self, job: _Optional[str] = ..., run_id: _Optional[str] = ..., source: _Optional[str] = ..., hosts_count: _Optional[int] = ..., gpus_count: _Optional[int] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., pace: _Optional[float] = ..., pace_reference: _Optional[str] = ..., pace_reference_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., pace_measure: _Optional[str] = ..., verdict: _Optional[_Union[JobVerdict, _Mapping]] = ..., lost_gpu_hours: _Optional[float] = ...) -> None: ...
 
 class JobVerdict(_message.Message):
-    __slots__ = ("verdict", "cause", "reason", "shared_cause", "advisory", "nodes", "device", "slowdown", "slowdown_lower", "slowdown_upper", "stops", "start_time", "end_time", "lost_gpu_hours", "words", "evidence_sql", "next_command")
+    __slots__ = ("verdict", "cause", "reason", "shared_cause", "advisory", "nodes", "device", "slowdown", "slowdown_lower", "slowdown_upper", "stops", "start_time", "end_time", "lost_gpu_hours", "message", "evidence_sql", "next_command")
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -75,7 +75,7 @@ class JobVerdict(_message.Message):
     START_TIME_FIELD_NUMBER: _ClassVar[int]
     END_TIME_FIELD_NUMBER: _ClassVar[int]
     LOST_GPU_HOURS_FIELD_NUMBER: _ClassVar[int]
-    WORDS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
     EVIDENCE_SQL_FIELD_NUMBER: _ClassVar[int]
     NEXT_COMMAND_FIELD_NUMBER: _ClassVar[int]
     verdict: str
@@ -92,10 +92,10 @@ class JobVerdict(_message.Message):
     start_time: _timestamp_pb2.Timestamp
     end_time: _timestamp_pb2.Timestamp
     lost_gpu_hours: float
-    words: str
+    message: str
     evidence_sql: str
     next_command: str
-    def __init__(self, verdict: _Optional[str] = ..., cause: _Optional[str] = ..., reason: _Optional[str] = ..., shared_cause: _Optional[str] = ..., advisory: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., slowdown: _Optional[float] = ..., slowdown_lower: _Optional[float] = ..., slowdown_upper: _Optional[float] = ..., stops: bool = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., lost_gpu_hours: _Optional[float] = ..., words: _Optional[str] = ..., evidence_sql: _Optional[str] = ..., next_command: _Optional[str] = ...) -> None: ...
+    def __init__(self, verdict: _Optional[str] = ..., cause: _Optional[str] = ..., reason: _Optional[str] = ..., shared_cause: _Optional[str] = ..., advisory: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., slowdown: _Optional[float] = ..., slowdown_lower: _Optional[float] = ..., slowdown_upper: _Optional[float] = ..., stops: bool = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., lost_gpu_hours: _Optional[float] = ..., message: _Optional[str] = ..., evidence_sql: _Optional[str] = ..., next_command: _Optional[str] = ...) -> None: ...
 
 class JobWindow(_message.Message):
     __slots__ = ("time", "node_index", "shares", "estimated", "pace", "step_seconds", "change_ratio")
@@ -185,18 +185,18 @@ class JobForecast(_message.Message):
     def __init__(self, horizon_seconds: _Optional[float] = ..., reason: _Optional[str] = ..., checkpoint: _Optional[_Union[JobForecastEvent, _Mapping]] = ..., host_stall: _Optional[_Union[JobForecastEvent, _Mapping]] = ..., power_watts: _Optional[float] = ..., power_watts_lower: _Optional[float] = ..., power_watts_upper: _Optional[float] = ...) -> None: ...
 
 class JobAdvice(_message.Message):
-    __slots__ = ("advisory", "subject", "state", "action", "words")
+    __slots__ = ("advisory", "subject", "state", "action", "message")
     ADVISORY_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
-    WORDS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
     advisory: str
     subject: str
     state: str
     action: str
-    words: str
-    def __init__(self, advisory: _Optional[str] = ..., subject: _Optional[str] = ..., state: _Optional[str] = ..., action: _Optional[str] = ..., words: _Optional[str] = ...) -> None: ...
+    message: str
+    def __init__(self, advisory: _Optional[str] = ..., subject: _Optional[str] = ..., state: _Optional[str] = ..., action: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class JobStory(_message.Message):
     __slots__ = ("job", "nodes", "windows", "verdicts", "advice", "ranks", "run", "forecast", "step_seconds", "checkpoint_interval_seconds", "step_part_ratios", "step_parts_confidence_ratio", "steps_reported", "now")

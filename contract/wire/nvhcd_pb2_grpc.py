@@ -63,35 +63,3 @@ def add_HealthCheckServiceServicer_to_server(servicer, server):
             'nvhcd.HealthCheckService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
     server.add_registered_method_handlers('nvhcd.HealthCheckService', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class HealthCheckService(object):
-    """Missing associated documentation comment in .proto file."""
-
-    @staticmethod
-    def RunHealthCheck(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/nvhcd.HealthCheckService/RunHealthCheck',
-            gangline_dot_contract_dot_wire_dot_nvhcd__pb2.HealthCheckRequest.SerializeToString,
-            gangline_dot_contract_dot_wire_dot_nvhcd__pb2.HealthCheckResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)

@@ -64,35 +64,3 @@ def add_OutcomeServiceServicer_to_server(servicer, server):
             'gangline.v1.OutcomeService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
     server.add_registered_method_handlers('gangline.v1.OutcomeService', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class OutcomeService(object):
-    """Missing associated documentation comment in .proto file."""
-
-    @staticmethod
-    def ReportOutcomes(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/gangline.v1.OutcomeService/ReportOutcomes',
-            gangline_dot_contract_dot_wire_dot_outcome__pb2.ReportOutcomesRequest.SerializeToString,
-            gangline_dot_contract_dot_wire_dot_outcome__pb2.ReportOutcomesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)

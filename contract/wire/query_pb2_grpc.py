@@ -67,35 +67,3 @@ def add_QueryServiceServicer_to_server(servicer, server):
             'gangline.v1.QueryService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
     server.add_registered_method_handlers('gangline.v1.QueryService', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class QueryService(object):
-    """Missing associated documentation comment in .proto file."""
-
-    @staticmethod
-    def Query(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/gangline.v1.QueryService/Query',
-            gangline_dot_contract_dot_wire_dot_query__pb2.QueryRequest.SerializeToString,
-            gangline_dot_contract_dot_wire_dot_query__pb2.QueryResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)

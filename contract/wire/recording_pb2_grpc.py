@@ -66,35 +66,3 @@ def add_RecordingServiceServicer_to_server(servicer, server):
             'gangline.v1.RecordingService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
     server.add_registered_method_handlers('gangline.v1.RecordingService', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class RecordingService(object):
-    """Missing associated documentation comment in .proto file."""
-
-    @staticmethod
-    def RecordHost(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/gangline.v1.RecordingService/RecordHost',
-            gangline_dot_contract_dot_wire_dot_recording__pb2.RecordHostRequest.SerializeToString,
-            gangline_dot_contract_dot_wire_dot_recording__pb2.RecordHostResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)

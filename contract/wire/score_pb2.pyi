@@ -91,7 +91,7 @@ BASIC: View
 FULL: View
 
 class Contribution(_message.Message):
-    __slots__ = ("signal", "device", "value", "unit", "normal", "log_hazard_delta", "relative_speed_factor", "score_delta", "reason", "words", "observe_time", "evidence_sql", "hazard_delta", "shared_count")
+    __slots__ = ("signal", "device", "value", "unit", "normal", "log_hazard_delta", "relative_speed_factor", "score_delta", "reason", "message", "observe_time", "evidence_sql", "hazard_delta", "shared_count")
     SIGNAL_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -101,7 +101,7 @@ class Contribution(_message.Message):
     RELATIVE_SPEED_FACTOR_FIELD_NUMBER: _ClassVar[int]
     SCORE_DELTA_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
-    WORDS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
     OBSERVE_TIME_FIELD_NUMBER: _ClassVar[int]
     EVIDENCE_SQL_FIELD_NUMBER: _ClassVar[int]
     HAZARD_DELTA_FIELD_NUMBER: _ClassVar[int]
@@ -115,15 +115,15 @@ class Contribution(_message.Message):
     relative_speed_factor: float
     score_delta: float
     reason: ReasonCode
-    words: str
+    message: str
     observe_time: _timestamp_pb2.Timestamp
     evidence_sql: str
     hazard_delta: float
     shared_count: int
-    def __init__(self, signal: _Optional[str] = ..., device: _Optional[str] = ..., value: _Optional[float] = ..., unit: _Optional[str] = ..., normal: _Optional[str] = ..., log_hazard_delta: _Optional[float] = ..., relative_speed_factor: _Optional[float] = ..., score_delta: _Optional[float] = ..., reason: _Optional[_Union[ReasonCode, str]] = ..., words: _Optional[str] = ..., observe_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., evidence_sql: _Optional[str] = ..., hazard_delta: _Optional[float] = ..., shared_count: _Optional[int] = ...) -> None: ...
+    def __init__(self, signal: _Optional[str] = ..., device: _Optional[str] = ..., value: _Optional[float] = ..., unit: _Optional[str] = ..., normal: _Optional[str] = ..., log_hazard_delta: _Optional[float] = ..., relative_speed_factor: _Optional[float] = ..., score_delta: _Optional[float] = ..., reason: _Optional[_Union[ReasonCode, str]] = ..., message: _Optional[str] = ..., observe_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., evidence_sql: _Optional[str] = ..., hazard_delta: _Optional[float] = ..., shared_count: _Optional[int] = ...) -> None: ...
 
 class NodeScore(_message.Message):
-    __slots__ = ("node", "score", "horizon", "score_lower", "score_upper", "state", "hazard_per_hour", "relative_speed", "reason", "reason_words", "clears_when", "simulated", "data_age", "compute_time", "version", "contributions", "sources", "hazard_lower", "hazard_upper", "relative_speed_lower", "relative_speed_upper", "hazard_model", "gpus", "job", "waits_for", "waits_for_job", "shared_cause", "shared_cause_nodes", "shared_cause_advisory")
+    __slots__ = ("node", "score", "horizon", "score_lower", "score_upper", "state", "hazard_per_hour", "relative_speed", "reason", "reason_message", "clears_when", "simulated", "data_age", "compute_time", "version", "contributions", "sources", "hazard_lower", "hazard_upper", "relative_speed_lower", "relative_speed_upper", "hazard_model", "gpus", "job", "waits_for", "waits_for_job", "shared_cause", "shared_cause_nodes", "shared_cause_advisory")
     NODE_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     HORIZON_FIELD_NUMBER: _ClassVar[int]
@@ -133,7 +133,7 @@ class NodeScore(_message.Message):
     HAZARD_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
     RELATIVE_SPEED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
-    REASON_WORDS_FIELD_NUMBER: _ClassVar[int]
+    REASON_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     CLEARS_WHEN_FIELD_NUMBER: _ClassVar[int]
     SIMULATED_FIELD_NUMBER: _ClassVar[int]
     DATA_AGE_FIELD_NUMBER: _ClassVar[int]
@@ -162,7 +162,7 @@ class NodeScore(_message.Message):
     hazard_per_hour: float
     relative_speed: float
     reason: ReasonCode
-    reason_words: str
+    reason_message: str
     clears_when: str
     simulated: bool
     data_age: _duration_pb2.Duration
@@ -182,7 +182,7 @@ class NodeScore(_message.Message):
     shared_cause: str
     shared_cause_nodes: int
     shared_cause_advisory: str
-    def __init__(self, node: _Optional[str] = ..., score: _Optional[float] = ..., horizon: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., score_lower: _Optional[float] = ..., score_upper: _Optional[float] = ..., state: _Optional[_Union[HealthState, str]] = ..., hazard_per_hour: _Optional[float] = ..., relative_speed: _Optional[float] = ..., reason: _Optional[_Union[ReasonCode, str]] = ..., reason_words: _Optional[str] = ..., clears_when: _Optional[str] = ..., simulated: bool = ..., data_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., compute_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., version: _Optional[int] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[SourceOutcome, _Mapping]]] = ..., hazard_lower: _Optional[float] = ..., hazard_upper: _Optional[float] = ..., relative_speed_lower: _Optional[float] = ..., relative_speed_upper: _Optional[float] = ..., hazard_model: _Optional[str] = ..., gpus: _Optional[_Iterable[_Union[GpuScore, _Mapping]]] = ..., job: _Optional[str] = ..., waits_for: _Optional[str] = ..., waits_for_job: _Optional[str] = ..., shared_cause: _Optional[str] = ..., shared_cause_nodes: _Optional[int] = ..., shared_cause_advisory: _Optional[str] = ...) -> None: ...
+    def __init__(self, node: _Optional[str] = ..., score: _Optional[float] = ..., horizon: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., score_lower: _Optional[float] = ..., score_upper: _Optional[float] = ..., state: _Optional[_Union[HealthState, str]] = ..., hazard_per_hour: _Optional[float] = ..., relative_speed: _Optional[float] = ..., reason: _Optional[_Union[ReasonCode, str]] = ..., reason_message: _Optional[str] = ..., clears_when: _Optional[str] = ..., simulated: bool = ..., data_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., compute_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., version: _Optional[int] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[SourceOutcome, _Mapping]]] = ..., hazard_lower: _Optional[float] = ..., hazard_upper: _Optional[float] = ..., relative_speed_lower: _Optional[float] = ..., relative_speed_upper: _Optional[float] = ..., hazard_model: _Optional[str] = ..., gpus: _Optional[_Iterable[_Union[GpuScore, _Mapping]]] = ..., job: _Optional[str] = ..., waits_for: _Optional[str] = ..., waits_for_job: _Optional[str] = ..., shared_cause: _Optional[str] = ..., shared_cause_nodes: _Optional[int] = ..., shared_cause_advisory: _Optional[str] = ...) -> None: ...
 
 class GpuScore(_message.Message):
     __slots__ = ("gpu", "state", "reason", "hazard_per_hour", "hazard_lower", "hazard_upper", "relative_speed", "relative_speed_lower", "relative_speed_upper")
@@ -207,14 +207,14 @@ class GpuScore(_message.Message):
     def __init__(self, gpu: _Optional[str] = ..., state: _Optional[_Union[HealthState, str]] = ..., reason: _Optional[_Union[ReasonCode, str]] = ..., hazard_per_hour: _Optional[float] = ..., hazard_lower: _Optional[float] = ..., hazard_upper: _Optional[float] = ..., relative_speed: _Optional[float] = ..., relative_speed_lower: _Optional[float] = ..., relative_speed_upper: _Optional[float] = ...) -> None: ...
 
 class SourceOutcome(_message.Message):
-    __slots__ = ("source", "outcome", "words")
+    __slots__ = ("source", "outcome", "message")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
-    WORDS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
     source: str
     outcome: str
-    words: str
-    def __init__(self, source: _Optional[str] = ..., outcome: _Optional[str] = ..., words: _Optional[str] = ...) -> None: ...
+    message: str
+    def __init__(self, source: _Optional[str] = ..., outcome: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class GetNodeScoreRequest(_message.Message):
     __slots__ = ("name", "view", "horizon")

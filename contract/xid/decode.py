@@ -111,7 +111,7 @@ class DecodedLine:
     code: int
     severity: XidSeverity
     action: str
-    words: str = ""
+    message: str = ""
     process_id: int = 0
     process_name: str = ""
     attributes: dict[str, str] = field(default_factory=dict)
@@ -176,7 +176,7 @@ def decode(code: int, message: str, driver_version: str = "", table: str = "xid"
         code=code,
         severity=severity,
         action=action,
-        words="; ".join(dict.fromkeys(reading.details)),
+        message="; ".join(dict.fromkeys(reading.details)),
         process_id=process_id,
         process_name=process_name,
         attributes={k: v[:VALUE_CHARACTERS_MAX] for k, v in reading.attributes.items()},

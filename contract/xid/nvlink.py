@@ -60,12 +60,12 @@ def nvlink_facts() -> _NvLinkFacts:
     return _NvLinkFacts(
         units=tuple(_unit(entry) for entry in tables["unit"]),
         link_down={
-            reason: (entry["words"], entry.get("reset", True))
+            reason: (entry["message"], entry.get("reset", True))
             for entry in tables["link_down"]
             for reason in entry["reason"]
         },
         bits={
-            (entry["register"] - 1, bit): (entry["weight"], entry["words"])
+            (entry["register"] - 1, bit): (entry["weight"], entry["message"])
             for entry in tables["bit"]
             for bit in entry["bits"]
         },

@@ -46,11 +46,11 @@ class Clears(StrEnum):
 class Companion:
     """A code of the same device that explains a code that waits for it.
 
-    `severity` replaces the severity of the waiting row; None only adds `words`.
+    `severity` replaces the severity of the waiting row; None only adds `message`.
     """
 
     code: int
-    words: str
+    message: str
     severity: XidSeverity | None = None
 
 
@@ -158,7 +158,7 @@ def assess(row: Xid, seconds_apart: Mapping[int, float], age_seconds: float) -> 
     matching = [
         c for c in row.companions if abs(seconds_apart.get(c.code, 1e9)) <= row.wait_seconds
     ]
-    details = tuple(companion.words for companion in matching)
+    details = tuple(companion.message for companion in matching)
     decided = [c.severity for c in matching if c.severity is not None]
     if decided:
         return XidAssessment(min(decided, key=_GRAVEST_FIRST.index), details=details)
@@ -236,7 +236,6 @@ def _companion(entry: dict[str, Any]) -> Companion:
 
 
 def _contradiction(row: Xid) -> str:
-    """Return the contradiction in *row*; "" for none."""
     if (row.clears is Clears.TIME) != (row.clear_seconds > 0):
         return "clear_seconds goes with clears = 'time', and only with it"
     if (row.severity is XidSeverity.HAZARD) != (row.hazard_factor > 1):

@@ -14,7 +14,7 @@ class ToolAction:
     """Reaction of a tool to a code."""
 
     tool: str
-    words: str
+    message: str
     source: str
 
 
@@ -29,7 +29,7 @@ def tool_actions(code: int) -> list[ToolAction]:
     """Return the reactions of other tools to XID *code*; tools without a known policy are left out."""
     found = []
     for tool in _tools():
-        texts = [says["words"] for says in tool["says"] if code in says["codes"]]
+        texts = [action["message"] for action in tool["actions"] if code in action["codes"]]
         if text := (texts[0] if texts else tool.get("default", "")):
             found.append(ToolAction(tool["name"], text, tool["source"]))
     return found
@@ -37,4 +37,4 @@ def tool_actions(code: int) -> list[ToolAction]:
 
 def tool_codes() -> set[int]:
     """Return every code with a listed reaction of a tool."""
-    return {code for tool in _tools() for says in tool["says"] for code in says["codes"]}
+    return {code for tool in _tools() for action in tool["actions"] for code in action["codes"]}

@@ -50,7 +50,6 @@ def wheel_files() -> dict[str, bytes]:
 
 
 def write_wheel(folder: Path) -> Path:
-    """Write the wheel into *folder* and return its path."""
     version, requirements, python = project()
     info = f"gangline_client-{version}.dist-info"
     metadata = "".join(

@@ -1,4 +1,5 @@
-"""Rewrites protoc's output to use `messages` instead of protobuf's builder; run by `make proto`."""
+"""Rewrites protoc's output: messages by `messages` instead of protobuf's builder, and stubs without
+gRPC's experimental classes, which nothing calls. `make proto` runs it."""
 
 from __future__ import annotations
 
@@ -9,10 +10,17 @@ from pathlib import Path
 _FILE = re.compile(
     r"^DESCRIPTOR = _descriptor_pool\.Default\(\)\.AddSerializedFile\((.*)\)$", re.MULTILINE
 )
+#: A second client of each service, of static methods.
+_EXPERIMENTAL = re.compile(
+    r"\n\n # This class is part of an EXPERIMENTAL API\.\n.*?(?=\n\nclass |\Z)", re.DOTALL
+)
 
 
 def lighter(generated: str) -> str:
-    """Return the code of a `_pb2.py`: its imports, and one call with the file as bytes."""
+    """Return the code of a `_pb2_grpc.py` without its experimental classes, or of a `_pb2.py`: its
+    imports, and one call with the file as bytes."""
+    if "import grpc\n" in generated:
+        return _EXPERIMENTAL.sub("", generated)
     head, _, rest = generated.partition("from google.protobuf import descriptor as _descriptor\n")
     file = _FILE.search(rest)
     if file is None:

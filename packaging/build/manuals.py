@@ -172,7 +172,6 @@ def whole_parser(found: list[tuple[str, str, argparse.ArgumentParser]]) -> argpa
 
 
 def package_of(parser_module: str) -> str:
-    """Return the package of a command's module."""
     return "gangline-agent" if parser_module.startswith("gangline.agent") else "gangline-aggregator"
 
 

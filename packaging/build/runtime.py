@@ -228,7 +228,6 @@ class Build:
 
 
 def build_zlib(build: Build) -> None:
-    """A static zlib."""
     folder = build.unpacked("zlib")
     flags = {"CFLAGS": "-O3 -g0 -fPIC"}
     build.run("zlib", folder, "./configure", "--static", f"--prefix={build.dependencies}", **flags)
@@ -237,7 +236,6 @@ def build_zlib(build: Build) -> None:
 
 
 def build_libffi(build: Build) -> None:
-    """A static libffi, for ctypes."""
     folder = build.unpacked("libffi")
     build.run("libffi", folder, "autoreconf", "--force", "--install")
     options = (
@@ -383,13 +381,8 @@ def write_archive(root: Path, to: Path, epoch: int) -> None:
     with tarfile.open(plain, "w", format=tarfile.GNU_FORMAT) as tar:
         for path in sorted(root.rglob("*")):
             entry = tar.gettarinfo(path, str(path.relative_to(root)))
-            entry.mtime, entry.uid, entry.gid, entry.uname, entry.gname = (
-                epoch,
-                0,
-                0,
-                "root",
-                "root",
-            )
+            entry.mtime, entry.uid, entry.gid = epoch, 0, 0
+            entry.uname = entry.gname = "root"
             entry.mode = 0o755 if entry.isdir() or entry.mode & 0o100 else 0o644
             if entry.isreg():
                 with path.open("rb") as file:
@@ -432,7 +425,6 @@ def build_runtime(work: Path, handed_in: Path | None, epoch: int) -> Path:
 
 
 def main() -> int:
-    """Build the runtime and print its SHA-256."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -253,7 +253,6 @@ def update(work: Path) -> None:
 
 
 def main() -> int:
-    """Update the pins."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--update", action="store_true", required=True)
     parser.parse_args()

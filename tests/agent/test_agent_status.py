@@ -25,7 +25,7 @@ from tests.agent.test_check import status
 from tests.agent.test_host_status import answers, second
 
 NOW = 50_000 * SECOND
-BLIND = {"outcome": "blind", "words": "/dev/kmsg is closed to us", "names": ["kernel_log"]}
+BLIND = {"outcome": "blind", "message": "/dev/kmsg is closed to us", "names": ["kernel_log"]}
 
 
 @dataclass
@@ -130,8 +130,8 @@ def section(now_ns: int, **changes: Any) -> dict[str, Any]:
         "sources_well": 31,
         "verdict": None,
         "sources_unread": [
-            {"outcome": "blind", "words": "/dev/kmsg is closed to us", "names": ["kernel_log"]},
-            {"outcome": "no_data", "words": "no NVML", "names": [f"gpu_{n}s" for n in range(9)]},
+            {"outcome": "blind", "message": "/dev/kmsg is closed to us", "names": ["kernel_log"]},
+            {"outcome": "no_data", "message": "no NVML", "names": [f"gpu_{n}s" for n in range(9)]},
         ],
         **changes,
     }
@@ -190,7 +190,7 @@ def test_as_json(run: Callable[..., tuple[int, str]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("agent", "age", "words"),
+    ("agent", "age", "message"),
     [
         ({}, 60, "the agent is down, or hangs"),
         (None, 0, "version is too old to report its state"),
@@ -198,12 +198,12 @@ def test_as_json(run: Callable[..., tuple[int, str]]) -> None:
     ],
 )
 def test_where_no_agent_runs(
-    run: Callable[..., tuple[int, str]], agent: dict[str, Any] | None, age: int, words: str
+    run: Callable[..., tuple[int, str]], agent: dict[str, Any] | None, age: int, message: str
 ) -> None:
     """Exit code 3, as without an aggregator, and the reason."""
     code, output = run(agent, age=age)
     assert (
-        code == cli.NO_ANSWER and output.startswith("gangline agent status: ") and words in output
+        code == cli.NO_ANSWER and output.startswith("gangline agent status: ") and message in output
     )
     code, output = run(agent, "--json", age=age)
     assert (code, json.loads(output)["format"], json.loads(output)["known"]) == (3, 1, False)

@@ -78,7 +78,7 @@ def finding(**changes: Any) -> dict[str, Any]:
         "address": "0000:9b:00.0",
         "severity": "fatal",
         "problem": "node",
-        "words": "GPU has fallen off the bus",
+        "message": "GPU has fallen off the bus",
         "action": "drain now",
         "scope": "host",
         "clears_when": "the host boots",
@@ -135,7 +135,7 @@ def test_a_document_is_read_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         (b"", "not JSON, or incomplete JSON"),
         (json.dumps(status()).encode()[:-40], "not JSON, or incomplete JSON"),
@@ -157,9 +157,9 @@ def test_a_document_is_read_as_it_was_written() -> None:
         (b" " * (verdict.STATUS_BYTES_MAX + 1), "longer than 262144 bytes"),
     ],
 )
-def test_a_document_that_is_none(content: bytes, words: str) -> None:
+def test_a_document_that_is_none(content: bytes, message: str) -> None:
     """Half a file, another version's file, another program's file: all refused, with a message."""
-    with pytest.raises(StatusError, match=words):
+    with pytest.raises(StatusError, match=message):
         verdict.parse(content)
 
 
@@ -195,7 +195,7 @@ def faults_of(document: dict[str, Any]) -> list[str]:
     wrong = [
         entry["name"] for entry in barred if (entry["problem"], entry["severity"]) not in right
     ]
-    return [words for words in result if not words or not words.isprintable()] + wrong
+    return [message for message in result if not message or not message.isprintable()] + wrong
 
 
 @pytest.fixture
@@ -262,7 +262,7 @@ def test_the_command_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["--fro", "prolog"], "'--fro': expected --for PURPOSE"),
         (["--for"], "--for: expected one of person, healthcheck"),
@@ -272,10 +272,12 @@ def test_the_command_goes_on(
         (["prolog"], "'prolog': expected"),
     ],
 )
-def test_wrong_option(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_option(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A typing error in the prolog of ten thousand hosts: a message, and exit code 0."""
     assert cli.main(["check", *arguments]) == 0
-    assert words in capsys.readouterr().out
+    assert message in capsys.readouterr().out
 
 
 def _fifo(path: Path) -> None:
@@ -299,7 +301,7 @@ def _half(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (lambda path: None, "no agent runs here"),
         (_fifo, "not a regular file"),
@@ -312,12 +314,12 @@ def _half(path: Path) -> None:
     ],
 )
 def test_a_file_that_is_none(
-    make: Callable[[Path], object], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make: Callable[[Path], object], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Missing file, blocking FIFO, planted or torn file: a message and exit code 0."""
     make(tmp_path / "status.json")
     assert run(tmp_path) == 0
-    assert words in (line := capsys.readouterr().out) and line.endswith("exit 0\n")
+    assert message in (line := capsys.readouterr().out) and line.endswith("exit 0\n")
 
 
 def test_the_command_knows_half_a_file(tmp_path: Path) -> None:

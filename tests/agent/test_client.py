@@ -455,7 +455,7 @@ def http_server() -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    ("peer", "words"),
+    ("peer", "message"),
     [
         (http_server, ""),
         (lambda: listening(b"HTTP/1.0 200 OK\r\n\r\n"), "HTTP/1 server"),
@@ -464,14 +464,14 @@ def http_server() -> Iterator[int]:
         (lambda: listening(b""), "closed the connection"),
     ],
 )
-def test_other_servers_are_reported(agent: Agent, peer: Callable[[], object], words: str) -> None:
+def test_other_servers_are_reported(agent: Agent, peer: Callable[[], object], message: str) -> None:
     """The wrong port in the config: the agent reports it, continues sampling, and keeps trying."""
     with peer() as port:  # type: ignore[attr-defined]
         client = agent.client(port)
         agent.until(lambda: len(agent.random.asked) >= 3, "tried again")
         agent.append(2)
         client.notify()
-        assert words in client.last_error and client.last_error.startswith(f"127.0.0.1:{port}: ")
+        assert message in client.last_error and client.last_error.startswith(f"127.0.0.1:{port}: ")
         assert (client.connected, client.reconnects) == (False, 0)
         assert agent.spool.unacknowledged_frames == 2
         client.close()

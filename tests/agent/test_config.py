@@ -23,7 +23,7 @@ def test_the_defaults_are_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("assignment", "words"),
+    ("assignment", "message"),
     [
         ("spool_bytes=1000000", "unknown setting 'spool_bytes'; did you mean 'spool_bytes_max'?"),
         ("spool_bytes_max=4096", "spool_bytes_max = 4096: expected 1048576 to 1099511627776"),
@@ -34,8 +34,8 @@ def test_the_defaults_are_settings() -> None:
         ("probe_linger_seconds=1", "probe_linger_seconds = 1: expected 0.0 to 0.9"),
     ],
 )
-def test_a_wrong_setting_is_named_with_what_would_be_right(assignment: str, words: str) -> None:
-    with pytest.raises(SettingsError, match=re.escape(words)):
+def test_a_wrong_setting_is_named_with_what_would_be_right(assignment: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(message)):
         load(AgentConfig, None, [assignment])
 
 

@@ -178,8 +178,8 @@ def test_a_collector_that_is_blind_in_part_gives_what_it_saw_and_says_what_it_di
     fixture.run(1)
     ((_, block),) = fixture.tables("numa_10s")
     assert block.rows == 2
-    ((_, device, code, words),) = fixture.outcomes()
-    assert (device, code, words) == ("numa", CollectOutcome.BLIND, OneEyed.access_error)
+    ((_, device, code, message),) = fixture.outcomes()
+    assert (device, code, message) == ("numa", CollectOutcome.BLIND, OneEyed.access_error)
 
 
 def test_a_requested_inventory_is_read_at_the_next_tick_but_not_at_every_tick() -> None:

@@ -211,7 +211,7 @@ def test_words_before_the_report_and_an_empty_test() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         (b"", "nothing in it"),
         (b"+-----\n| Diagnostic", "expected JSON, as dcgmi diag -j prints it"),
@@ -225,8 +225,8 @@ def test_words_before_the_report_and_an_empty_test() -> None:
         (b" " * (REPORT_BYTES_MAX + 1), "more than 4 MiB"),
     ],
 )  # fmt: skip
-def test_what_is_no_report_is_refused_with_what_would_be(content: bytes, words: str) -> None:
-    with pytest.raises(NotAReport, match=words):
+def test_what_is_no_report_is_refused_with_what_would_be(content: bytes, message: str) -> None:
+    with pytest.raises(NotAReport, match=message):
         parse_report(content)
 
 

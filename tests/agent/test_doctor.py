@@ -179,7 +179,7 @@ def test_microvm(tmp_path: Path, comm: str | None, first_has_mark: bool, contain
 
 
 @pytest.mark.parametrize(
-    ("words", "text", "remedy"),
+    ("message", "text", "remedy"),
     [
         (
             "/dev/kmsg is closed; open it with AmbientCapabilities=CAP_SYSLOG in the agent's unit",
@@ -189,9 +189,9 @@ def test_microvm(tmp_path: Path, comm: str | None, first_has_mark: bool, contain
         ("it is broken", "it is broken", ""),
     ],
 )
-def test_a_blind_source_has_a_remedy(words: str, text: str, remedy: str, tmp_path: Path) -> None:
+def test_a_blind_source_has_a_remedy(message: str, text: str, remedy: str, tmp_path: Path) -> None:
     """doctor, `agent status` and the log show the collector's own message."""
-    host = healthy(tmp_path, unread=[UnreadSources("blind", words, ["kernel_log_10s"])])
+    host = healthy(tmp_path, unread=[UnreadSources("blind", message, ["kernel_log_10s"])])
     (result,) = found(host, BLIND)
     assert result == (BLIND, "kernel_log_10s", text, remedy)
 
@@ -336,8 +336,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_the_settings_of_a_running_agent_are_found(tmp_path: Path) -> None:
     (tmp_path / "42").mkdir()
-    for words in (["--config", "/etc/x.toml"], ["--config=/etc/x.toml"]):
-        (tmp_path / "42/cmdline").write_bytes("\0".join(["gangline", "agent", *words]).encode())
+    for arguments in (["--config", "/etc/x.toml"], ["--config=/etc/x.toml"]):
+        (tmp_path / "42/cmdline").write_bytes("\0".join(["gangline", "agent", *arguments]).encode())
         assert doctor.settings_of(tmp_path, 42) == Path("/etc/x.toml")
     (tmp_path / "42/cmdline").write_bytes(b"gangline\0agent\0--config")
     assert doctor.settings_of(tmp_path, 42) is None

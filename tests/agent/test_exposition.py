@@ -292,13 +292,15 @@ def test_the_same_readings_are_the_same_text() -> None:
 
 
 @given(WORDS, WORDS, st.floats(), st.sampled_from(ExpositionFormat))
-def test_any_label_comes_back(label: str, words: str, value: float, form: ExpositionFormat) -> None:
+def test_any_label_comes_back(
+    label: str, message: str, value: float, form: ExpositionFormat
+) -> None:
     """A mount point with a quote in its name; the host vanished from all graphs."""
     family = Family(
         "gangline_x",
         "gauge",
         "",
-        words,
+        message,
         [(format_labels({"a": label}), format_number(value))],
     )
     ((name, labels, read),) = samples([family], form)

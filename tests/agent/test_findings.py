@@ -568,7 +568,7 @@ def _with_row(lines: str) -> Policy:
         name = "new"
         {lines}
         severity = "hazard"
-        words = "is so"
+        message = "is so"
         action = "none"
         scope = "gpu"
         clears = "reading"

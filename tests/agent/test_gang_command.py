@@ -114,7 +114,7 @@ def test_restarts_are_bounded(cluster: SlurmCluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["--nodes", "2"], "no step; put its command after --"),
         (["--nodes", "2", "--"], "no step; put its command after --"),
@@ -127,12 +127,12 @@ def test_restarts_are_bounded(cluster: SlurmCluster) -> None:
         (["--", "srun", "x"], "--nodes"),
     ],
 )  # fmt: skip
-def test_mistakes(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Wrong usage is exit code 2, with the correct usage."""
     with pytest.raises(SystemExit) as ended:
         cli.main(["gang", *arguments])
     assert ended.value.code == 2
-    assert words in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_outside_a_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -248,7 +248,7 @@ def test_a_host_that_is_a_folder_has_no_driver(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "outcome", "words"),
+    ("host", "outcome", "message"),
     [
         ("", CollectOutcome.NO_DATA, "has no GPU"),
         ("error nvmlInitWithFlags 9", CollectOutcome.NO_DATA, "driver is not loaded"),
@@ -259,12 +259,12 @@ def test_a_host_that_is_a_folder_has_no_driver(tmp_path: Path) -> None:
         ("error nvmlDeviceGetCount_v2 28", CollectOutcome.NO_DATA, "has no GPU"),
     ],
 )
-def test_no_gpus(host: str, outcome: CollectOutcome, words: str, lane: Lane, play: Play) -> None:
+def test_no_gpus(host: str, outcome: CollectOutcome, message: str, lane: Lane, play: Play) -> None:
     """`GPU lost` was reported by a whole fleet while its driver was being updated."""
     play(host=host)
     result = turn(lane(GpuSecond))
     assert result.outcome is outcome
-    assert words in result.message
+    assert message in result.message
 
 
 def refuse_devices(monkeypatch: pytest.MonkeyPatch, code: int) -> None:

@@ -69,13 +69,13 @@ def test_a_zero_is_published_unverified_and_more_once_it_has_proved_itself() -> 
     assert state(proof) is FieldState.VERIFIED
 
 
-@pytest.mark.parametrize("words", CONTRADICTIONS)
-def test_what_contradicts_is_out_for_good(words: str) -> None:
+@pytest.mark.parametrize("message", CONTRADICTIONS)
+def test_what_contradicts_is_out_for_good(message: str) -> None:
     """A setting that an operator lowered, or another counter."""
     proof = FieldValidator(FLAG)
-    values, flags = CONTRADICTIONS[words]
+    values, flags = CONTRADICTIONS[message]
     sample(proof, list(values), list(flags))
-    assert words in proof.contradiction
+    assert message in proof.contradiction
     sample(proof, [0] * 3 + [n * SECOND // 2 for n in range(9)], [0] * 3 + [FLAG] * 9)
     assert state(proof) is FieldState.UNSUPPORTED
     proof.restart()

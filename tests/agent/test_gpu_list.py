@@ -52,12 +52,12 @@ class Machine:
         self.registration.restore_gpus(self.answers.gpu_list.expected)
 
     def finds(
-        self, gpus: Mapping[str, str], *others: HostDevice, words: str = "", **more: object
+        self, gpus: Mapping[str, str], *others: HostDevice, message: str = "", **more: object
     ) -> None:
         """Set the inventory to these GPUs, and a disk."""
         found = [HostDevice("gpu", key, {"pci_address": address}) for key, address in gpus.items()]
         devices = (*found, *others, HostDevice("disk", "sda"))
-        self.registration.update(Inventory(devices, {}, words, **more))  # type: ignore[arg-type]
+        self.registration.update(Inventory(devices, {}, message, **more))  # type: ignore[arg-type]
 
     def after(self, minutes: float) -> list[str]:
         """Advance the time; return the missing GPUs."""
@@ -119,7 +119,7 @@ def _has_no_inventory(machine: Machine) -> None:
 
 def _is_not_shown(machine: Machine) -> None:
     machine.boot()
-    machine.finds({}, words="GPUs: NVMLError_NoPermission: Insufficient Permissions")
+    machine.finds({}, message="GPUs: NVMLError_NoPermission: Insufficient Permissions")
 
 
 def _is_left_alone(machine: Machine) -> None:
@@ -222,7 +222,7 @@ def function(sys: Path, address: str, driver: str = "", vendor: str = "0x10de") 
 
 @pytest.mark.parametrize("why", ["no library", "error nvmlInitWithFlags 9", ""])
 @pytest.mark.parametrize(
-    ("functions", "outcome", "words"),
+    ("functions", "outcome", "message"),
     [
         ({}, CollectOutcome.NO_DATA, ""),
         ({"0000:17:00.0": ""}, CollectOutcome.BLIND, "1 NVIDIA GPUs are on the PCI bus, the first at 0000:17:00.0"),
@@ -232,7 +232,7 @@ def function(sys: Path, address: str, driver: str = "", vendor: str = "0x10de") 
     ],
 )  # fmt: skip
 def test_gpus_on_the_bus_without_a_driver_are_blind(
-    why: str, functions: dict[str, str], outcome: CollectOutcome, words: str, library: str,
+    why: str, functions: dict[str, str], outcome: CollectOutcome, message: str, library: str,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """A host whose driver did not start had "none of it", and looked the healthiest of the fleet."""
@@ -244,7 +244,7 @@ def test_gpus_on_the_bus_without_a_driver_are_blind(
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
     nvml = str(tmp_path / "none.so") if why == "no library" else library
     turn = run_collector(GpuSecond(Roots(sys, tmp_path / "proc", nvml)), HandedClock(UPTIME))
-    assert turn.outcome is outcome and words in turn.message
+    assert turn.outcome is outcome and message in turn.message
 
 
 assert BOOT and MINUTE

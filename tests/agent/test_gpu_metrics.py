@@ -120,7 +120,7 @@ def test_the_compute_dies_are_divided_among_the_partitions(partitions: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         (b"", "0 bytes"),
         (b"\x01", "1 bytes"),
@@ -140,9 +140,9 @@ def test_the_compute_dies_are_divided_among_the_partitions(partitions: int) -> N
         (struct.pack("<HBBiQB", 17, 1, 9, 1, 900 << 10 | 1, 0), "no attribute that this agent reads"),
     ],
 )  # fmt: skip
-def test_what_is_no_table_has_words(data: bytes, words: str) -> None:
+def test_what_is_no_table_has_words(data: bytes, message: str) -> None:
     """A short read, a future driver and garbage have different messages."""
-    with pytest.raises(MetricsError, match=words):
+    with pytest.raises(MetricsError, match=message):
         layout_of(data)
 
 

@@ -54,7 +54,7 @@ def test_every_spelling_that_a_tool_shows_is_understood(typed: str, name: str) -
 
 
 @pytest.mark.parametrize(
-    ("typed", "words"),
+    ("typed", "message"),
     [
         ("0", "'0' is an index, which may change when a GPU is lost"),
         ("17", "is an index"),
@@ -66,9 +66,9 @@ def test_every_spelling_that_a_tool_shows_is_understood(typed: str, name: str) -
         ("٣", "is an index"),
     ],
 )
-def test_what_names_no_gpu_is_said_with_what_would(typed: str, words: str) -> None:
+def test_what_names_no_gpu_is_said_with_what_would(typed: str, message: str) -> None:
     """`release 0` on a host whose GPU 0 fell off the bus would take another job's GPU."""
-    with pytest.raises(NotAGpu, match=re.escape(words)) as raised:
+    with pytest.raises(NotAGpu, match=re.escape(message)) as raised:
         canonical_name(typed)
     assert len(str(raised.value)) < 300
 

@@ -113,7 +113,7 @@ def test_no_library_is_no_data(kind: LaneKind, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("kind", "message"),
     [
         (NvLinkCollector, "no GPU has an NVLink"),
         (C2cLinkCollector, "no GPU has a C2C link to a CPU"),
@@ -121,17 +121,19 @@ def test_no_library_is_no_data(kind: LaneKind, tmp_path: Path) -> None:
         (GpuFabric, "no GPU is part of an NVLink fabric"),
     ],
 )
-def test_gpus_without_it(kind: LaneKind, words: str, lane: Lane, play: Play, library: str) -> None:
+def test_gpus_without_it(
+    kind: LaneKind, message: str, lane: Lane, play: Play, library: str
+) -> None:
     """A PCIe card has no NVLink: not zero links, and not a request each second either."""
     devices = gpus(2)
     for gpu in devices:
         gpu.values.pop("mig_mode", None)
     play(devices)
     collector = lane(kind)
-    assert (turn(collector).outcome, turn(collector).message) == (CollectOutcome.NO_DATA, words)
+    assert (turn(collector).outcome, turn(collector).message) == (CollectOutcome.NO_DATA, message)
     counted = ctypes.CDLL(library).fake_nvml_calls
     before = counted(b"nvmlDeviceGetHandleByPciBusId_v2")
-    assert turn(collector).message == words
+    assert turn(collector).message == message
     assert counted(b"nvmlDeviceGetHandleByPciBusId_v2") == before
 
 

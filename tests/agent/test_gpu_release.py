@@ -153,7 +153,7 @@ class ReleaseHost:
         self.clock.now_ns += int(seconds * SECOND_NS)
         return self.way.tick()
 
-    def words(self) -> list[tuple[str, int, str]]:
+    def message(self) -> list[tuple[str, int, str]]:
         return [(event.device, event.code, event.message) for event in self.told]
 
 
@@ -171,7 +171,7 @@ def test_a_release_is_answered_once_nobody_holds_it(host: ReleaseHost) -> None:
     host.samplers.holding = False
     assert host.later(0.02) is None, "nobody waits: no wake-ups"
     assert host.answers == [[]]
-    assert host.words() == [(A, 0, f"released: {A} (reset)")]
+    assert host.message() == [(A, 0, f"released: {A} (reset)")]
 
 
 def test_a_sampler_stuck_in_the_driver_is_named_with_its_call(host: ReleaseHost) -> None:
@@ -213,7 +213,7 @@ def test_it_is_taken_back_at_its_expiry_and_told(host: ReleaseHost) -> None:
     assert [released.address for released in host.way.released()] == [A]
     host.later(2)
     assert host.way.released() == []
-    assert host.words()[-1] == (A, 1, f"resumed: {A} (its release expired)")
+    assert host.message()[-1] == (A, 1, f"resumed: {A} (its release expired)")
     assert len(host.told) == 2
     assert len(host.inventories) == 1, "it may be another GPU by now"
 
@@ -270,7 +270,7 @@ def test_the_next_agent_does_not_take_back_what_this_one_let_go_of(host: Release
     host.later(594)
     assert host.samplers.released().keys() == {A}
     host.later(2)
-    assert host.words()[-1] == (A, 1, f"resumed: {A} (its release expired)")
+    assert host.message()[-1] == (A, 1, f"resumed: {A} (its release expired)")
     assert host.begin().released() == [], "what was taken back is"
 
 
@@ -331,7 +331,7 @@ def test_the_driver_waits_and_we_let_go_of_that_gpu_only(host: ReleaseHost) -> N
     host.way.tick()
     assert host.samplers.released().keys() == {A}
     host.observe(event)
-    assert host.words() == [(A, 0, f"released: {A} ({UNBIND_REASON})")], "once"
+    assert host.message() == [(A, 0, f"released: {A} ({UNBIND_REASON})")], "once"
 
 
 def binding(state: str, address: str = A) -> HealthEvent:
@@ -388,7 +388,7 @@ def test_sysfs_shows_an_unbind_too_and_the_end_of_it(host: ReleaseHost) -> None:
     (host.drivers / A).touch()
     host.later(1)
     assert host.samplers.released() == {}
-    assert [code for _, code, _ in host.words()] == [0, 1]
+    assert [code for _, code, _ in host.message()] == [0, 1]
 
 
 def test_a_gpu_without_a_driver_is_not_tried_when_its_time_is_over(host: ReleaseHost) -> None:

@@ -88,7 +88,7 @@ def test_an_answer_counts_once_its_status_is_ok() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trailers", "status", "words"),
+    ("trailers", "status", "message"),
     [
         ([("grpc-status", "6"), ("grpc-message", "taken%3A 50%25 %C3%A9")], "ALREADY_EXISTS",
          "taken: 50% é"),
@@ -97,11 +97,11 @@ def test_an_answer_counts_once_its_status_is_ok() -> None:
         ([("grpc-status", "x" * 9)], "status " + "x" * 9, ""),
     ],
 )  # fmt: skip
-def test_a_refusals_message(trailers: list[tuple[str, str]], status: str, words: str) -> None:
+def test_a_refusals_message(trailers: list[tuple[str, str]], status: str, message: str) -> None:
     """Headers and status come together when a server refuses at once."""
     session, server, call = registering()
     result = session.receive(server.answer(call, HEAD + trailers))
-    assert result == [CallEnd(call, REGISTER, status, words)]
+    assert result == [CallEnd(call, REGISTER, status, message)]
 
 
 def test_the_stream_carries_messages_both_ways_until_it_ends() -> None:
@@ -285,7 +285,7 @@ def test_a_ping_is_answered_and_a_reset_ends_the_call() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (go_away, "ENHANCE_YOUR_CALM: too_many_pings"),
         (lambda s, c: s.answer(c, [(":status", "404"), ("content-type", "text/html")]), "404"),
@@ -298,15 +298,17 @@ def test_a_ping_is_answered_and_a_reset_ends_the_call() -> None:
         (lambda s, c: s.answer(c, HEAD, framed(b"") * 2), "more than one answer"),
     ],
 )  # fmt: skip
-def test_an_answer_that_is_none_is_named(make: Callable[[Server, int], bytes], words: str) -> None:
+def test_an_answer_that_is_none_is_named(
+    make: Callable[[Server, int], bytes], message: str
+) -> None:
     """A proxy in between, another kind of server, an aggregator that shuts down."""
     session, server, call = registering()
-    with pytest.raises(SessionError, match=words):
+    with pytest.raises(SessionError, match=message):
         session.receive(make(server, call))
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP/1 server"),
         (b"\x15\x03\x01\x00\x02\x02\x46", "TLS"),
@@ -315,10 +317,10 @@ def test_an_answer_that_is_none_is_named(make: Callable[[Server, int], bytes], w
     ],
 )
 @pytest.mark.parametrize("step", [1, 99])
-def test_a_foreign_protocol_is_named(data: bytes, words: str, step: int) -> None:
+def test_a_foreign_protocol_is_named(data: bytes, message: str, step: int) -> None:
     """The agent got the port of a web server or sshd: report it, and do not wait for more."""
     session = ClientSession("127.0.0.1:22")
-    with pytest.raises(SessionError, match=words):
+    with pytest.raises(SessionError, match=message):
         for index in range(0, len(data), step):
             session.receive(data[index : index + step])
 

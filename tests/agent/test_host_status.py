@@ -36,7 +36,7 @@ rollout_share = 1.0
 name = "gpu_busy"
 when = ["gpu.lost_state == 7"]
 severity = "fatal"
-words = "is odd"
+message = "is odd"
 action = "call me"
 clears = "reading"
 enforceable = true
@@ -397,7 +397,7 @@ def test_devices_that_hang_are_shown(tmp_path: Path) -> None:
             "state": "hung",
             "call": "nvmlDeviceGetFieldValues",
             "hung_seconds": 3.0,
-            "words": "does not return",
+            "message": "does not return",
         }
     ]
     devices.clear()

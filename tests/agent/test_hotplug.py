@@ -48,9 +48,9 @@ class Heard:
     def put(self, event: HealthEvent) -> None:
         self.events.put(event)
 
-    def wants(self, words: str) -> None:
+    def wants(self, message: str) -> None:
         """Wait until the inventory is requested with this message, shortly after the event."""
-        until(lambda: words in self.teller.take_inventory_request(), words)
+        until(lambda: message in self.teller.take_inventory_request(), message)
 
     def until(self, device: str, code: int) -> HealthEvent:
         """Return the earliest event of *device* with *code* that was not returned yet."""
@@ -271,7 +271,7 @@ def refuse() -> LinkSocket:
 
 
 @pytest.mark.parametrize(
-    ("open_socket", "error", "words"),
+    ("open_socket", "error", "message"),
     [
         (refuse, AccessDenied, "RestrictAddressFamilies=AF_NETLINK"),
         (Breaks, RuntimeError, "ended"),
@@ -282,12 +282,12 @@ def refuse() -> LinkSocket:
     ],
 )
 def test_a_listener_without_netlink(
-    open_socket: Callable[[], LinkSocket], error: type[Exception], words: str
+    open_socket: Callable[[], LinkSocket], error: type[Exception], message: str
 ) -> None:
     listener = LinkListener(Roots(), open_socket=open_socket)
     listener.start(Heard().teller)
     listener._thread and listener._thread.join(GUARD_SECONDS)  # type: ignore[func-returns-value]
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=message):
         listener.collect()
     listener.close()
 

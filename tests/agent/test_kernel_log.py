@@ -237,13 +237,13 @@ def test_the_process_and_the_job_of_an_xid_may_be_in_a_later_line() -> None:
         asked.append(pid)
         return {"job": "Slurm job 42", "job_source": "slurm", "job_id": "42"}
 
-    for words in (
+    for message in (
         "pid='<unknown>', name=<unknown>, Graphics SM Warp Exception on (GPC 0, TPC 0, SM 0): Illegal Address",
         "pid='<unknown>', name=<unknown>, Graphics Exception: ESR 0x504730=0x0",
         "pid=2238, name=trap, Graphics Exception: channel 0x0000000a, Class 0000cbc0",
         "pid=2238, name=trap, Graphics Exception: channel 0x0000000a, Class 0000cbc0",
     ):
-        ring.say(f"NVRM: Xid (PCI:0000:00:06): 13, {words}", flags="c")
+        ring.say(f"NVRM: Xid (PCI:0000:00:06): 13, {message}", flags="c")
     agent = Agent(ring, job_of=job_of).read().wait(2 * SECOND)
     (event,) = kept(agent.told).values()
     assert (event.count, event.process_id, event.process_name) == (4, 2238, "trap")

@@ -200,7 +200,7 @@ def closed_by(number: int) -> Callable[[Path], Kmsg]:
 
 
 @pytest.mark.parametrize(
-    ("number", "kind", "words"),
+    ("number", "kind", "message"),
     [
         (errno.EPERM, AccessDenied, "kernel.dmesg_restrict=0"),
         (errno.EACCES, AccessDenied, "chmod a\\+r"),
@@ -208,7 +208,7 @@ def closed_by(number: int) -> Callable[[Path], Kmsg]:
         (errno.EIO, RuntimeError, "Input/output error"),
     ],
 )
-def test_refusals(number: int, kind: type[Exception], words: str, tmp_path: Path) -> None:
+def test_refusals(number: int, kind: type[Exception], message: str, tmp_path: Path) -> None:
     """An operator reads the remedy, not an errno."""
-    with pytest.raises(kind, match=words):
+    with pytest.raises(kind, match=message):
         KernelLog(Roots(dev=tmp_path), closed_by(number)).collect()

@@ -62,7 +62,7 @@ class Log:
         assert notice is not None
         self.note(notice, text, after_ns)
 
-    def note(self, notice: ParsedLine, text: str = "words", after_ns: int = 0) -> None:
+    def note(self, notice: ParsedLine, text: str = "message", after_ns: int = 0) -> None:
         self.now_ns += after_ns
         self.lines += 1
         line = LogLine(notice, text, self.now_ns, self.now_ns + 7, f"line-{self.lines}")
@@ -405,7 +405,7 @@ def test_no_order_of_lines_loses_or_doubles_one(steps: list[tuple[ParsedLine, in
     log = Log()
     whole: Counter[tuple[str, str, int]] = Counter()
     for notice, after_ns, look in steps:
-        log.note(notice, "words", after_ns)
+        log.note(notice, "message", after_ns)
         if notice.part in (LinePart.WHOLE, LinePart.HEAD):
             whole[notice.name, notice.device, notice.code] += notice.occurrences
         if look:

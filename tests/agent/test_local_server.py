@@ -147,7 +147,7 @@ class Raw(CodecBase):
 
 
 @pytest.mark.parametrize(
-    ("path", "message", "status", "words"),
+    ("path", "message", "status", "details"),
     [
         ("/test.Test/None", b"", grpc.StatusCode.UNIMPLEMENTED, "no method '/test.Test/None'"),
         (ECHO, bytes((1 << 16) + 1), grpc.StatusCode.RESOURCE_EXHAUSTED, "of 65537 bytes, at most"),
@@ -156,14 +156,14 @@ class Raw(CodecBase):
     ],
 )
 def test_an_error_has_a_status_and_words(
-    tmp_path: Path, path: str, message: bytes, status: grpc.StatusCode, words: str
+    tmp_path: Path, path: str, message: bytes, status: grpc.StatusCode, details: str
 ) -> None:
     with serving(tmp_path), channel(tmp_path) as client:
         with pytest.raises(grpc.RpcError) as raised:
             unary(client, path)(message, timeout=GUARD_SECONDS)
         assert isinstance(raised.value, grpc.Call)
         assert raised.value.code() is status
-        assert words in (raised.value.details() or "")
+        assert details in (raised.value.details() or "")
         assert unary(client, ECHO)(b"again", timeout=GUARD_SECONDS) == b"again"
 
 

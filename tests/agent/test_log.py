@@ -17,9 +17,9 @@ from gangline.agent import log
 SECRET = "hunter2-hunter2"  # no log may show it
 
 
-def record(words: str, **extra: object) -> logging.LogRecord:
+def record(message: str, **extra: object) -> logging.LogRecord:
     log_record = logging.LogRecord(
-        "gangline.agent.transport.client", logging.WARNING, "", 7, words, None, None
+        "gangline.agent.transport.client", logging.WARNING, "", 7, message, None, None
     )
     log_record.__dict__.update(extra)
     return log_record
@@ -116,7 +116,7 @@ def test_many_threads_may_speak_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "message",
     [
         f"token={SECRET}",
         f"--set api_key = '{SECRET}'",
@@ -128,20 +128,20 @@ def test_many_threads_may_speak_at_once() -> None:
         f"exit 1: {SECRET}, of the environment",
     ],
 )
-def test_no_secret_in_any_line(words: str) -> None:
+def test_no_secret_in_any_line(message: str) -> None:
     """A proxy's password was in an error message, and in the journal of ten thousand hosts."""
     environment = {"GANGLINE_PUSH_TOKEN": SECRET, "HOME": "/root", "TOKEN": "1"}
     try:
-        raise OSError(words)
+        raise OSError(message)
     except OSError:
-        log_record = record(words.replace("%", "%%"), exc_info=sys.exc_info())
+        log_record = record(message.replace("%", "%%"), exc_info=sys.exc_info())
     line = log.LogfmtFormatter(environment).format(log_record)
     assert SECRET not in line
     assert log.HIDDEN in line
 
 
 @pytest.mark.parametrize(
-    "words",
+    "message",
     [
         "aggregator 'nowhere': expected HOST:PORT, such as 127.0.0.1:7600",
         "collector gpu_1s: hung nvmlDeviceGetFieldValues of 0000:9b:00.0 for 3.1 s",
@@ -149,14 +149,14 @@ def test_no_secret_in_any_line(words: str) -> None:
         "no answer: basic health check",
     ],
 )
-def test_words_without_a_secret_stay_as_they_are(words: str) -> None:
-    assert log.redact(words, log.secret_values({"TOKEN": "1", "HOME": "/var"})) == words
+def test_words_without_a_secret_stay_as_they_are(message: str) -> None:
+    assert log.redact(message, log.secret_values({"TOKEN": "1", "HOME": "/var"})) == message
 
 
 @given(st.text())
-def test_any_words_are_one_line(words: str) -> None:
+def test_any_words_are_one_line(message: str) -> None:
     """A driver's message with a line break forged a second record."""
-    line = log.LogfmtFormatter().format(record(words.replace("%", "")))
+    line = log.LogfmtFormatter().format(record(message.replace("%", "")))
     assert len(line.splitlines()) == 1
     assert line.isprintable()
 

@@ -259,7 +259,7 @@ def test_a_second_agent_on_the_same_folder_is_told_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["--set", "spool_byte_max=5"], "unknown setting 'spool_byte_max'; did you mean"),
         (["--set", "spool_bytes_max=5"], "spool_bytes_max = 5: expected 1048576 to"),
@@ -277,12 +277,12 @@ def test_a_wrong_setting_ends_with_two_and_words(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     arguments: list[str],
-    words: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["agent", *arguments]) == cli.USAGE
     error = capfd.readouterr().err
-    assert words in error
+    assert message in error
     assert len(error.splitlines()) == 1
 
 
@@ -354,7 +354,7 @@ def test_collectors_are_switched_off_by_name_or_by_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "words"),
+    ("setting", "message"),
     [
         ({"host": ""}, ""),
         ({"collectors_off": ("gp",)}, "collectors_off: unknown collector 'gp'"),
@@ -364,9 +364,11 @@ def test_collectors_are_switched_off_by_name_or_by_kind() -> None:
         ({"enforcing": ("nothing",), "policy_file": "/etc/gangline/policy.toml"}, ""),
     ],
 )
-def test_what_a_reload_looks_at_before_it_ends_the_run(setting: dict[str, Any], words: str) -> None:
+def test_what_a_reload_looks_at_before_it_ends_the_run(
+    setting: dict[str, Any], message: str
+) -> None:
     """An error found only during wiring would appear after the end of the healthy run."""
-    with pytest.raises(SettingsError, match=words) if words else nullcontext():
+    with pytest.raises(SettingsError, match=message) if message else nullcontext():
         check(replace(AgentConfig(), **setting))
 
 

@@ -115,7 +115,7 @@ def test_gzip_for_who_asks_for_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_head", "status", "words"),
+    ("request_head", "status", "message"),
     [
         (b"POST /metrics HTTP/1.1\r\nContent-Length: 9", 405, b"only GET"),
         (b"GET / HTTP/1.1", 404, b"only /metrics is served"),
@@ -130,11 +130,11 @@ def test_gzip_for_who_asks_for_it() -> None:
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, b"expected a request line"),
     ],
 )
-def test_bad_requests_are_refused(request_head: bytes, status: int, words: bytes) -> None:
+def test_bad_requests_are_refused(request_head: bytes, status: int, message: bytes) -> None:
     answer = local_http.respond(request_head, render)
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status)
-    assert words in body
+    assert message in body
     assert b"Content-Length: %d\r\n" % len(body) in head
     assert (b"Allow: GET, HEAD" in head) is (status == 405)
 

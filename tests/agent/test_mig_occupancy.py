@@ -31,13 +31,13 @@ class MigHost:
         self.clock = HandedClock()
         roots = Roots(folder / "sys", folder / "proc", nvml_library=library, dev=folder / "dev")
         self.mig = MigDevices(roots, self.clock)
-        self.outcome, self.words = CollectOutcome.OK, ""
+        self.outcome, self.message = CollectOutcome.OK, ""
 
     def turn(self, seconds: int = 10) -> dict[int, tuple[float, ...] | None]:
         """Run a turn, and return the shares of each instance by its number; None without shares."""
         self.clock.now_ns += seconds * SECOND
         result = run_collector(self.mig, self.clock)
-        self.outcome, self.words = result.outcome, result.message
+        self.outcome, self.message = result.outcome, result.message
         shares: dict[int, tuple[float, ...] | None] = {}
         for row in read(result.blocks).values():
             values = tuple(row[name] for _, _, name in SHARES)
@@ -74,7 +74,7 @@ def test_each_instance_has_its_own_mean(host: MigHost, play: Play) -> None:
     play([hopper(), instance(1), idle]).step(1)
     assert host.turn() == {1: None, 2: None}
     assert host.turn() == {1: WORK, 2: IDLE}
-    assert (host.outcome, host.words) == (CollectOutcome.OK, "")
+    assert (host.outcome, host.message) == (CollectOutcome.OK, "")
 
 
 def test_the_shares_are_those_that_the_whole_gpu_has() -> None:
@@ -107,7 +107,7 @@ def test_instances_that_come_and_go_begin_anew(host: MigHost, play: Play, librar
     assert (host.turn(), alive()) == ({1: None, 2: WORK}, 4)  # the neighbor lost nothing
     scenario.step(2)
     assert (host.turn(), alive()) == ({1: WORK}, 2)
-    assert (host.outcome, host.words) == (CollectOutcome.OK, "")
+    assert (host.outcome, host.message) == (CollectOutcome.OK, "")
 
 
 def test_a_missing_permission_costs_shares_only(host: MigHost, play: Play) -> None:
@@ -117,8 +117,8 @@ def test_a_missing_permission_costs_shares_only(host: MigHost, play: Play) -> No
     host.turn()
     assert host.turn() == {1: None, 2: None}
     assert host.outcome is CollectOutcome.BLIND
-    assert host.words.startswith(f"GPU {devices[0].address}: no permission; ")
-    assert host.words.count("no permission") == 1
+    assert host.message.startswith(f"GPU {devices[0].address}: no permission; ")
+    assert host.message.count("no permission") == 1
 
 
 def test_what_is_permitted_later_is_seen_without_a_restart(host: MigHost, play: Play) -> None:
@@ -128,7 +128,7 @@ def test_what_is_permitted_later_is_seen_without_a_restart(host: MigHost, play: 
     assert (host.turn(), host.outcome) == ({1: None}, CollectOutcome.BLIND)
     scenario.step(1)
     assert [host.turn(), host.turn()] == [{1: None}, {1: WORK}]
-    assert (host.outcome, host.words) == (CollectOutcome.OK, "")
+    assert (host.outcome, host.message) == (CollectOutcome.OK, "")
 
 
 @pytest.mark.parametrize("line", ["gpm_supported 0", "error nvmlGpmMigSampleGet 3"])
@@ -137,7 +137,7 @@ def test_a_gpu_without_gpm_has_no_remedy(line: str, host: MigHost, play: Play) -
     play([hopper([line]), instance(1)])
     host.turn()
     assert host.turn() == {1: None}
-    assert (host.outcome, host.words) == (CollectOutcome.OK, "")
+    assert (host.outcome, host.message) == (CollectOutcome.OK, "")
 
 
 @pytest.mark.parametrize("code", [999, 15])
@@ -149,7 +149,7 @@ def test_a_sample_that_fails_costs_its_gpu_alone(code: int, host: MigHost, play:
     scenario.step(1)
     assert host.turn() == {1: None, 3: WORK}
     named = f"GPU {sick.address}: GPM: " if code == 999 else ""
-    assert host.words.startswith(named) and bool(host.words) == bool(named)
+    assert host.message.startswith(named) and bool(host.message) == bool(named)
     scenario.step(2)
     assert host.turn() == {1: None, 3: WORK}
     assert host.turn() == {1: WORK, 3: WORK}
@@ -162,7 +162,7 @@ def test_a_driver_without_the_function_costs_the_shares_alone(tmp_path: Path, pl
     play([hopper(), instance(1)])
     older.turn()
     assert older.turn() == {1: None}
-    assert (older.outcome, older.words) == (CollectOutcome.OK, "")
+    assert (older.outcome, older.message) == (CollectOutcome.OK, "")
     older.mig._session.close()
 
 

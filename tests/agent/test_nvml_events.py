@@ -194,7 +194,7 @@ def test_under_mig_the_listener_knows_that_it_sees_less(listener: Listener, play
 
 
 @pytest.mark.parametrize(
-    ("line", "outcome", "words"),
+    ("line", "outcome", "message"),
     [
         (
             "error nvmlDeviceGetSupportedEventTypes 3",
@@ -205,7 +205,7 @@ def test_under_mig_the_listener_knows_that_it_sees_less(listener: Listener, play
     ],
 )
 def test_a_host_that_has_no_events_says_why(
-    line: str, outcome: CollectOutcome, words: str, listener: Listener, play: Play
+    line: str, outcome: CollectOutcome, message: str, listener: Listener, play: Play
 ) -> None:
     """A silent listener does not mean a healthy GPU."""
     devices = with_events(gpus(1))
@@ -214,7 +214,7 @@ def test_a_host_that_has_no_events_says_why(
     listener.collector.start(listener.teller)
     result = listener.turn()
     assert result.outcome is outcome
-    assert words in result.message
+    assert message in result.message
 
 
 def test_no_library_is_no_data(tmp_path: Path) -> None:

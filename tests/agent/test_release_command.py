@@ -274,7 +274,7 @@ def test_without_an_agent_nothing_is_held(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "message"),
     [
         (("release", "0"), 2, "gangline release: '0' is an index"),
         (("resume", "0"), 2, "gangline resume: '0' is an index"),
@@ -289,11 +289,11 @@ def test_wrong_usage_is_said_in_words(
     run: Run,
     arguments: tuple[str, ...],
     code: int,
-    words: str,
+    message: str,
 ) -> None:
     got, out, err = run(agent, *arguments)
     assert (got, out) == (code, "")
-    assert words in err
+    assert message in err
     assert agent.samplers.released() == {}
 
 

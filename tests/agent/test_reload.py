@@ -88,7 +88,7 @@ def test_a_reload_loses_nothing_and_a_bad_one_changes_nothing(tmp_path: Path) ->
         settings.write_text('collectors_off = ["gpu", "net"]\n')
         hang_up(process)
         manager.waits_for("RELOADING=1", "READY=1")
-        assert process.said().count('words="host here') == 2, "it began anew"
+        assert process.said().count('msg="host here') == 2, "it began anew"
         assert process.pid == pid and process.alive()
         assert process.stop() == cli.OK
         manager.waits_for("STOPPING=1")
@@ -111,7 +111,7 @@ def test_many_at_once_and_an_end_among_them(tmp_path: Path) -> None:
         manager.waits_for("READY=1")
         for _ in range(3):
             hang_up(process)
-        until(lambda: process.said().count('words="host here') >= 2, "it began anew")
+        until(lambda: process.said().count('msg="host here') >= 2, "it began anew")
         hang_up(process)
         assert process.stop() == cli.OK, process.said()
     assert "trace=" not in process.said()
@@ -120,7 +120,7 @@ def test_many_at_once_and_an_end_among_them(tmp_path: Path) -> None:
 def test_a_terminal_that_is_closed_ends_what_was_started_in_it(tmp_path: Path) -> None:
     """`make run` was ended by closing its window; 32 simulated hosts continued for a week."""
     with agent(tmp_path) as process:
-        until(lambda: 'words="host here' in process.said(), f"it runs; {process.said()}")
+        until(lambda: 'msg="host here' in process.said(), f"it runs; {process.said()}")
         assert process.stop(signal.SIGHUP) == cli.OK
     assert "stopping on SIGHUP" in process.said()
 

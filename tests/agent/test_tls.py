@@ -222,11 +222,11 @@ def test_a_name_that_the_certificate_has_not(secured: Secured, agent: SecureAgen
 
 
 @pytest.mark.parametrize(
-    ("ago", "words"),
+    ("ago", "expected"),
     [(timedelta(days=60), "has expired"), (-timedelta(days=2), "is not valid yet")],
 )
 def test_a_certificate_of_another_time(
-    ago: timedelta, words: str, secured: Secured, agent: SecureAgent, tmp_path: Path
+    ago: timedelta, expected: str, secured: Secured, agent: SecureAgent, tmp_path: Path
 ) -> None:
     """The battery of a mainboard is empty: the host wakes in 2019, and no certificate is valid yet."""
     shutil.copytree(secured.folder, tmp_path / "ca")
@@ -235,7 +235,7 @@ def test_a_certificate_of_another_time(
     theirs.server = theirs.authority(ago).issue_server(["127.0.0.1"], 30, force=True)
     with serving(agent, theirs, client_certificates=False) as aggregator:
         message = failure(agent, aggregator.port)
-        assert words in message and "clock" in message and "UTC" in message
+        assert expected in message and "clock" in message and "UTC" in message
 
 
 def test_tls_against_plain_text_and_the_reverse(secured: Secured, agent: SecureAgent) -> None:
@@ -385,7 +385,7 @@ def test_settings_that_do_not_go_together_are_refused_at_the_start() -> None:
         ({"tls_ca_file": "a", "tls_key_file": "k"}, "go together"),
         ({"aggregator": "10.0.0.1:7600"}, "without TLS"),
     ]
-    for settings, words in wrong:
-        with pytest.raises(SettingsError, match=words):
+    for settings, message in wrong:
+        with pytest.raises(SettingsError, match=message):
             check(AgentConfig(**settings))
     check(AgentConfig(tls_ca_file="a", aggregator="10.0.0.1:7600", token_file="t"))

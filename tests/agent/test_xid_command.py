@@ -87,7 +87,7 @@ def test_a_code_says_what_to_do_first(capsys: pytest.CaptureFixture[str]) -> Non
         "XID 48 waits 5 s for it",
         "docs.nvidia.com/deploy/xid-errors",
     ]
-    places = [out.index(words) for words in wanted]
+    places = [out.index(message) for message in wanted]
     assert places == sorted(places)
 
 

@@ -212,7 +212,7 @@ def test_what_is_not_told_any_more_is_not_shown_as_running(lab: Any, fleet: Flee
         fleet.turn("a", 4711)
     fleet.run(lab)
     assert lab.rows("FROM ops.jobs") == []
-    assert lab.rows("SELECT state FROM ops.job(123)") == [("not told any more",)]
+    assert lab.rows("SELECT state FROM ops.job(123)") == [("no longer reported",)]
 
 
 @pytest.mark.usefixtures("operators_file")
@@ -266,7 +266,7 @@ def test_many_jobs_leave_room_for_faults(
     assert len(of_jobs) == 1 and names > of_jobs, (
         "one of each kind, whichever of those of one moment"
     )
-    assert of_jobs <= {"gpu.process", "gpu.told_anew"}
+    assert of_jobs <= {"gpu.process", "gpu.full_report"}
     ((left_out,),) = lab.rows("SELECT left_out FROM snapshot", "operators.duckdb")
     assert [re.sub("of [0-9]+", "of N", message) for message in left_out] == [
         "events: the newest 1 of N rows"

@@ -92,13 +92,13 @@ def test_there_is_a_limit_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("now", "words"), [(NOW, ""), (NOW + 15, "until 0 s ago"), (NOW - 100, "would be valid")]
+    ("now", "message"), [(NOW, ""), (NOW + 15, "until 0 s ago"), (NOW - 100, "would be valid")]
 )
-def test_it_is_valid_for_a_time(now: float, words: str) -> None:
+def test_it_is_valid_for_a_time(now: float, message: str) -> None:
     """The file is not valid before its time either: a clock that is an hour ahead would make it valid for an hour."""
     parsed = parse(render([], computed_seconds=NOW, valid_until_seconds=NOW + 15))
     why = stale_reason(parsed, now)
-    assert words in why and bool(words) == bool(why)
+    assert message in why and bool(message) == bool(why)
 
 
 def nodes_of(**kinds: str) -> SlurmNodes:

@@ -195,7 +195,7 @@ def test_its_own_reservation_is_open_to_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"reason": "Dependency"}, "Slurm: Dependency: it waits for another job"),
         ({"reason": "BeginTime"}, "two minutes"),
@@ -207,6 +207,6 @@ def test_its_own_reservation_is_open_to_it() -> None:
         ({"nodes": 9}, "from 'all nodes' on too few nodes are left: 1 of the 9"),
     ],
 )
-def test_what_no_node_can_cure_is_said(changes: dict[str, Any], words: str) -> None:
+def test_what_no_node_can_cure_is_said(changes: dict[str, Any], message: str) -> None:
     parsed_node = job(**changes)
-    assert words in verdict(parsed_node, steps_of(parsed_node, [node("a")], {})[0])
+    assert message in verdict(parsed_node, steps_of(parsed_node, [node("a")], {})[0])

@@ -41,7 +41,7 @@ def test_what_is_no_address(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["--set", "commit_second=1"], "did you mean 'commit_seconds'"),
         (["--set", "retention_hours=0"], "expected 1 to"),
@@ -51,11 +51,11 @@ def test_what_is_no_address(text: str) -> None:
     ],
 )
 def test_a_wrong_setting_is_exit_2_and_words(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The service does not start half configured, and touches no folder."""
     assert aggregator.main(arguments) == 2
-    assert words in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_place_that_cannot_be_is_said_by_the_setting_that_names_it() -> None:

@@ -91,7 +91,9 @@ def test_kill_9_under_load(lab: Any, connect: Any, make_agent: Any) -> None:
         assert sequences <= {sequence for name, sequence, _ in stored if name == host}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_it_ends_when_told_to(lab: Any, number: int) -> None:
     """systemd stops it, a person presses Ctrl-C: exit 0, and a store that opens without a WAL."""
     process = Process(lab.folder, *WITH_FILE)

@@ -84,5 +84,5 @@ def test_the_oldest_score_of_the_hour_is_no_change(tmp_path: Path) -> None:
     fleet.store.close()
     assert _asked(
         tmp_path,
-        "SELECT host, split_part(words, ':', 1) FROM ops.changes WHERE what = 'state' ORDER BY time",
+        "SELECT host, split_part(message, ':', 1) FROM ops.changes WHERE what = 'state' ORDER BY time",
     ) == [(changed.host, "HEALTHY -> WATCH"), (new.host, "first judged HEALTHY")]

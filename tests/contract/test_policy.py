@@ -18,7 +18,7 @@ rollout_share = 0.5
 name = "my_row"
 when = ["gpu.lost_state == 1"]
 severity = "fatal"
-words = "is lost"
+message = "is lost"
 action = "drain"
 clears = "reading"
 enforceable = true
@@ -49,7 +49,7 @@ def test_a_row_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "words"),
+    ("edit", "message"),
     [
         (("version", "# version"), "version: expected a short text"),
         (('"2026-11-20"', "7"), "version: expected a short text"),
@@ -86,9 +86,9 @@ def test_a_row_is_read() -> None:
         (("source", "hidden_by = 'My'\nsource"), "hidden_by: expected a row's name"),
         (('"reading"', '"time"'), "clear_seconds goes with clears = 'time'"),
         (('"reading"', '"reset"'), "clears = 'reading' goes with when"),
-        (('words = "is lost"\n', ""), "expected severity, words, action and clears"),
-        (('words = "is lost"', 'words = "a\\u001b[31m"'), "words: expected one line of text"),
-        (('words = "is lost"', f'words = "{"x" * 201}"'), "words: expected one line of text"),
+        (('message = "is lost"\n', ""), "expected severity, message, action and clears"),
+        (('message = "is lost"', 'message = "a\\u001b[31m"'), "message: expected one line of text"),
+        (('message = "is lost"', f'message = "{"x" * 201}"'), "message: expected one line of text"),
         (('source = "assumed"', ""), "source: state the source of the limit"),
         (("source", "scope = 'rack'\nsource"), "scope: expected one of process, gpu"),
         (("source", "for_seconds = -1\nsource"), "for_seconds: expected 0 to 2592000 seconds"),
@@ -97,35 +97,35 @@ def test_a_row_is_read() -> None:
             ("source", "for_second = 5\nsource"),
             "unknown key 'for_second'; did you mean 'for_seconds'",
         ),
-        (("source", "codes = [1]\nsource"), "codes, says and ends_with go with event"),
+        (("source", "codes = [1]\nsource"), "codes, contains and ends_with go with event"),
         (("source", "event = 'gpu.xid'\nsource"), "expected either when, of readings, or event"),
         (("source", "unless = ['x']\nsource"), "'x': expected \"signal == 1\""),
     ],
 )
-def test_a_wrong_policy_is_named_with_its_line(edit: tuple[str, str], words: str) -> None:
+def test_a_wrong_policy_is_named_with_its_line(edit: tuple[str, str], message: str) -> None:
     """A typing error in a file for ten thousand hosts."""
     assert edit[0] in ROW
-    with pytest.raises(PolicyError, match=words.replace("[", r"\[")):
+    with pytest.raises(PolicyError, match=message.replace("[", r"\[")):
         parse(ROW.replace(*edit))
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ('event = "gpu.lots"', "no event is called 'gpu.lots'"),
         ('event = "gpu.lost"\nends_with = "back"', "ends_with: expected attribute=value"),
         ('event = "gpu.lost"\nfor_seconds = 3', "go with when"),
-        ('event = "gpu.lost"\nsays = [""]', "says: expected words"),
+        ('event = "gpu.lost"\ncontains = [""]', "contains: expected text"),
         (
             'event = "gpu.xid"\npolicy = "xid"',
             "policy: expected xid or sxid, and the row of that name",
         ),
     ],
 )
-def test_a_wrong_row_of_an_event(text: str, words: str) -> None:
+def test_a_wrong_row_of_an_event(text: str, message: str) -> None:
     """Events have no duration, and the tables judge codes."""
-    fields = 'severity = "hazard"\nwords = "w"\naction = "a"\nclears = "reboot"\nsource = "s"\n'
-    with pytest.raises(PolicyError, match=words):
+    fields = 'severity = "hazard"\nmessage = "w"\naction = "a"\nclears = "reboot"\nsource = "s"\n'
+    with pytest.raises(PolicyError, match=message):
         parse(f'version = "1"\nrollout_share = 1\n[[row]]\nname = "my_row"\n{text}\n{fields}')
 
 
@@ -182,7 +182,7 @@ def test_what_may_be_enforced(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
         ("xid", "'xid' cannot be enforced: name one of"),
         ("xid79x", "did you mean 'xid79'"),
@@ -193,9 +193,9 @@ def test_what_may_be_enforced(name: str) -> None:
         ("", "no finding is called"),
     ],
 )
-def test_what_may_not_be_enforced(name: str, words: str) -> None:
+def test_what_may_not_be_enforced(name: str, message: str) -> None:
     """Enforcing is turned on by name: no wildcard, no signs, no guesses."""
-    assert words in builtin().enforce_error(name)
+    assert message in builtin().enforce_error(name)
 
 
 def test_every_row_says_where_its_limit_is_from() -> None:
@@ -233,7 +233,7 @@ def test_what_is_judged_is_no_agents() -> None:
     row = (
         'version = "1"\nrollout_share = 1\n[[row]]\nname = "slow"\njudged = "gang.slow_host"\n'
         + (
-            'severity = "fatal"\nwords = "is slow"\naction = "look"\nclears = "reading"\nsource = "assumed"\n'
+            'severity = "fatal"\nmessage = "is slow"\naction = "look"\nclears = "reading"\nsource = "assumed"\n'
         )
     )
     (created,) = parse(row).rows
@@ -242,13 +242,13 @@ def test_what_is_judged_is_no_agents() -> None:
         "gang.slow_host",
         (),
     )
-    for more, words in (
+    for more, message in (
         ("enforceable = true", "only others can tell"),
         ("for_seconds = 5", "go with when"),
         ("codes = [1]", "go with event"),
         ('event = "gpu.xid"', "expected either"),
     ):
-        with pytest.raises(PolicyError, match=words):
+        with pytest.raises(PolicyError, match=message):
             parse(row + more)
     with pytest.raises(PolicyError, match="the name of a rule"):
         parse(row.replace("gang.slow_host", "Gang slow"))

@@ -92,7 +92,7 @@ def forged(header: bytes, body: bytes, version: int = 1) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         (forged(b"{}", b"", version=2), "version 2, this program reads version 1"),
         (forged(b"{}", b""), "header is wrong"),
@@ -109,9 +109,9 @@ def forged(header: bytes, body: bytes, version: int = 1) -> bytes:
         (format_.MAGIC + b"\1\0" + b"\xff" * 12, "more than it may have"),
     ],
 )
-def test_a_hostile_file_is_refused_with_words(data: bytes, words: str) -> None:
+def test_a_hostile_file_is_refused_with_words(data: bytes, message: str) -> None:
     """An operator reads a host's files; a forged file is an error message and uses no memory."""
-    with pytest.raises(RecordingError, match=words):
+    with pytest.raises(RecordingError, match=message):
         decode_recording(data)
 
 

@@ -64,7 +64,7 @@ def test_an_assignment_is_read_for_the_wanted_type(assignment: str, expected: ob
 
 
 @pytest.mark.parametrize(
-    ("assignment", "words"),
+    ("assignment", "message"),
     [
         ("spool_byte_max=5", "unknown setting 'spool_byte_max'; did you mean 'spool_bytes_max'?"),
         ("zzz=5", "unknown setting 'zzz'; known: address, "),
@@ -84,10 +84,10 @@ def test_an_assignment_is_read_for_the_wanted_type(assignment: str, expected: ob
         ("pair_count=10", "pair_count = 10: expected at most 8"),
     ],
 )
-def test_what_is_wrong_is_named_with_what_would_be_right(assignment: str, words: str) -> None:
+def test_what_is_wrong_is_named_with_what_would_be_right(assignment: str, message: str) -> None:
     with pytest.raises(SettingsError) as caught:
         load(Example, None, [assignment])
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert "--set" in str(caught.value)
 
 
@@ -97,7 +97,7 @@ def test_a_range_with_two_ends_is_told_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         (b"address = ", "not TOML"),
         (b"\xff\xfe", "not TOML"),
@@ -108,13 +108,13 @@ def test_a_range_with_two_ends_is_told_whole() -> None:
         (b'address = ["a"]', "address = ['a']: expected a text"),
     ],
 )
-def test_a_file_that_is_wrong_is_named(tmp_path: Path, content: bytes, words: str) -> None:
+def test_a_file_that_is_wrong_is_named(tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "agent.toml"
     file.write_bytes(content)
     with pytest.raises(SettingsError) as caught:
         load(Example, file)
     assert str(caught.value).startswith(f"{file}: ")
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def table(number: int, rows: int, columns: int, flags: int = 1) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         (b"", "begins with"),
         (b"\7", "begins with"),
@@ -191,9 +191,9 @@ def table(number: int, rows: int, columns: int, flags: int = 1) -> bytes:
         (b"\1garbage", "invalid"),
     ],
 )
-def test_what_is_none_is_refused_in_words(data: bytes, words: str) -> None:
+def test_what_is_none_is_refused_in_words(data: bytes, message: str) -> None:
     """For a hostile sender every length is checked before use."""
-    with pytest.raises(StreamError, match=words):
+    with pytest.raises(StreamError, match=message):
         Receiver().decode(data)
 
 

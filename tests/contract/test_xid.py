@@ -269,7 +269,7 @@ class TestOthers:
     def test_the_disagreements_of_the_design(self) -> None:
         """The cases that made an explanation necessary."""
         claims = {
-            (code, other.tool): other.words for code in policy() for other in tool_actions(code)
+            (code, other.tool): other.message for code in policy() for other in tool_actions(code)
         }
         assert "reboots" in claims[94, "GPUd"] and "fatal" in claims[63, "GPUd"]
         assert "fatal" in claims[63, "EKS node agent"]
@@ -286,7 +286,7 @@ class TestOthers:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         (
             ROW + 'severity = "deadly"\nclears = "reset"',
@@ -299,13 +299,16 @@ class TestOthers:
         (2 * (ROW + FATAL), "is in the table twice"),
         (ROW + FATAL + "wait_seconds = 5", "wait_seconds goes with companions"),
         (ROW.replace('"gpu"', '"rack"') + FATAL, "scope 'rack': expected one of process, gpu"),
-        (ROW + FATAL + "wait_seconds = 5\n[[xid.companions]]\nwords = 'x'", "xid 1: .*'code'"),
-        (ROW + FATAL + "[[xid.companions]]\ncode = 2\nwords = 'x'\nseverity = 'so'", "'so' is not"),
+        (ROW + FATAL + "wait_seconds = 5\n[[xid.companions]]\nmessage = 'x'", "xid 1: .*'code'"),
+        (
+            ROW + FATAL + "[[xid.companions]]\ncode = 2\nmessage = 'x'\nseverity = 'so'",
+            "'so' is not",
+        ),
     ],
 )
-def test_a_wrong_row_is_named(text: str, words: str) -> None:
+def test_a_wrong_row_is_named(text: str, message: str) -> None:
     """An operator's edit must not be partly accepted."""
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         parse(text)
 
 

@@ -136,7 +136,7 @@ class TestRecovery:
     def test_both_are_told_where_they_disagree(self) -> None:
         """Useful for debugging a driver."""
         line = "GPU recovery action changed from 0x0 (None) to 0x1 (Drain and Reset)"
-        assert "stands for something else" in decode(154, line).words
+        assert "stands for something else" in decode(154, line).message
 
     def test_a_text_without_the_form_is_the_row(self) -> None:
         assert decode(154, "GPU recovery action changed").severity is lookup(154).severity
@@ -162,17 +162,17 @@ class TestMemory:
         contained = decode(94, "pid=7194, Contained: CE User Channel (0x9). RST: No, D-RST: No")
         assert contained.attributes["location"] == "CE User Channel (0x9)"
         assert contained.attributes["reset_required"] == "No" and contained.process_id == 7194
-        assert "reset" not in contained.words
+        assert "reset" not in contained.message
         loose = decode(95, "pid=7062, Uncontained: LTC TAG (0x2,0x0). RST: Yes, D-RST: No")
         assert loose.attributes["location"] == "LTC TAG (0x2,0x0)"
-        assert "asks for a reset" in loose.words
+        assert "asks for a reset" in loose.message
 
     def test_where_it_was(self) -> None:
         """171 and 172 distinguish DRAM from SRAM, 160 shows whether a reboot is due."""
         output = decode(171, "HBM, Uncorrectable DRAM error in FBPA 6 subpartition 0 physAddr 0x13")
         assert (output.attributes["memory"], output.attributes["fbpa"]) == ("DRAM", "6")
         output = decode(160, "Marking Channel 3 in FBPA 2 for repair; Node Reboot Required")
-        assert output.attributes["memory_channel"] == "3" and "reboot of the host" in output.words
+        assert output.attributes["memory_channel"] == "3" and "reboot of the host" in output.message
 
 
 def test_other_codes() -> None:
@@ -186,7 +186,7 @@ def test_other_codes() -> None:
     assert (result["engine"], result["address"]) == ("CE2", "0x792c_58000000")
     assert (result["fault"], result["access"]) == ("FAULT_PDE", "ACCESS_TYPE_READ")
     decoded = decode(45, "pid=1818990, name=python3, Ch 00000001 caused by previous Xid 149")
-    assert decoded.attributes["caused_by"] == "149" and "XID 149" in decoded.words
+    assert decoded.attributes["caused_by"] == "149" and "XID 149" in decoded.message
     text = "Timeout after 6s of waiting for RPC response from GPU4 GSP! Expected function 76 (FREE)"
     result = decode(119, text).attributes
     assert (result["waited_seconds"], result["function"]) == ("6", "FREE")
@@ -200,7 +200,7 @@ class TestNvlink4:
         text = "NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)"
         decoded = decode(74, text)
         assert decoded.attributes["link"] == "14" and decoded.attributes["weight"] == "hardware"
-        assert "register 3 bit 16" in decoded.words
+        assert "register 3 bit 16" in decoded.message
         assert decoded.severity is XidSeverity.HAZARD and "severity" not in decoded.attributes
 
     def test_bits_that_can_be_ignored(self) -> None:
@@ -267,9 +267,9 @@ class TestNvlink5:
     def test_lines(self, code: int, text: str, version: str, severity: str, verified: bool) -> None:
         """Fatal only if line and catalogue agree."""
         decoded = decode(code, text, version)
-        assert (decoded.severity, decoded.verified) == (severity, verified), decoded.words
+        assert (decoded.severity, decoded.verified) == (severity, verified), decoded.message
         if not verified and "SAW_NEW" not in text:
-            assert "unverified" in decoded.words
+            assert "unverified" in decoded.message
 
     def test_what_the_line_says(self) -> None:
         """Unit, link, containment, injection, registers; also a pair with brackets and blanks."""
@@ -282,7 +282,7 @@ class TestNvlink5:
     def test_the_other_end(self) -> None:
         """Replacing the GPU at the other end is the costliest mistake of NVLink."""
         text = line5("NETIR_LINK_EVT", "Fatal", 0x021425C6, 0)
-        assert "other end failed first" in decode(149, text, OLD).words
+        assert "other end failed first" in decode(149, text, OLD).message
 
     @pytest.mark.parametrize("unit", nvlink_facts().units, ids=lambda unit: unit.name)
     def test_no_unit_is_taken_for_another(self, unit: NvLinkUnit) -> None:
@@ -354,7 +354,7 @@ def test_garbage_never_raises(code: int, text: str, version: str, table: str) ->
     for name, value in decoded.attributes.items():
         assert name.isidentifier() and len(value) <= VALUE_CHARACTERS_MAX
         (name + value).encode()
-    decoded.words.encode()
+    decoded.message.encode()
     if code not in (154, *range(144, 151)) and table == "xid":
         assert decoded.severity in (lookup(code).severity, XidSeverity.IGNORE)
     parse_line(text)

@@ -156,10 +156,10 @@ def test_a_library_that_is_no_nvml_is_refused(folder: Path) -> None:
         Nvml(str(build(folder, missing=["nvmlDeviceGetCount_v2"])))
 
 
-@pytest.mark.parametrize(("code", "words"), [(9, "Driver Not Loaded"), (18, "version mismatch")])
-def test_a_driver_that_does_not_start(code: int, words: str, library: str, play: Play) -> None:
+@pytest.mark.parametrize(("code", "message"), [(9, "Driver Not Loaded"), (18, "version mismatch")])
+def test_a_driver_that_does_not_start(code: int, message: str, library: str, play: Play) -> None:
     """A driver during an update (18) is not a dead GPU."""
     play(gpus(1), host=f"error nvmlInitWithFlags {code}")
-    with pytest.raises(NvmlError, match=words) as caught:
+    with pytest.raises(NvmlError, match=message) as caught:
         Nvml(library)
     assert caught.value.code == code

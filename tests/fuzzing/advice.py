@@ -151,7 +151,7 @@ def fuzz_unavailable(source: random.Random) -> str:
     if refused(work):
         return REFUSED
     for event in records[0].taken:
-        assert event.words.strip() and NOW_NS < event.until_ns <= NOW_NS + WEEK_NS
+        assert event.message.strip() and NOW_NS < event.until_ns <= NOW_NS + WEEK_NS
         assert {member.host for member in event.members} == {"h1"} and "h1" not in records[
             0
         ].back.hosts
@@ -301,7 +301,7 @@ def fuzz_answers(source: random.Random) -> str:
     changes = list(machine.step(records[0]))
     refusals = [change for change in changes if isinstance(change, Refused)]
     assert (
-        changes and all(change.words for change in changes) and len(refusals) in (0, len(changes))
+        changes and all(change.message for change in changes) and len(refusals) in (0, len(changes))
     )
     if refusals:
         return REFUSED

@@ -34,7 +34,7 @@ when = ["gpu.clock_event_reasons_flags has 0x40", "gpu.pcie_width_lanes < gpu.pc
 unless = ["gpu.mig_mode_state in 1,2"]
 for_seconds = 30
 severity = "fatal"
-words = "is odd ({value})"
+message = "is odd ({value})"
 action = "call me"
 clears = "reading"
 enforceable = true
@@ -55,7 +55,7 @@ STATUS = json.dumps(
         "findings": [
             {
                 "name": "xid79", "device": "GPU-3f2a", "address": "0000:9b:00.0", "severity": "fatal", "problem": "node",
-                "words": "GPU has fallen off the bus", "action": "drain now", "scope": "host", "enforceable": True,
+                "message": "GPU has fallen off the bus", "action": "drain now", "scope": "host", "enforceable": True,
                 "clears_when": "the host boots", "since_ns": NOW_NS, "confirmed_ns": NOW_NS, "count": 1,
             }
         ],

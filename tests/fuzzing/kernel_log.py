@@ -71,7 +71,7 @@ LINES = (
 )
 BOOT = bytes(range(16))
 
-_ROW = b'reason = "XID_FATAL"\naction = "drain and reset the GPU"\nsource = "catalogue"\nwords = "a, b"\nmnemonic = "X"\n'
+_ROW = b'reason = "XID_FATAL"\naction = "drain and reset the GPU"\nsource = "catalogue"\nmessage = "a, b"\nmnemonic = "X"\n'
 
 
 class _StoppedClock:
@@ -183,7 +183,7 @@ def fuzz_xid(source: random.Random) -> str:
     assert all(
         value.isprintable() and len(value) <= 120 for value in decoded.attributes.values()
     ), decoded
-    assert decoded.words.isprintable() and len(decoded.words) < 1 << 16
+    assert decoded.message.isprintable() and len(decoded.message) < 1 << 16
     assert decoded.action and 0 <= decoded.process_id <= 4_194_304
     return ACCEPTED
 

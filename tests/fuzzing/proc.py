@@ -158,7 +158,7 @@ def fuzz_mountinfo(source: random.Random) -> str:
 
 
 def fuzz_mountstats(source: random.Random) -> str:
-    """NFS mounts; a sum is of all calls or not at all."""
+    """NFS mounts; a sum counts all calls, or is missing."""
     parsed = nfs.parse_mountstats(damaged(MOUNTSTATS, source))
     for mount in parsed:
         check(mount.values)

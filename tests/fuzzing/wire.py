@@ -37,7 +37,7 @@ from gangline.contract.wire.telemetry_pb2 import (
 from tests.fuzzing.damage import ACCEPTED, ODD_WORDS, REFUSED, check, damaged, flipped
 
 EVENT = HealthEvent(
-    event_id="e1", device_kind="gpu", device="0000:9b:00.0", name="gpu.xid", code=94, message="words", count=3,
+    event_id="e1", device_kind="gpu", device="0000:9b:00.0", name="gpu.xid", code=94, message="message", count=3,
     forms=["a #"], attributes={"unit": "L2"},
 )  # fmt: skip
 #: Longer than any allowed text, and shorter than a message may be.

@@ -134,7 +134,7 @@ def test_a_misspelt_field_would_be_found(chart: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("values", "message"),
     [
         ({"image": {"agent": {"tag": "latest"}}}, "/image/agent/tag"),
         ({"agent": {"profile": "privileged"}}, "'restricted', 'full'"),
@@ -151,12 +151,12 @@ def test_a_misspelt_field_would_be_found(chart: Any) -> None:
     ],
 )
 def test_wrong_values_are_rejected_with_their_name(
-    values: dict[str, Any], words: str, chart: Any
+    values: dict[str, Any], message: str, chart: Any
 ) -> None:
     """A value that is dropped in silence is a fleet that is not configured as its operator believes."""
     with pytest.raises(helm.HelmError) as raised:
         render(chart, values)
-    assert words in str(raised.value)
+    assert message in str(raised.value)
 
 
 def given_by_docs() -> set[str]:

@@ -1,4 +1,4 @@
-"""Root's scripts beside a folder that an unprivileged user owns: they write, remove, run and believe nothing there as root.
+"""Root's package scripts write, remove, run and trust nothing in a folder that an unprivileged user owns.
 
 The users are real, in a copy of this machine's root file system; the victim is a file of root's.
 """

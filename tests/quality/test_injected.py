@@ -35,8 +35,8 @@ FAST = {"collectors_off": '["inventory"]', "nvml_library": NO_NVML}
 PLAY_SECONDS = APART_SECONDS + 2
 
 
-def kind_of(words: str) -> InjectedKind:
-    (match,) = (kind for kind in KINDS if words in kind.name)
+def kind_of(message: str) -> InjectedKind:
+    (match,) = (kind for kind in KINDS if message in kind.name)
     return match
 
 

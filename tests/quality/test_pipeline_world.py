@@ -15,7 +15,7 @@ from bench.quality.pipeline_gangs import (
     CAUSES,
     VARIATIONS,
     GangPlan,
-    causes_f1,
+    macro_f1,
     precision,
     recall,
 )
@@ -137,9 +137,9 @@ def test_named_early_or_elsewhere_is_false_blame_and_never_a_hit() -> None:
     assert [result.wrong for result in (early, late, other)] == [[3], [3], [4]]
     assert recall([right, early, late, other]).startswith("1 of 4")
     assert precision([right, early, late, other]).startswith("1 of 4")
-    assert causes_f1([right]) == 1.0
-    assert causes_f1([right, other]) == pytest.approx(2 / 3)
-    assert causes_f1([GangOutcome(scenario, {3: _verdict(Reason.PCIE, 150.0)})]) == 0.0
+    assert macro_f1([right]) == 1.0
+    assert macro_f1([right, other]) == pytest.approx(2 / 3)
+    assert macro_f1([GangOutcome(scenario, {3: _verdict(Reason.PCIE, 150.0)})]) == 0.0
     assert weighted_rate([], 1.0)[1] == pytest.approx(3.0, abs=0.01)  # the rule of three
 
 

@@ -403,21 +403,21 @@ def test_none_seen_is_no_proof_that_none_come_in_pairs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("days", "drains", "words"),
+    ("days", "drains", "message"),
     [
         (80.0, 0, "**Neither shown nor refuted here**: `make evaluate HOURS=75`"),
         (6000.0, 0, "**Met**, also"),
         (1000.0, 9, "**Not met.**"),
     ],
 )
-def test_the_verdict_is_of_the_upper_end(days: float, drains: int, words: str) -> None:
+def test_the_verdict_is_of_the_upper_end(days: float, drains: int, message: str) -> None:
     """None seen in eighty node-days was once read as none in the fleet."""
     one_each = (
         [_hour(days / 10, int(index < drains)) for index in range(10)]
         if drains
         else [_hour(days, 0)]
     )
-    assert verdict(_run(one_each)).startswith(words)
+    assert verdict(_run(one_each)).startswith(message)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gangline.simulator.gpu_phases import POWER_NOISE
+from gangline.simulator.physics import POWER_NOISE
 from gangline.simulator.runner import LiveWorld
 from gangline.simulator.tables import Floats
 from tests.simulation.readings import Reading, calm, read, struck, three

@@ -220,7 +220,7 @@ def test_a_held_folder_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["--scenario", "doom"], "'doom': expected one of quarter"),
         (["--world", "mine.toml"], "mine.toml: No such file"),
@@ -233,11 +233,11 @@ def test_a_held_folder_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_arguments_are_answered_in_words(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from gangline.cli import USAGE, main
 
     with pytest.raises(SystemExit) as stop:
         main(["simulate", *arguments])
     assert stop.value.code == USAGE
-    assert words in capsys.readouterr().err
+    assert message in capsys.readouterr().err

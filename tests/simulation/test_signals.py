@@ -13,9 +13,9 @@ from gangline.aggregator.rule_catalogue import SIGNALS_READ
 from gangline.contract.block import Block
 from gangline.contract.signal import Kind
 from gangline.contract.signals import BY_NAME, TABLES
-from gangline.simulator.gpu_phases import SAMPLES_PER_SECOND
 from gangline.simulator.host_tables import BYTES_PER_PORT_BYTE
 from gangline.simulator.machine import GPUS, NVLINKS_PER_GPU
+from gangline.simulator.physics import SAMPLES_PER_SECOND
 from gangline.simulator.tables import Floats
 from tests.simulation.readings import Reading, calm, read, struck, three
 

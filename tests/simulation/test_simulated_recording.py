@@ -66,7 +66,7 @@ def test_no_more_seconds_than_requested() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "fields", "words"),
+    ("seconds", "fields", "message"),
     [
         (0, {}, "expected 1 to 300"),
         (301, {}, "expected 1 to 300"),
@@ -74,7 +74,7 @@ def test_no_more_seconds_than_requested() -> None:
         (0, {"list": True}, ""),
     ],
 )
-def test_what_it_cannot_is_said(seconds: int, fields: dict[str, object], words: str) -> None:
+def test_what_it_cannot_is_said(seconds: int, fields: dict[str, object], message: str) -> None:
     """A simulated host answers what a real one answers, or why not."""
     answer, _ = answered(seconds, **fields)
-    assert words in answer.error and bool(words) == bool(answer.error)
+    assert message in answer.error and bool(message) == bool(answer.error)

@@ -35,7 +35,7 @@ def test_every_class_says_where_its_numbers_come_from() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words"),
+    ("old", "new", "message"),
     [
         ("rate = 1.0e-3", "rate = -1.0", r"\[class.thermal\] rate: -1: expected 0 to 1"),
         ("rate = 1.0e-3", "rate = nan", r"rate: nan: expected a number"),
@@ -116,9 +116,9 @@ def test_every_class_says_where_its_numbers_come_from() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said_in_words(old: str, new: str, words: str) -> None:
+def test_what_is_wrong_is_said_in_words(old: str, new: str, message: str) -> None:
     """The world must not run with a mistyped rate."""
-    with pytest.raises(ScenarioError, match=words):
+    with pytest.raises(ScenarioError, match=message):
         parse(TEXT.replace(old, new, 1))
 
 

@@ -486,8 +486,8 @@ def _destroyed(world: World, name: str) -> None:
         world.fleet.making = True
 
 
-def _is_loss_said(words: str) -> bool:
-    return LOST in words or MISSING in words
+def _is_loss_said(message: str) -> bool:
+    return LOST in message or MISSING in message
 
 
 def _compare_or_restore(world: World, told: dict[str, Memory], name: str) -> int:

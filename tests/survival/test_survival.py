@@ -17,7 +17,7 @@ from gangline.aggregator.commands.connection import CommandError
 from gangline.aggregator.commands.score_client import ScoreClient
 from gangline.contract.signal import Kind
 from gangline.contract.signals import TABLES
-from tests.processes import Process, free_port, until
+from tests.processes import Process, free_port, until, with_store
 from tests.survival.sender import values
 
 FRAMES = 300
@@ -32,13 +32,10 @@ class World:
         self.folder = place
         self.port = free_port()
         address = f"127.0.0.1:{self.port}"
-        data = ["--data", str(place / "aggregator"), "--listen", address]
-        data += [
-            "--set",
-            "backlog_frames_per_second=1000",
-            "--set",
-            "commit_seconds=0.1",
-        ]  # the sender's second is a hundredth
+        data = ["--data", str(with_store(place / "aggregator")), "--listen", address]
+        # The sender's second is a hundredth.
+        for setting in ("backlog_frames_per_second=1000", "commit_seconds=0.1", "ops_seconds=0"):
+            data += ["--set", setting]
         self.aggregator = Process(["aggregator", *data], place / "aggregator.log")
         spool = sender.pop("folder", str(place))
         more = [word for key, value in sender.items() for word in (f"--{key}", value)]

@@ -178,7 +178,7 @@ def returned_hosts(
             unit="days",
             normal="not recently taken out by advice",
             message=f"back in service since {format_time(probation.since_ns)}, and watched{often}",
-            sql="SELECT time, kind, advisory, words FROM ops.advice_history "
+            sql="SELECT time, kind, advisory, message FROM ops.advice_history "
             f"WHERE host = {quoted(name)} AND time BETWEEN {timestamp_sql(probation.since_ns - SECOND_NS)} AND {timestamp_sql(view.now_ns)} ORDER BY time DESC",
             hazard_factor=factor,
             # a new fault of the host must not replace this one

@@ -266,7 +266,7 @@ def _precedence(record: EventRecord, policy: Xid, meaning: XidAssessment) -> tup
     """
     touches = -1 if policy.scope == "unknown" else SCOPES.index(policy.scope)
     deciding = [
-        companion.words for companion in policy.companions if companion.severity is not None
+        companion.message for companion in policy.companions if companion.severity is not None
     ]
     explained = policy.code == RECOVERY_XID or any(reason in meaning.details for reason in deciding)
     return touches, not explained, record.first_ns

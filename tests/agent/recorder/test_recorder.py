@@ -191,7 +191,7 @@ def test_a_request_is_answered_from_memory(host: RecordingHost) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "message"),
     [
         ({"seconds": 0}, "expected 1 to 300"),
         ({"seconds": 301}, "expected 1 to 300"),
@@ -199,11 +199,11 @@ def test_a_request_is_answered_from_memory(host: RecordingHost) -> None:
         ({"name": "20260102T030405Z-0a1b2c3d"}, "none is stored"),
     ],
 )
-def test_wrong_requests(host: RecordingHost, fields: dict[str, object], words: str) -> None:
+def test_wrong_requests(host: RecordingHost, fields: dict[str, object], message: str) -> None:
     """The client gets the reason; a name cannot be a path."""
     host.request(**fields)
     host.seconds(1)
-    assert words in host.answer().error
+    assert message in host.answer().error
 
 
 def test_a_list_and_what_it_names(host: RecordingHost) -> None:

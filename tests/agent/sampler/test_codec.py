@@ -254,9 +254,9 @@ def of_round(turns: int = 0, slow_bytes: int = 0, cpu_seconds: float = 0.0) -> b
 
 
 def of_turn(
-    collector: int = 0, seconds: float = 0.0, words: int = 0, outcome: int = 0, count: int = 0
+    collector: int = 0, seconds: float = 0.0, message: int = 0, outcome: int = 0, count: int = 0
 ) -> bytes:
-    return struct.pack("<QdHHBB2x", 0, seconds, collector, words, outcome, count)
+    return struct.pack("<QdHHBB2x", 0, seconds, collector, message, outcome, count)
 
 
 def of_shape(rows: int, columns: int, *parts: bytes) -> bytes:
@@ -265,7 +265,7 @@ def of_shape(rows: int, columns: int, *parts: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "expected"),
     [
         (struct.pack("<IB", (16 << 20) + 1, 1), "at most"),
         (message(99), "expected a round, an event or a wish"),
@@ -281,7 +281,7 @@ def of_shape(rows: int, columns: int, *parts: bytes) -> bytes:
         (message(1, of_round(1), of_turn(outcome=5)), "no outcome 5"),
         (message(1, of_round(1), of_turn(seconds=float("nan"))), "a turn of nan seconds"),
         (message(1, of_round(1), of_turn(seconds=float("inf"))), "a turn of inf seconds"),
-        (message(1, of_round(1), of_turn(words=3), b"ab"), "3 bytes expected, 2 are left"),
+        (message(1, of_round(1), of_turn(message=3), b"ab"), "3 bytes expected, 2 are left"),
         (message(1, of_round(1), of_turn(count=1), bytes(4)), "without rows and columns"),
         (message(1, of_round(1), of_turn(count=1), b"\1\0\0\0"), "1 bytes expected"),
         (message(1, of_round(1), of_turn(count=1), of_shape(1 << 30, 0)), "rows of 0 signals"),
@@ -299,11 +299,11 @@ def of_shape(rows: int, columns: int, *parts: bytes) -> bytes:
         ),
     ],
 )  # fmt: skip
-def test_what_is_none_of_ours_is_refused_in_words(data: bytes, words: str) -> None:
+def test_what_is_none_of_ours_is_refused_in_words(data: bytes, expected: str) -> None:
     """A sampler whose memory was overwritten by its driver's library must not end the daemon."""
     decoder = SampleBatchDecoder(NAMES)
     feed(decoder, data)
-    with pytest.raises(CodecError, match=words):
+    with pytest.raises(CodecError, match=expected):
         decoder.next()
 
 

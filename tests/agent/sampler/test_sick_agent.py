@@ -93,7 +93,7 @@ def test_all_gpus_hung_are_one_finding(tmp_path: Path, stuck: fuse.Files) -> Non
         [evidence.device for evidence in findings] in ([], ["host"]) for findings in verdicts
     )
     (driver,) = verdicts[-1]  # it remains for another half minute
-    assert f", in {CALL} (" in driver.words
+    assert f", in {CALL} (" in driver.message
     for table in (
         "host_1s",
         "rdma_1s",

@@ -129,11 +129,11 @@ class Model:
         since, collector, device = self.stuck.get(serial, (0, "", ""))
         return Seen(since, self.now_ns, collector, device, "read" if since else "")
 
-    def _die(self, serial: int, words: str) -> None:
+    def _die(self, serial: int, message: str) -> None:
         seen = self._seen(serial)
         del self.alive[serial]
         self.stuck.pop(serial, None)
-        self.do(self.machine.died(self.now_ns, serial, words, seen))
+        self.do(self.machine.died(self.now_ns, serial, message, seen))
 
     def kill_somebody(self, number: int) -> None:
         if self.alive:

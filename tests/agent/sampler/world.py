@@ -85,7 +85,7 @@ class Child:
     closed: bool = False
     talks: bytes = b""  # output of an endless talker
     talked: int = 0
-    words: str = ""
+    message: str = ""
     excuse: StallReason | None = None
 
     def boottime_ns(self) -> int:
@@ -168,11 +168,11 @@ class Child:
         if device is None or not device.holds:
             self.die("died of SIGKILL")
 
-    def die(self, words: str) -> None:
+    def die(self, reason: str) -> None:
         if not self.dead:
-            self.dead, self.words = True, words
+            self.dead, self.message = True, reason
             self.said = [message for message in self.said if message[0] <= self.world.now_ns]
-            self.world.ended.append(ProcessReport(self.serial, 0, words))
+            self.world.ended.append(ProcessReport(self.serial, 0, reason))
 
     def show(self) -> None:
         """Write its state into the memory that the daemon reads."""

@@ -88,7 +88,7 @@ class Watcher:
         self._before(event)
         self._told_out(event, told)
         for instruction in told:
-            assert isinstance(instruction, Refused) or instruction.words.strip(), (
+            assert isinstance(instruction, Refused) or instruction.message.strip(), (
                 f"no reason given: {instruction}"
             )
             match instruction:
@@ -167,8 +167,8 @@ class Watcher:
                     )
             case FleetSize(hosts=hosts):
                 self.hosts = hosts
-            case Frozen(words=words):
-                self.frozen = words
+            case Frozen(message=message):
+                self.frozen = message
             case _:
                 pass
 
@@ -370,7 +370,7 @@ class Watcher:
         assert one.until_ns == self.now_ns + seconds_ns(self.limits.probation_seconds)
 
     def _refused(self, event: Event, one: Refused, told: list[Instruction]) -> None:
-        assert isinstance(event, Acked) and one.words
+        assert isinstance(event, Acked) and one.message
         assert not any(isinstance(o, Act | Clear) for o in told), "refused, and acted"
 
     def _no_host_is_left_behind(self, told: list[Instruction]) -> None:

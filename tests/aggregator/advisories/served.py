@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import shutil
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,9 +47,10 @@ LIMITS = AdvisoryLimits(gather_seconds=0.0)
 
 def dead_gpu() -> World:
     """Four hosts; a GPU of the third has lost data permanently (XID 95)."""
-    world = World(gpus=2, seconds=10)
+    world = World(gpus=2)
+    world.run(10, last_seconds=1)
     world.event(world.hosts[2], 95, gpu_of(world.hosts[2], 0))
-    world.snapshot = world.run(20)
+    world.run(20, last_seconds=1)
     return world
 
 
@@ -79,13 +84,24 @@ def observed(store: S) -> tuple[World, S, AdvisoryEngine]:
     return world, store, book
 
 
+@cache
+def _migrated() -> Path:
+    """Return a DuckDB file after all migrations, without views."""
+    folder = Path(tempfile.mkdtemp(prefix="gangline-migrated-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    with duckdb.connect(str(folder / "tables.duckdb")) as connection:
+        for _, text in migrations():
+            connection.execute(text)
+    return folder / "tables.duckdb"
+
+
 class Tables:
-    """A store with only its tables, in memory: a hundredth of the time of a store on disk."""
+    """A store with only its tables, in memory: a tenth of the time of a store on disk."""
 
     def __init__(self) -> None:
         self.connection = duckdb.connect(":memory:")
-        for _, text in migrations():
-            self.connection.execute(text)
+        self.connection.execute(f"ATTACH '{_migrated()}' AS migrated (READ_ONLY)")
+        self.connection.execute("COPY FROM DATABASE migrated TO memory; DETACH migrated")
 
     def in_transaction(self, work: Callable[[Any], Any], *, ahead: bool = False) -> Any:
         return work(self.connection)

@@ -57,10 +57,10 @@ def address(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def say(address: str, capsys: pytest.CaptureFixture[str]) -> Say:
-    """Run `gangline advise` with *words*, expect *code*, and return stdout and stderr."""
+    """Run `gangline advise` with *message*, expect *code*, and return stdout and stderr."""
 
-    def said(*words: str, code: int = 0) -> str:
-        assert cli.main(["advise", *words, "--aggregator", address]) == code
+    def said(*message: str, code: int = 0) -> str:
+        assert cli.main(["advise", *message, "--aggregator", address]) == code
         captured = capsys.readouterr()
         return captured.out + captured.err
 
@@ -125,8 +125,8 @@ def test_what_was_read_is_what_is_answered(
 ) -> None:
     """An operator read a drain and accepted an eviction: the answering command fetched the etag."""
 
-    def say(*words: str, code: int = 0) -> tuple[str, str]:
-        assert cli.main(["advise", *words, "--aggregator", address]) == code
+    def say(*message: str, code: int = 0) -> tuple[str, str]:
+        assert cli.main(["advise", *message, "--aggregator", address]) == code
         captured = capsys.readouterr()
         return captured.out, captured.err
 
@@ -143,7 +143,7 @@ def test_what_was_read_is_what_is_answered(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         # With an empty script variable, any current version was accepted.
         *[(["accept", "a1", "--etag", etag], "expected an etag, such as a12-3") for etag in ("", "a1", "1", "a1-x", "*")],
@@ -164,11 +164,11 @@ def test_what_was_read_is_what_is_answered(
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_told_before_anybody_is_asked(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
         cli.main(["advise", *arguments])
-    assert words in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_hosts_out_and_back_by_name_and_range(say: Say) -> None:
@@ -293,11 +293,11 @@ def test_what_would_have_held_advice_back_is_told_of_its_episode() -> None:
     held = wire.RuleEpisode(
         node="nodes/h3",
         action=wire.EVICT_NOW,
-        words="lost data",
+        message="lost data",
         held_back_text="2 of rack r1 are out",
     )
     given = wire.RuleEpisode(
-        node="nodes/h1", action=wire.EVICT_NOW, advised=True, words="lost data"
+        node="nodes/h1", action=wire.EVICT_NOW, advised=True, message="lost data"
     )
     answer = wire.EvaluateRuleResponse(episodes=[given, held], episodes_count=2, held_back_count=1)
     lines = FORMATTERS["what-if"](answer).split("\n")

@@ -529,12 +529,12 @@ def test_why_nothing_is_advised_is_what_is_so_now() -> None:
         Tables(), LIMITS, Observer(), world.now_ns, shadow=False, gangs=ScheduledGangs()
     )  # fmt: skip
 
-    def frozen(words: str) -> list[str]:
-        judged = replace(snapshot, degraded_reason=words)
+    def frozen(message: str) -> list[str]:
+        judged = replace(snapshot, degraded_reason=message)
         events = [*observer.events(book.machine.state, judged, world.fleet.gpus)]
         for event in events:
             book.machine.step(event)
-        return [event.words for event in events if isinstance(event, Frozen)]
+        return [event.message for event in events if isinstance(event, Frozen)]
 
     assert frozen("restarted at 10:00:00 UTC: 3 of 4 hosts") == [
         "restarted at 10:00:00 UTC: 3 of 4 hosts"

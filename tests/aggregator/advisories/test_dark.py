@@ -94,10 +94,10 @@ def test_a_dark_rack_is_one_advisory_for_the_rack_and_none_for_its_hosts() -> No
         "rack r7 silence", Action.INSPECT, Basis.SHARED_CAUSE,
     )  # fmt: skip
     assert advisory.hosts == ("h0", "h1", "h2", "h3", "h4", "h5")
-    assert advisory.words.startswith(
+    assert advisory.message.startswith(
         "6 of 6 hosts of rack r7 fell silent within 2 s, at 2023-11-14 22:13:30 UTC: one fault that they share"
     )
-    assert "its power, its switch" in advisory.words
+    assert "its power, its switch" in advisory.message
     assert advisory.price.waiting_gpu_hours == 12 * 8
     assert (
         "96.0 GPU-hours = 12 GPUs x 8 h, if none of the 6 hosts works" in advisory.price.arithmetic
@@ -114,11 +114,11 @@ def test_a_part_of_a_rack_is_told_as_a_part_and_who_follows_joins() -> None:
     fleet.hush(0, 1, 2, 3)
     fleet.run(60)
     (advisory,) = fleet.open
-    assert advisory.words.startswith("4 of 6 hosts of rack r7 fell silent within 2 s, at ")
+    assert advisory.message.startswith("4 of 6 hosts of rack r7 fell silent within 2 s, at ")
     fleet.hush(4)
     fleet.run(20)
     (advisory,) = fleet.open
-    assert advisory.words.startswith(
+    assert advisory.message.startswith(
         "5 of 6 hosts of rack r7 fell silent one after the other, the first at "
     )
     assert "10 GPUs x 8 h" in advisory.price.arithmetic
@@ -155,7 +155,7 @@ def test_a_host_that_is_silent_alone_is_looked_at_after_half_an_hour_once() -> N
         Action.INSPECT,
         "host",
     )
-    assert "it has been silent since" in advisory.words and "may still work" in advisory.words
+    assert "it has been silent since" in advisory.message and "may still work" in advisory.message
     fleet.run(26 * 3600, step=1800)
     assert {published.name for published in fleet.told} == {"a1"}, "asked again, and again"
 
@@ -213,7 +213,7 @@ def test_hosts_that_have_not_found_us_again_are_not_dark() -> None:
     fleet.run(60, step=5)
     (advisory,) = fleet.open
     assert advisory.subject == "rack r7 silence", "silent for a quarter of an hour: they are"
-    assert advisory.words.startswith(
+    assert advisory.message.startswith(
         "6 of 6 hosts of rack r7 were silent when the aggregator restarted at 2023-11-14 22:13:31 "
         "UTC: likely one fault"
     )
@@ -235,7 +235,7 @@ def test_hosts_that_fell_while_we_were_away_did_not_fall_at_once() -> None:
     for advisory in fleet.open:
         assert (
             "it was silent when the aggregator restarted at 2023-11-14 22:13:31 UTC: check its power"
-            in advisory.words
+            in advisory.message
         )
 
 

@@ -22,7 +22,6 @@ from gangline.aggregator.advisories.state import MachineState
 from gangline.aggregator.scoring.calibration import Calibration
 from gangline.aggregator.scoring.evaluate import evaluate
 from gangline.aggregator.scoring.score import OutcomeFeedback
-from gangline.aggregator.store.duckdb_file import ops_script
 from gangline.aggregator.store.store import Store
 from gangline.contract.wire import advisory_pb2, outcome_pb2
 from tests.aggregator.advisories.served import (
@@ -69,13 +68,10 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def asked(store: Store, query: str) -> list[tuple[Any, ...]]:
-    """Return the rows of *query*, with the operators' views over the live tables."""
-
-    def work(connection: Any) -> list[tuple[Any, ...]]:
-        connection.execute(ops_script())
-        return list(connection.execute(query).fetchall())
-
-    return store.in_transaction(work)
+    rows_of: list[tuple[Any, ...]] = store.in_transaction(
+        lambda connection: connection.execute(query).fetchall()
+    )
+    return rows_of
 
 
 @pytest.mark.slow
@@ -87,7 +83,7 @@ def test_a_fatal_xid_becomes_an_advisory_with_a_price(store: Store) -> None:
     assert (advisory.subject, advisory.basis) == ("host h2", Basis.DETERMINISTIC)
     assert (advisory.action, advisory.then) == (Action.DRAIN_AT_CHECKPOINT, Action.RESET_GPU)
     assert advisory.price.waiting_gpu_hours > advisory.price.acting_gpu_hours > 0
-    assert "32 GPUs" in advisory.price.arithmetic and "policy: drain" in advisory.words
+    assert "32 GPUs" in advisory.price.arithmetic and "policy: drain" in advisory.message
     assert asked(
         store, "SELECT advisory, subject, action, then_action, scope, state, job, shadow FROM ops.advice"
     ) == [("a1", "host h2", "DRAIN_AT_CHECKPOINT", "RESET_GPU", "gpu", "PROPOSED", "train-7", False)]  # fmt: skip
@@ -398,7 +394,7 @@ async def test_outcomes_move_hosts_of_such_a_hazard_and_every_page_says_the_same
         now, before = after.hosts[host], plain.hosts[host]
         assert now.hazard_per_hour == pytest.approx(calm[4] * before.hazard_per_hour)
         (evidence,) = (item for item in now.evidence if item.signal == "hazard.outcomes")
-        assert evidence.value == pytest.approx(calm[4]) and "42.0 interruptions" in evidence.words
+        assert evidence.value == pytest.approx(calm[4]) and "42.0 interruptions" in evidence.message
         assert asked(
             store,
             f"SELECT exp(max(log_hazard_outcomes)) FROM scores WHERE host = 'h{host}'",

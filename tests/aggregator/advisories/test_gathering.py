@@ -117,7 +117,7 @@ def test_what_was_accepted_by_then_goes_on_and_counts_for_the_cause(
     cause = world.machine.state.advisories["a2"]
     assert cause.hosts == ("h1", "h2", "h3") and cause.cases == ("h2/XID_FATAL", "h3/XID_FATAL")
     assert world.machine.state.holds["h1"].name == "a1"
-    assert "3 hosts of rack r0" in cause.words
+    assert "3 hosts of rack r0" in cause.message
     assert published(world.later(10)) == []
 
 
@@ -140,7 +140,7 @@ def test_limits_hold_as_before() -> None:
     world.see("h30")
     instructions = world.later(0)
     assert len(published(instructions)) == 1
-    assert [held.words for held in told(instructions, HeldBack)] == [
+    assert [held.message for held in told(instructions, HeldBack)] == [
         "limit of 1 host out of service reached"
     ]
 

@@ -148,7 +148,7 @@ def test_no_more_of_a_rack_than_may_be_whoever_took_them_out() -> None:
         )
     world.see("h3")
     (held,) = told(world.later(3), HeldBack)
-    assert held.host == "h3" and "rack r0" in held.words and "2" in held.words
+    assert held.host == "h3" and "rack r0" in held.message and "2" in held.message
     world.give(Available(world.now_ns, "h1"))
     assert published(world.later(1)) == [("host h3", "EVICT_NOW", "PROPOSED")]
 
@@ -171,7 +171,7 @@ def test_a_forecast_that_costs_more_to_act_on_is_held_back() -> None:
     world = AdviceMachine()
     world.see("h1", basis=Basis.STATISTICAL, price=Price(3.0, 64.0))
     (held,) = told(world.later(3), HeldBack)
-    assert held.words.startswith("waiting costs less (")
+    assert held.message.startswith("waiting costs less (")
     world.see("h1", basis=Basis.STATISTICAL, price=Price(100.0, 64.0))
     assert published(world.later(1)) == [("host h1", "DRAIN_AFTER_JOB", "PROPOSED")]
 
@@ -254,7 +254,7 @@ def test_a_breaker_closes_by_its_trial_only() -> None:
     assert told(world.answer("a1", AdvisoryState.DONE), Breaker) == []
     assert told(world.answer("a4", AdvisoryState.ACCEPTED), Act)
     (refused,) = told(world.answer("a5", AdvisoryState.ACCEPTED), Publish)
-    assert "one host at a time until a4 succeeds" in refused.words
+    assert "one host at a time until a4 succeeds" in refused.message
     assert told(world.answer("a4", AdvisoryState.DONE), Breaker)[0].position == "closed"
 
 
@@ -271,9 +271,9 @@ def test_a_trial_that_does_not_end_is_given_up() -> None:
     assert told(world.answer("a3", AdvisoryState.ACCEPTED), Act)
     for _ in range(2):
         world.later(449)
-        world.answer("a3", AdvisoryState.ACCEPTED, words="the budget allows no disruption")
+        world.answer("a3", AdvisoryState.ACCEPTED, message="the budget allows no disruption")
     (breaker,) = told(world.later(2), Breaker)
-    assert breaker.position == "half-open" and "a3 did not end in time" in breaker.words
+    assert breaker.position == "half-open" and "a3 did not end in time" in breaker.message
     assert told(world.answer("a4", AdvisoryState.ACCEPTED), Act)
     assert told(world.answer("a4", AdvisoryState.DONE), Breaker)[0].position == "closed"
 
@@ -293,7 +293,7 @@ def test_why_a_return_came_to_nothing_is_what_was_so(*, is_back: bool) -> None:
         publication for _ in range(12) for publication in told(world.later(1800), Publish)
     ]
     (ended,) = [
-        publication.words
+        publication.message
         for publication in publications
         if publication.advisory.state is AdvisoryState.WITHDRAWN
     ]
@@ -304,16 +304,16 @@ def test_nothing_comes_of_what_was_rejected() -> None:
     """A slow executor carried out rejected advice."""
     world = proposing("h1")
     for nothing in ("", "   "):
-        assert told(world.answer("a1", AdvisoryState.REJECTED, "alice", words=nothing), Refused)
-    world.answer("a1", AdvisoryState.REJECTED, "alice", words="it is in a burn-in")
+        assert told(world.answer("a1", AdvisoryState.REJECTED, "alice", message=nothing), Refused)
+    world.answer("a1", AdvisoryState.REJECTED, "alice", message="it is in a burn-in")
     (refused,) = world.answer("a1", AdvisoryState.ACCEPTED)
     assert isinstance(refused, Refused) and type(refused.error) is FailedPrecondition
-    assert "burn-in" in refused.words
+    assert "burn-in" in refused.message
     ends = datetime.fromtimestamp(world.now_ns // SECOND_NS + 86_400, UTC)
     later = world.later(3600)
     assert told(later, Publish) == []  # it is not proposed again either
     (held,) = told(later, HeldBack)
-    assert f"not repeated before {ends:%Y-%m-%d %H:%M} UTC" in held.words, (
+    assert f"not repeated before {ends:%Y-%m-%d %H:%M} UTC" in held.message, (
         "who looks at night knows"
     )
 
@@ -321,7 +321,7 @@ def test_nothing_comes_of_what_was_rejected() -> None:
 def test_what_was_rejected_stays_so_though_something_graver_came_and_went() -> None:
     """A drain rejected for the day was proposed again after a GPU had hung for a moment."""
     world = proposing("h1", "ECC_TREND", action=Action.AVOID)
-    world.answer("a1", AdvisoryState.REJECTED, "alice", words="it is in a burn-in")
+    world.answer("a1", AdvisoryState.REJECTED, "alice", message="it is in a burn-in")
     world.see("h1")
     assert published(world.later(3)) == [("host h1", "EVICT_NOW", "PROPOSED")]
     world.gone("h1")
@@ -378,7 +378,7 @@ def test_a_lease_lasts_as_long_as_its_owner_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("to", "seconds", "words"),
+    ("to", "seconds", "message"),
     [
         (AdvisoryState.ACCEPTED, 9.9, "lease: 9.9 s, expected 10 s to 7 days"),
         (AdvisoryState.ACCEPTED, 604_801.0, "expected 10 s to 7 days"),
@@ -388,15 +388,15 @@ def test_a_lease_lasts_as_long_as_its_owner_said() -> None:
         (AdvisoryState.ACCEPTED, 604_800.0, ""),
     ],
 )
-def test_a_lease_is_bounded(to: AdvisoryState, seconds: float, words: str) -> None:
+def test_a_lease_is_bounded(to: AdvisoryState, seconds: float, message: str) -> None:
     """A lease for a year would keep a host from others after its owner left."""
     world = proposing("h1")
     event = Acked(world.now_ns, "a1", to, "x", "why", lease_seconds=seconds)
-    if words:
-        with pytest.raises(InvalidArgument, match=words):
+    if message:
+        with pytest.raises(InvalidArgument, match=message):
             world.machine.preview(event)
         (refused,) = told(world.give(event), Refused)
-        assert isinstance(refused.error, InvalidArgument) and words in refused.words
+        assert isinstance(refused.error, InvalidArgument) and message in refused.message
     else:
         until_ns = world.now_ns + int(seconds * 1e9)
         assert world.machine.preview(event).lease_until_ns == until_ns
@@ -435,7 +435,7 @@ def test_while_frozen_nothing_is_proposed_and_nothing_granted() -> None:
     assert world.later(10) == []
     (refused,) = told(world.answer("a1", AdvisoryState.ACCEPTED), Refused)
     assert isinstance(refused.error, AdviceFrozen)
-    assert to_json(refused).startswith('{"name":"a1","why":"frozen","words":"nothing is granted')
+    assert to_json(refused).startswith('{"name":"a1","why":"frozen","message":"nothing is granted')
     world.give(Frozen(world.now_ns, ""))
     assert published(world.later(1)) == [("host h20", "EVICT_NOW", "PROPOSED")]
 

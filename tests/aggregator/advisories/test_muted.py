@@ -43,7 +43,7 @@ def ended(how: AdvisoryState) -> AdviceMachine:
     elif how is AdvisoryState.DONE:
         world.carry_out("a1")
     else:
-        world.answer("a1", how, words="we cap it ourselves")
+        world.answer("a1", how, message="we cap it ourselves")
     assert world.machine.state.ended["a1"].state is how
     rose(world, *range(8))
     return world
@@ -54,7 +54,7 @@ def test_what_was_rejected_is_not_asked_for_of_the_next_wider_domain(how: dict[s
     """A rejected rack became a power domain a second later, then a leaf, a spine, and the fleet."""
     world = AdviceMachine()
     fell(world, *range(8), how=how)
-    world.answer("a1", AdvisoryState.REJECTED, words="we cap it ourselves")
+    world.answer("a1", AdvisoryState.REJECTED, message="we cap it ourselves")
     for _ in range(23):
         assert published(world.later(3600)) == []
     assert published(world.later(3600)) == [("rack r0 " + ("power" if how is POWER else "silence"),
@@ -79,8 +79,8 @@ def test_a_cause_that_comes_back_too_soon_is_held_back_whole(
     assert published(back) == [] and published(world.later(60)) == []
     held = told(back, HeldBack)
     assert [held_back.host for held_back in held] == [f"h{n}" for n in range(8)]
-    (message,) = {held_back.words for held_back in held}
-    why = world.machine.state.ended["a1"].state_words
+    (message,) = {held_back.message for held_back in held}
+    why = world.machine.state.ended["a1"].state_message
     assert message.startswith(f"of the same cause as before, rack r0 power (a1: {why}): not again")
     (again,) = told(world.later(seconds), Publish)
     assert (again.advisory.subject, len(again.advisory.hosts)) == ("rack r0 power", 8)
@@ -102,10 +102,10 @@ def test_other_hosts_of_a_rejected_rack_are_held_back_too() -> None:
     """Five hours after a rejection three other hosts of the rack got advice each."""
     world = AdviceMachine()
     fell(world, *range(5))
-    world.answer("a1", AdvisoryState.REJECTED, words="we cap it ourselves")
+    world.answer("a1", AdvisoryState.REJECTED, message="we cap it ourselves")
     world.later(5 * 3600)
     (first, *_) = told(fell(world, 5, 6, 7), HeldBack)
-    assert "a1: rejected by x: we cap it ourselves" in first.words
+    assert "a1: rejected by x: we cap it ourselves" in first.message
     assert all(
         advisory.subject == "rack r0 power" for advisory in world.machine.state.ended.values()
     )
@@ -116,7 +116,7 @@ def test_the_next_rack_is_told_though_its_neighbour_was_rejected() -> None:
     """A power domain is not proposed with the rejected eight in it, but the new rack is."""
     world = AdviceMachine()
     fell(world, *range(8))
-    world.answer("a1", AdvisoryState.REJECTED, words="we cap it ourselves")
+    world.answer("a1", AdvisoryState.REJECTED, message="we cap it ourselves")
     assert published(fell(world, *range(8, 16), how=NEXT_RACK)) == [
         ("rack r1 power", "INSPECT", "PROPOSED")
     ]
@@ -126,7 +126,7 @@ def test_what_becomes_graver_than_what_was_answered_is_told() -> None:
     """A rack's power was rejected; later one of its hosts needs an eviction."""
     world = AdviceMachine()
     fell(world, *range(8))
-    world.answer("a1", AdvisoryState.REJECTED, words="we cap it ourselves")
+    world.answer("a1", AdvisoryState.REJECTED, message="we cap it ourselves")
     graver = {**POWER, "basis": Basis.DETERMINISTIC, "action": Action.EVICT_NOW}
     assert published(fell(world, 3, how=graver)) == [("host h3", "EVICT_NOW", "PROPOSED")]
 
@@ -151,4 +151,4 @@ def test_what_followed_while_nothing_could_be_told_is_of_the_cause() -> None:
     world.give(Frozen(world.now_ns, ""))
     (publication,) = told(world.later(1), Publish)
     assert publication.advisory.hosts == ("h0", "h1", "h2", "h3", "h4")
-    assert "power one after the other, the first at" in publication.advisory.words
+    assert "power one after the other, the first at" in publication.advisory.message

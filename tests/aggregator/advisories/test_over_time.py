@@ -76,7 +76,7 @@ def test_a_drain_for_a_job_that_has_ended_is_not_to_be_accepted_any_more() -> No
     world.see("h1", "ECC_TREND", **drain, price=Price(3.0, 60.0))
     instructions = world.later(1)
     assert published(instructions) == [("host h1", "DRAIN_AFTER_JOB", "WITHDRAWN")]
-    assert told(instructions, HeldBack)[0].words.startswith("waiting costs less (")
+    assert told(instructions, HeldBack)[0].message.startswith("waiting costs less (")
     assert world.later(200) == []
 
 
@@ -92,7 +92,7 @@ def test_a_fault_that_became_milder_is_asked_for_as_it_is() -> None:
     world.see("h3", action=Action.AVOID)
     instructions = world.later(1)
     assert published(instructions) == [("host h3", "AVOID", "PROPOSED")]
-    assert told(instructions, Publish)[0].words.startswith(
+    assert told(instructions, Publish)[0].message.startswith(
         "a lesser action is needed than before: h3 has it"
     )
     assert not told(instructions, HeldBack) and world.later(200) == []
@@ -103,13 +103,13 @@ def test_what_fell_back_to_what_was_rejected_is_withdrawn() -> None:
     world = AdviceMachine()
     world.see("h1", action=Action.AVOID)
     world.later(5)
-    world.answer("a1", AdvisoryState.REJECTED, words="it is in a burn-in")
+    world.answer("a1", AdvisoryState.REJECTED, message="it is in a burn-in")
     world.see("h1", action=Action.DRAIN_AFTER_JOB)
     assert published(world.later(1)) == [("host h1", "DRAIN_AFTER_JOB", "PROPOSED")]
     world.see("h1", action=Action.AVOID)
     instructions = world.later(1)
     assert published(instructions) == [("host h1", "DRAIN_AFTER_JOB", "WITHDRAWN")]
-    assert "the same advisory was rejected" in told(instructions, Publish)[0].words
+    assert "the same advisory was rejected" in told(instructions, Publish)[0].message
 
 
 def test_what_is_left_beside_a_fault_that_ended_has_its_own_price() -> None:
@@ -164,7 +164,7 @@ def test_what_advice_that_has_ended_holds_out_can_be_given_up() -> None:
     instructions = world.give(PutBack(world.now_ns, "alice", ("h1", "h2")))
     (clear,), (back,) = told(instructions, Clear), told(instructions, Probation)
     assert (clear.name, clear.host, back.name) == ("a1", "h1", "a1")
-    assert clear.words == "alice reports that it is back in service"
+    assert clear.message == "alice reports that it is back in service"
     assert published(world.later(3500)) == [], "its fault stands, and is borne for now"
     assert published(world.later(200)) == [("host h1", "EVICT_NOW", "PROPOSED")]
 
@@ -226,8 +226,8 @@ def test_what_is_asked_of_a_host_waits_while_others_have_it_out(by: str, *, put_
     with pytest.raises(FailedPrecondition) as previewed:
         world.machine.preview(Acked(world.now_ns, "a1", AdvisoryState.ACCEPTED, "x"))
     (refused,) = told(world.answer("a1", AdvisoryState.ACCEPTED), Refused)
-    assert refused.words == str(previewed.value) and type(refused.error) is FailedPrecondition
-    assert refused.words.startswith(f"the host is out already: {by}: nothing is granted on it")
+    assert refused.message == str(previewed.value) and type(refused.error) is FailedPrecondition
+    assert refused.message.startswith(f"the host is out already: {by}: nothing is granted on it")
     for _ in range(8):
         assert {state for _, _, state in published(world.later(900))} <= {"DEFERRED"}
     world.give(Available(world.now_ns, "h1"))
@@ -323,21 +323,21 @@ def test_what_nobody_may_accept_does_not_expire(*, put_off: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({}, "it has got worse: h1 has it"),
         ({"action": Action.AVOID}, "a lesser action is needed than before: h1 has it"),
         ({"action": Action.DRAIN_AFTER_JOB, "price": Price(900.0, 5.0)}, "it has changed: h1 has it"),
     ],
 )  # fmt: skip
-def test_what_changed_is_told_as_what_it_is(changes: dict[str, Any], words: str) -> None:
+def test_what_changed_is_told_as_what_it_is(changes: dict[str, Any], message: str) -> None:
     """A changed price or a milder fault was reported as "it has got worse"."""
     world = AdviceMachine()
     world.see("h1", action=Action.DRAIN_AFTER_JOB)
     world.later(5)
     world.see("h1", **changes)
     (publication,) = told(world.later(1), Publish)
-    assert publication.words == publication.advisory.state_words == words
+    assert publication.message == publication.advisory.state_message == message
 
 
 def test_a_drain_goes_on_though_something_milder_was_done_before_it() -> None:

@@ -60,7 +60,7 @@ def test_every_word_of_every_policy_is_an_action_or_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "advice"),
+    ("message", "advice"),
     [
         ("drain now; stop touching that device; reboot the host", PolicyAction(Action.EVICT_NOW, Action.REBOOT)),
         ("drain and reset the GPU", PolicyAction(Action.DRAIN_AT_CHECKPOINT, Action.RESET_GPU)),
@@ -72,9 +72,9 @@ def test_every_word_of_every_policy_is_an_action_or_nothing() -> None:
         ("none; it raises the hazard", PolicyAction(None)),
     ],
 )  # fmt: skip
-def test_words_as_actions(words: str, advice: PolicyAction) -> None:
+def test_words_as_actions(message: str, advice: PolicyAction) -> None:
     """The text of the table is the action that a scheduler receives."""
-    assert parse_policy_text(words) == advice
+    assert parse_policy_text(message) == advice
 
 
 def test_numbers_and_names_are_those_of_the_wire() -> None:

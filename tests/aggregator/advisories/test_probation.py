@@ -88,7 +88,7 @@ def test_a_host_that_came_back_is_on_probation_until_its_time_is_over(store: Tab
     assert (host.state.name, host.reason.name) == ("PROBATION", "POLICY")
     assert host.clears_when.startswith("it stays well until ")
     (returned_evidence,) = [e for e in host.evidence if e.signal == "host.returned"]
-    assert "110 times" in returned_evidence.words and returned_evidence.score_delta < 0
+    assert "110 times" in returned_evidence.message and returned_evidence.score_delta < 0
     assert host.hazard_per_hour == pytest.approx(110.4 * world.snapshot.hosts[1].hazard_per_hour)  # type: ignore[union-attr]
     observe(book, world)
     assert book.feed.open == []  # a forecast of this kind needs no action

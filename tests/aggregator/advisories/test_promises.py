@@ -163,10 +163,10 @@ class Promises(RuleBasedStateMachine):
 
     @rule(
         number=st.integers(1, 12), to=st.sampled_from(AdvisoryState), actor=st.sampled_from("xy"),
-        words=st.sampled_from(["", "no"]),
+        message=st.sampled_from(["", "no"]),
     )  # fmt: skip
-    def answer(self, number: int, to: AdvisoryState, actor: str, words: str) -> None:
-        self.walk.give(Acked(self.walk.now_ns, f"a{number}", to, actor, words))
+    def answer(self, number: int, to: AdvisoryState, actor: str, message: str) -> None:
+        self.walk.give(Acked(self.walk.now_ns, f"a{number}", to, actor, message))
 
     @rule(number=st.integers(1, 12))
     def carry_out(self, number: int) -> None:
@@ -192,9 +192,9 @@ class Promises(RuleBasedStateMachine):
         out = TakenOut(now, by, "burn-in", until, members)
         self.walk.give(PutBack(now, by, tuple(sorted(hosts))) if back else out)
 
-    @rule(words=st.sampled_from(["", "half is silent"]))
-    def freeze(self, words: str) -> None:
-        self.walk.give(Frozen(self.walk.now_ns, words))
+    @rule(message=st.sampled_from(["", "half is silent"]))
+    def freeze(self, message: str) -> None:
+        self.walk.give(Frozen(self.walk.now_ns, message))
 
     @rule()
     def kill(self) -> None:

@@ -75,7 +75,7 @@ def test_a_cause_says_how_many_of_how_many_of_what_and_since_when() -> None:
     """The message gave the first host's clock, and nothing about the rack."""
     world = AdviceMachine()
     braked(world, 0, 1, 2, 3)
-    message = cause(world).words
+    message = cause(world).message
     assert message.startswith(
         "4 of 8 hosts of rack r0 were limited by their power within 2 s, at 2025-10-09 08:53:20 "
         "UTC: one fault"
@@ -84,13 +84,13 @@ def test_a_cause_says_how_many_of_how_many_of_what_and_since_when() -> None:
     assert "h0: h0 has it" in message
     world.now_ns += 60 * SECOND_NS
     braked(world, 5)
-    assert cause(world).words.startswith(
+    assert cause(world).message.startswith(
         "5 of 8 hosts of rack r0 were limited by their power one after"
     )
     for number in (0, 1):
         world.gone(f"h{number}", "POWER_CAP")
     world.later(1)
-    assert "3 hosts" not in cause(world).words and cause(world).hosts[0] == "h0", (
+    assert "3 hosts" not in cause(world).message and cause(world).hosts[0] == "h0", (
         "they fell even so"
     )
     assert len(cause(world).cases) == 3
@@ -172,14 +172,16 @@ def test_a_rack_is_dark_though_another_host_fell_silent_at_that_moment() -> None
     everywhere.later(3)
     fleet_cause = cause(everywhere)
     assert (fleet_cause.subject, len(fleet_cause.hosts)) == ("fleet all silence", 64)
-    assert fleet_cause.words.startswith("64 of 100 hosts of the fleet fell silent within 2 s, at ")
+    assert fleet_cause.message.startswith(
+        "64 of 100 hosts of the fleet fell silent within 2 s, at "
+    )
 
 
 def test_where_nobody_declared_racks_the_words_say_so() -> None:
     """The message blamed a rack called "(no topology declared)"."""
     world = AdviceMachine()
     braked(world, *range(8), place=FailureDomains(), among=())
-    assert cause(world).words.startswith(
+    assert cause(world).message.startswith(
         "8 of 1000 hosts whose racks nobody declared were limited by their power within 2 s"
     )
 

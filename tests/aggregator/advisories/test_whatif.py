@@ -42,7 +42,7 @@ class Stored:
         self.write(
             "INSERT INTO evidence BY NAME SELECT make_timestamp($at) AS time, $host AS host, 1 AS version, "
             "$signal AS signal, $device AS device, $value AS value, '' AS unit, '' AS normal, 2.0 AS log_hazard_delta, "
-            "1.0 AS relative_speed_factor, -0.5 AS score_delta, $reason AS reason, 'it is so' AS words, "
+            "1.0 AS relative_speed_factor, -0.5 AS score_delta, $reason AS reason, 'it is so' AS message, "
             "make_timestamp($at) AS observed, '' AS sql",
             {"at": at, "host": host, "signal": signal, "device": device, "value": value, "reason": reason},
         )  # fmt: skip

@@ -153,7 +153,7 @@ def test_no_more_hosts_of_one_job_than_may_be(store: Tables) -> None:
     sick(world, 0, 2, 4)
     book = book_of(store, world, job_hosts_max=2, shared_unplaced_hosts_min=99)
     assert len(advised(book, world)) == 2
-    ((message,),) = asked(store, "SELECT words FROM advice_decisions WHERE kind = 'HeldBack'")
+    ((message,),) = asked(store, "SELECT message FROM advice_decisions WHERE kind = 'HeldBack'")
     assert message == "limit of 2 hosts of job 123 out of service reached"
 
 

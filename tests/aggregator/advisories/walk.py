@@ -180,7 +180,7 @@ class Walk:
         return Case(
             key=f"{host}/{reason}/{gpu}", host=host, reason=reason, basis=rng.choice(list(Basis)[:3]),
             action=rng.choice([action for action in Action if action is not Action.RETURN_TO_SERVICE]),
-            scope=rng.choice(list(Scope)), words="it is hot", since_ns=self.now_ns,
+            scope=rng.choice(list(Scope)), message="it is hot", since_ns=self.now_ns,
             then=rng.choice([None, Action.RESET_GPU]), devices=(gpu,), place=self.place(host),
             job=rng.choice(["", "job1", "job2"]), checkpoint_seconds=rng.choice([0.0, 600.0]),
             count=rng.choice([1, 1, 3, 800_000]), price=Price(rng.random() * 100, 1.0),

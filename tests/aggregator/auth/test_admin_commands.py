@@ -143,7 +143,7 @@ def test_wrong_usage_is_said(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["issue", "--role", "agent", "--name", "a"], "admin cert init"),
         (["issue", "--role", "agent", "--name", "a", "--days", "99999"], "admin cert init"),
@@ -151,11 +151,11 @@ def test_wrong_usage_is_said(
     ],
 )
 def test_without_a_ca_it_says_how_to_make_one(
-    arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The wrong folder, most often."""
     assert made(*arguments, folder=tmp_path) == cli.FAILED
-    assert words in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_cluster_that_cannot_be_made_leaves_no_ca(

@@ -135,7 +135,7 @@ def test_one_that_cannot_be_used_is_a_finding(lab: Any, secured: Secured, until:
 
     asyncio.run(way())
     ((message, cleared),) = lab.rows(
-        "SELECT words, cleared FROM findings WHERE host = '(aggregator)'"
+        "SELECT message, cleared FROM findings WHERE host = '(aggregator)'"
     )
     assert "server.key" in message and "nonsense" not in message and cleared
 
@@ -181,7 +181,7 @@ def test_what_is_in_force_shows_nobody_the_key(secured: Secured) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"tls_key_file": ""}, "go together"),
         ({"tls_certificate_file": ""}, "go together"),
@@ -194,10 +194,10 @@ def test_what_is_in_force_shows_nobody_the_key(secured: Secured) -> None:
     ],
 )
 def test_settings_that_do_not_go_together(
-    changes: dict[str, str], words: str, lab: Any, secured: Secured
+    changes: dict[str, str], message: str, lab: Any, secured: Secured
 ) -> None:
     """Half of TLS, and a service that would have started in plain text."""
-    with pytest.raises(SettingsError, match=words):
+    with pytest.raises(SettingsError, match=message):
         asyncio.run(Aggregator(lab.config(**{**secured.settings(), **changes})).start())
 
 

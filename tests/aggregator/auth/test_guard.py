@@ -275,7 +275,7 @@ def test_the_better_proof_of_a_name_has_it(lab: Any, secured: Secured, make_agen
                 await channel.close()
 
     asyncio.run(way())
-    rows = lab.rows("SELECT DISTINCT words FROM findings WHERE name = 'identity.duplicate_name'")
+    rows = lab.rows("SELECT DISTINCT message FROM findings WHERE name = 'identity.duplicate_name'")
     both = " ".join(message for (message,) in rows)
     assert "72727272" in both and "73737373" in both
 

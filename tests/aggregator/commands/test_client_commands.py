@@ -90,7 +90,7 @@ def test_an_address_that_is_none_is_a_usage_error(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "expected"),
     [
         (["explain", ""], "empty; expected a host name"),
         (["explain", "nodes/"], "empty; expected a host name"),
@@ -100,11 +100,11 @@ def test_an_address_that_is_none_is_a_usage_error(
     ],
 )
 def test_wrong_usage_is_said_shortly(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An empty shell variable, a pasted page; and no name of our own functions in the answer."""
     message = usage_error(arguments, capsys)
-    assert words in message and "_seconds" not in message and len(message) < 600
+    assert expected in message and "_seconds" not in message and len(message) < 600
 
 
 def usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -49,8 +49,8 @@ def test_simulated_hosts_are_marked() -> None:
 
 def test_what_moved_nothing_is_not_shown_as_the_reason() -> None:
     """A counter that had been stuck for years was the reason shown for a healthy host, between two broken hosts."""
-    stuck = score("a", reason=score_pb2.REASON_BLIND, reason_words="a counter is stuck")
-    frozen = score("b", reason=score_pb2.REASON_STALE_TELEMETRY, reason_words="silent for 40 s")
+    stuck = score("a", reason=score_pb2.REASON_BLIND, reason_message="a counter is stuck")
+    frozen = score("b", reason=score_pb2.REASON_STALE_TELEMETRY, reason_message="silent for 40 s")
     lines = render([stuck, frozen, score("c")], 120).splitlines()
     assert lines[1].endswith("nothing wrong")
     assert lines[2].endswith("silent for 40 s")
@@ -59,7 +59,7 @@ def test_what_moved_nothing_is_not_shown_as_the_reason() -> None:
 
 def test_a_narrow_terminal_keeps_room_for_the_reason() -> None:
     """80 columns: hazard a day goes, the reason stays readable."""
-    host_score = score("gpu-node-017", reason_words="x" * 99, state=score_pb2.SUSPECT)
+    host_score = score("gpu-node-017", reason_message="x" * 99, state=score_pb2.SUSPECT)
     narrow, wide = render([host_score], 80), render([host_score], 100)
     assert "HAZARD/DAY" not in narrow and "HAZARD/DAY" in wide
     assert narrow.count("x") > 24
@@ -98,7 +98,7 @@ def test_a_hazard_past_all_sense_is_cut() -> None:
 @given(st.lists(st.text(min_size=1, max_size=40), max_size=6), st.integers(20, 200), st.text())
 def test_it_fits_and_shows_no_control_characters(names: list[str], width: int, reason: str) -> None:
     """An agent chooses its host's name: the name must not move the cursor or break a line."""
-    scores = [score(n, reason_words=reason, state=2) for n in names]
+    scores = [score(n, reason_message=reason, state=2) for n in names]
     text = render(scores, width)
     # A combining character takes no column of the terminal.
     assert all(cell_len(line) <= max(width, 20) or not names for line in text.split("\n"))
@@ -285,7 +285,7 @@ def test_a_reason_that_is_cut_begins_with_its_code() -> None:
     """At 80 columns "GPU-5cc8... SM clock at 77 % of..." had lost its cause at the end."""
     reason = "GPU-5cc8… SM clock at 77 % of its 255 peers, limited by heat (88 C)"
     fields = {"state": score_pb2.DEGRADED, "reason": score_pb2.REASON_THERMAL_THROTTLE}
-    host_score = score("sim-018", simulated=True, job="2", reason_words=reason, **fields)
+    host_score = score("sim-018", simulated=True, job="2", reason_message=reason, **fields)
     assert "  thermal throttle: GPU-5cc8…" in render([host_score], 80)
     assert f"  {reason}" in render([host_score], 160)
 
@@ -317,10 +317,10 @@ def test_watch_tells_what_stands_against_the_aggregator(
 
 
 def test_explain_wraps_words_and_leaves_sql_whole() -> None:
-    host_score = score("a", reason_words="slow")
+    host_score = score("a", reason_message="slow")
     sql = "SELECT time, " + ", ".join(f"c{i}" for i in range(60)) + " FROM readings.gpu_1s"
     host_score.contributions.add(
-        signal="s", device="d", words="word " * 60, evidence_sql=sql, unit="u"
+        signal="s", device="d", message="word " * 60, evidence_sql=sql, unit="u"
     )
     lines = explanation_text(host_score, 60).split("\n")
     assert f'   gangline sql "{sql}"' in lines
@@ -336,7 +336,7 @@ def test_the_command_of_a_query_is_safe_to_paste(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("unit", "number", "words"),
+    ("unit", "number", "message"),
     [
         ("hertz", 1312345678.0, "1.31 GHz"),
         ("bytes", 1e8, "0.1 GB"),
@@ -348,17 +348,17 @@ def test_the_command_of_a_query_is_safe_to_paste(name: str) -> None:
     ],
 )
 def test_values_have_the_digits_and_units_that_people_use(
-    unit: str, number: float, words: str
+    unit: str, number: float, message: str
 ) -> None:
     """1312345678.0 hertz is unreadable."""
-    assert value(score_pb2.Contribution(value=number, unit=unit)) == words
+    assert value(score_pb2.Contribution(value=number, unit=unit)) == message
 
 
 def test_explain_says_whose_word_it_is() -> None:
     """MAINTENANCE is not evidence: `explain` printed "Nothing speaks against it" without the owner of the window."""
-    host_score = score("a", state=score_pb2.MAINTENANCE, reason_words="new power feed (alice)")
+    host_score = score("a", state=score_pb2.MAINTENANCE, reason_message="new power feed (alice)")
     assert "MAINTENANCE: new power feed (alice)." in explanation_text(host_score, 100)
-    host_score.contributions.add(words="new power feed (alice)")
+    host_score.contributions.add(message="new power feed (alice)")
     assert "MAINTENANCE: " not in explanation_text(host_score, 100), "not twice"
 
 
@@ -366,7 +366,7 @@ def test_what_explain_prints_adds_up() -> None:
     """ "4 times as likely", but as what? The reader multiplies."""
     host_score = score("a", state=score_pb2.SUSPECT, hazard_per_hour=4.0 / 48)
     for device in "ab":
-        host_score.contributions.add(device=device, log_hazard_delta=math.log(2.0), words=device)
+        host_score.contributions.add(device=device, log_hazard_delta=math.log(2.0), message=device)
     text = explanation_text(host_score, 100)
     assert "A fault is expected every 12 hours." in text and text.count("is 2 times as likely") == 2
     assert "Evidence (without it, one fault every 2 days would be expected):" in text
@@ -380,9 +380,9 @@ def test_what_is_certain_is_no_expectation() -> None:
     """ "A fault is expected every 17 minutes", HAZARD/DAY 86.88, of a GPU that had fallen off the bus; in JSON the
     numbers stay."""
     host_score = score("a", state=score_pb2.UNHEALTHY, hazard_per_hour=3.6, relative_speed=0.3)
-    host_score.reason_words = "GPU has fallen off the bus"
-    for message, delta in ((host_score.reason_words, 9.0), ("ECC errors rise", math.log(2.0))):
-        host_score.contributions.add(words=message, device=message, log_hazard_delta=delta)
+    host_score.reason_message = "GPU has fallen off the bus"
+    for message, delta in ((host_score.reason_message, 9.0), ("ECC errors rise", math.log(2.0))):
+        host_score.contributions.add(message=message, device=message, log_hazard_delta=delta)
     text = explanation_text(host_score, 100)
     assert "It is broken now: a fault is certain." in text
     assert "every 17 minutes" not in text and "interval" not in text and "Score" not in text
@@ -404,12 +404,12 @@ def test_explain_says_what_each_of_several_faults_makes_of_a_calm_host() -> None
     host_score = score("a", state=score_pb2.WATCH, hazard_per_hour=9 * calm + 2 * calm)
     for device, factor in (("GPU-1", 5.0), ("GPU-2", 9.0 / 5.0)):
         host_score.contributions.add(
-            device=device, log_hazard_delta=math.log(factor), hazard_delta=4 * calm, words=device,
+            device=device, log_hazard_delta=math.log(factor), hazard_delta=4 * calm, message=device,
             score_delta=-0.1, shared_count=1,
         )  # fmt: skip
     for device, factor, hazard in (("GPU-3", 11.0 / 9.0, 2 * calm), ("GPU-4", 1.0, 0.0)):
         host_score.contributions.add(
-            device=device, log_hazard_delta=math.log(factor), hazard_delta=hazard, words=device,
+            device=device, log_hazard_delta=math.log(factor), hazard_delta=hazard, message=device,
             score_delta=-0.1 if hazard else 0.0, shared_count=2, relative_speed_factor=1.0,
         )  # fmt: skip
     text = explanation_text(host_score, 200)
@@ -442,7 +442,7 @@ def test_explain_shows_no_value_that_means_nothing() -> None:
 def test_a_healthy_host_does_not_end() -> None:
     """ "HEALTHY ends when the counter is cleared" sent someone to clear it at night."""
     host_score = score("a", clears_when="the counter is cleared")
-    host_score.contributions.add(signal="s", device="d", words="stuck", relative_speed_factor=1.0)
+    host_score.contributions.add(signal="s", device="d", message="stuck", relative_speed_factor=1.0)
     assert "ends when" not in explanation_text(
         host_score, 100
     ) and "Noted, at no cost:" in explanation_text(host_score, 100)

@@ -25,7 +25,7 @@ SLOW_FROM = 6
 
 
 VERDICT = {
-    "host": "h2", "hosts": ["h2", "h3"], "shared_cause": "rack r2 power", "slowdown_ratio": 0.2, "words": "power brake",
+    "host": "h2", "hosts": ["h2", "h3"], "shared_cause": "rack r2 power", "slowdown_ratio": 0.2, "message": "power brake",
 }  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def answers(query: str) -> list[dict[str, Any]]:
             {
                 "host": "h2", "verdict": "node", "cause": "gang.slow_host", "slowdown_ratio": 0.2, "slowdown_lower_ratio": 0.18,
                 "slowdown_upper_ratio": 0.22, "since": BEGIN + timedelta(seconds=60), "until": None, "lost_gpu_hours": 1.5,
-                "words": "computes longer \x1b[31mthan\x1b[0m the others",
+                "message": "computes longer \x1b[31mthan\x1b[0m the others",
             }
         ]  # fmt: skip
     return []

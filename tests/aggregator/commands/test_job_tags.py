@@ -35,7 +35,7 @@ JOB = {
 }  # fmt: skip
 STRAGGLER = {
     "host": "gpu2", "device": "GPU-2", "verdict": "node", "cause": "gang.slow_host", "reason": "SLOW", "slowdown_ratio": 0.2,
-    "lost_gpu_hours": 1.5, "since": BEGIN, "until": END, "words": "computes \x1b[31mlonger",
+    "lost_gpu_hours": 1.5, "since": BEGIN, "until": END, "message": "computes \x1b[31mlonger",
 }  # fmt: skip
 STOPPED = STRAGGLER | {
     "host": "gpu3",

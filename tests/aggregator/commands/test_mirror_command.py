@@ -246,7 +246,7 @@ def test_it_follows_until_it_is_ended(scores: tuple[Scores, str], path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         ([], "FILE"),
         (["nodes", "--seconds", "0"], "expected 1 to 10 seconds"),
@@ -257,12 +257,12 @@ def test_it_follows_until_it_is_ended(scores: tuple[Scores, str], path: Path) ->
     ],
 )
 def test_mistakes_are_named(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["mirror", *arguments])
     assert ended.value.code == cli.USAGE
-    assert words in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_without_slurms_commands_it_says_where_to_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:  # fmt: skip

@@ -53,7 +53,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answer:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["gpu-017"], "-o FILE.parquet"),
         (["gpu-017", "--list", "-o", "a.svg"], "--list excludes"),
@@ -74,13 +74,13 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answer:
     ],
 )
 def test_wrong_usage_is_said_with_what_is_right(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each flag has its limits in its message, and no aggregator is asked."""
     with pytest.raises(SystemExit) as ended:
         record.main(arguments)
     assert ended.value.code == cli.USAGE
-    assert words in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_the_parquet_file_has_what_the_host_sent(answers: Answer, tmp_path: Path) -> None:

@@ -166,8 +166,8 @@ SHOWN: list[tuple[str, Rows]] = [
     ("SELECT places_count AS n FROM history.moved", [{"n": 2}]),
     ("SELECT drivers FROM ops.fleet", [{"drivers": ["570.124.06", "580.65.06"]}]),
     (
-        "SELECT about, what, says FROM ops.host('sim-06')",
-        [{"about": "state", "what": "NOT KNOWN", "says": NOBODY}],
+        "SELECT about, what, message FROM ops.host('sim-06')",
+        [{"about": "state", "what": "NOT KNOWN", "message": NOBODY}],
     ),
     ("SELECT count(*) AS n FROM ops.host('(aggregator)') WHERE about = 'state'", [{"n": 0}]),
     (

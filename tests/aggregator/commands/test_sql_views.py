@@ -34,8 +34,8 @@ OPS = [
     ("FROM ops.scores_now", "state", "UNHEALTHY"),
     ("FROM ops.explain('host-1')", "reason", "XID_FATAL"),
     ("FROM ops.freshness", "host", "host-1"),
-    ("FROM ops.heard", "host", "host-1"),
-    ("FROM ops.findings", "still_so", True),
+    ("FROM ops.last_seen", "host", "host-1"),
+    ("FROM ops.findings", "is_active", True),
     ("FROM ops.aggregator", "figure", "breaker_open"),
     ("FROM ops.aggregator_history('findings')", "rise_per_second", None),
     ("FROM ops.faults", "code", 79),
@@ -178,15 +178,15 @@ def test_every_piece_of_evidence_shows_its_rows(store: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("query", "words"), REFUSED, ids=[query[:24] for query, _ in REFUSED])
+@pytest.mark.parametrize(("query", "message"), REFUSED, ids=[query[:24] for query, _ in REFUSED])
 def test_what_is_not_a_question_is_refused(
-    store: Path, capsys: pytest.CaptureFixture[str], query: str, words: str
+    store: Path, capsys: pytest.CaptureFixture[str], query: str, message: str
 ) -> None:
     """SQL that writes, reads files, or is wrong: a message on stderr, nothing on stdout, exit 2."""
     before = (store / "operators.duckdb").read_bytes()
     assert sql.main([query, "--data", str(store)]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and words in err and "Traceback" not in err
+    assert out == "" and message in err and "Traceback" not in err
     assert len(err.splitlines()) <= 7 and "pg_" not in err
     assert (store / "operators.duckdb").read_bytes() == before
 
@@ -374,7 +374,7 @@ def test_what_changed_costs_no_more_in_a_year(store: Path, tmp_path: Path) -> No
         assert changed == [("STALE", "HEALTHY")]
         ((host,),) = base.execute("SELECT host FROM main.hosts LIMIT 1").fetchall()
         base.execute(f"UPDATE scores SET host = '{host}' WHERE host LIKE '%1'")
-        page = f"SELECT says FROM ops.host('{host}') WHERE about = 'state'"
+        page = f"SELECT message FROM ops.host('{host}') WHERE about = 'state'"
         assert "(or longer)" in str(base.execute(page).fetchall()), (
             "weeks are not the day looked at"
         )

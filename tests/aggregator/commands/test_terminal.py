@@ -154,11 +154,11 @@ def test_a_view_elsewhere_is_one_text_below_the_other(
 
 def test_no_text_of_a_host_is_more_than_a_line() -> None:
     """A process named "x\\nHEALTHY" forged a line of `gangline explain`."""
-    score = score_pb2.NodeScore(node="nodes/h1", reason_words="a\nb\x1b[2J")
-    score.contributions.add(device="GPU\n\nVerdict: HEALTHY", words="x\ry")
+    score = score_pb2.NodeScore(node="nodes/h1", reason_message="a\nb\x1b[2J")
+    score.contributions.add(device="GPU\n\nVerdict: HEALTHY", message="x\ry")
     clean_texts(score)
-    assert score.reason_words == "a?b?[2J"
-    assert (score.contributions[0].device, score.contributions[0].words) == (
+    assert score.reason_message == "a?b?[2J"
+    assert (score.contributions[0].device, score.contributions[0].message) == (
         "GPU??Verdict: HEALTHY",
         "x?y",
     )

@@ -294,12 +294,12 @@ FUTILE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("incident", "words"), FUTILE)
-def test_a_cause_that_comes_along_is_said(incident: Incident, words: str) -> None:
+@pytest.mark.parametrize(("incident", "message"), FUTILE)
+def test_a_cause_that_comes_along_is_said(incident: Incident, message: str) -> None:
     """A job that dies of its own data was restarted for days on other nodes."""
     table, candidates = table_of(racks(8))
     recovery_plan = plan_recovery(table, candidates, GangRequirements(2, gpus_per_node=8), incident)
-    assert (words in recovery_plan.futile_reason) if words else not recovery_plan.futile_reason
+    assert (message in recovery_plan.futile_reason) if message else not recovery_plan.futile_reason
     assert recovery_plan.options
 
 

@@ -87,7 +87,7 @@ def test_whatever_is_typed_is_a_pattern_or_words(text: str, host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("gpu-[001-016", "without its other half"),
         ("gpu-[1-999999]", "at most 50,000"),
@@ -104,9 +104,9 @@ def test_whatever_is_typed_is_a_pattern_or_words(text: str, host: str) -> None:
         ("gpu-[1234567890]", "not a range"),
     ],
 )
-def test_what_is_no_pattern_is_told(text: object, words: str) -> None:
+def test_what_is_no_pattern_is_told(text: object, message: str) -> None:
     """An error without the right form sends the operator to the source."""
-    with pytest.raises(ValueError, match=words.replace("]", r"\]")):
+    with pytest.raises(ValueError, match=message.replace("]", r"\]")):
         parse_host_pattern(text)
 
 

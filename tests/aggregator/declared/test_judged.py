@@ -117,7 +117,7 @@ def test_noise_weighs_nothing_and_stays_to_be_seen() -> None:
     assert score.state is HealthState.HEALTHY and score.hazard_per_hour == healthy
     (evidence,) = score.evidence
     assert evidence.log_hazard_delta == 0.0 and evidence.value == 79
-    assert "taken as noise until 2023-11-14 22:14 UTC: a test of cables (bob)" in evidence.words
+    assert "taken as noise until 2023-11-14 22:14 UTC: a test of cables (bob)" in evidence.message
     assert ("h1", "gpu.xid") not in {key[:2] for key in world.fleet.findings}
     assert world.states()["h0"] == "UNHEALTHY", "on no other host"
     world.run(50)
@@ -147,7 +147,7 @@ def test_noise_is_noise_also_when_it_is_only_remembered() -> None:
     )
     world.run(1)
     assert set(world.states().values()) == {"HEALTHY"}
-    assert "a test (b)" in world.score(world.hosts[0]).evidence[0].words
+    assert "a test (b)" in world.score(world.hosts[0]).evidence[0].message
     assert "data.lost" not in {name for _, name, _ in world.fleet.findings}
     declare(world, "")
     world.run(1)

@@ -127,9 +127,9 @@ def test_a_change_is_taken_live_and_a_bad_one_is_not(running: Running, folder: P
     assert running.finding == "" and running.fleet.declared.number == 2
     rows = running.asked("SELECT number, files FROM declared_versions ORDER BY number")
     assert rows == [(1, ["a.toml"]), (2, ["a.toml"])]
-    assert running.asked("SELECT host, value, source, said_at, counts FROM declared_places") == [
-        ("h1", "r2", "file", "a.toml:1", True)
-    ]
+    assert running.asked(
+        "SELECT host, value, source, declared_in, counts FROM declared_places"
+    ) == [("h1", "r2", "file", "a.toml:1", True)]
 
 
 def test_what_fails_in_taking_it_is_told(

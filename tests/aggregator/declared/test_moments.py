@@ -37,12 +37,12 @@ def test_a_local_time_is_one_moment_or_refused(at: datetime) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hour", "day", "words"),
+    ("hour", "day", "message"),
     [(2, date(2026, 10, 25), "is there twice"), (2, date(2026, 3, 29), "does not exist")],
 )
-def test_the_night_of_the_change(hour: int, day: date, words: str) -> None:
+def test_the_night_of_the_change(hour: int, day: date, message: str) -> None:
     local_time = datetime(day.year, day.month, day.day, hour, 30)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         moment_ns(local_time, "Europe/Berlin", is_end=False)
 
 
@@ -55,7 +55,7 @@ def test_a_date_is_its_whole_day() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "zone", "words"),
+    ("value", "zone", "message"),
     [
         (datetime(2026, 1, 1), "", "a time_zone beside it"),
         (datetime(2026, 1, 1), "Mars/Olympus", "unknown time zone"),
@@ -66,7 +66,7 @@ def test_a_date_is_its_whole_day() -> None:
         (20260101, "UTC", "expected a time"),
     ],
 )
-def test_what_is_no_time_is_told(value: object, zone: str, words: str) -> None:
+def test_what_is_no_time_is_told(value: object, zone: str, message: str) -> None:
     """Quotes around a date are the commonest slip in TOML."""
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         moment_ns(value, zone, is_end=True)

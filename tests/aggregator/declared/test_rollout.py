@@ -36,11 +36,11 @@ def between(names: list[str]) -> float:
 
 def said(world: World) -> dict[str, str]:
     assert world.snapshot is not None
-    return {h.host: "; ".join(e.words for e in h.evidence) for h in world.snapshot.hosts}
+    return {h.host: "; ".join(e.message for e in h.evidence) for h in world.snapshot.hosts}
 
 
 @pytest.mark.parametrize(
-    ("text", "readings", "first_state", "others_state", "words"),
+    ("text", "readings", "first_state", "others_state", "expected"),
     [
         # Set for all hosts at once, it made half of the fleet WATCH without a warning.
         ('[thresholds]\n"host.cpu_steal_ratio" = {{ value = 0.03, rollout = {share} }}\n',
@@ -56,7 +56,7 @@ def said(world: World) -> dict[str, str]:
     ids=["stricter threshold", "milder threshold", "override"],
 )  # fmt: skip
 def test_a_change_counts_on_its_share_and_is_shown_on_the_rest(
-    text: str, readings: dict[str, float], first_state: str, others_state: str, words: str
+    text: str, readings: dict[str, float], first_state: str, others_state: str, expected: str
 ) -> None:
     world = World()
     for host in world.hosts:
@@ -67,9 +67,9 @@ def test_a_change_counts_on_its_share_and_is_shown_on_the_rest(
     (first,) = [name for name in NAMES_OF_WORLD if is_rolled_out(share, name)]
     states = world.states()
     assert states.pop(first) == first_state and set(states.values()) == {others_state}
-    assert all(words in message for name, message in said(world).items() if name != first)
+    assert all(expected in message for name, message in said(world).items() if name != first)
     if first_state == "WATCH":
-        assert words not in said(world)[first]
+        assert expected not in said(world)[first]
         declare(world, "[thresholds]\nhost.cpu_steal_ratio = { value = 0.03, rollout = 1.0 }\n")
         world.run(40)
         assert set(world.states().values()) == {"WATCH"}

@@ -169,7 +169,7 @@ class AdviceServer:
         """Return host -> the reasons why others report it as out of service."""
         absent = self.engine.machine.state.absent
         return {
-            host: [report.words for report in reported.values()]
+            host: [report.message for report in reported.values()]
             for host, reported in absent.items()
         }
 

@@ -147,7 +147,7 @@ class Rig:
 
     def states(self) -> dict[str, str]:
         return {
-            name: f"{advisory.action.name} {advisory.hosts[0]} {advisory.state.name}: {advisory.state_words}"
+            name: f"{advisory.action.name} {advisory.hosts[0]} {advisory.state.name}: {advisory.state_message}"
             for name, advisory in self.advice.advisories().items()
         }
 
@@ -252,7 +252,7 @@ class ExecutorContract:
         rig.until(lambda: rig.is_done(node), "done")
         assert rig.site.scheduler.read_jobs()[job].is_running
         advisory = rig.advice.of(node)
-        assert advisory is not None and f"job {job} was left: " in advisory.state_words, (
+        assert advisory is not None and f"job {job} was left: " in advisory.state_message, (
             rig.states()
         )
 
@@ -269,7 +269,7 @@ class ExecutorContract:
         rig.until(lambda: rig.site.scheduler.read_jobs()[job].is_running, "it runs again")
         assert node not in rig.site.scheduler.read_jobs()[job].nodes, rig.states()
         advisory = rig.advice.of(node)
-        assert advisory is not None and f"job {job} was requeued" in advisory.state_words, (
+        assert advisory is not None and f"job {job} was requeued" in advisory.state_message, (
             rig.states()
         )
 
@@ -289,7 +289,7 @@ class ExecutorContract:
 
         def reported() -> bool:
             advisory = rig.advice.of(node)
-            return advisory is not None and f"job {job} was left: " in advisory.state_words
+            return advisory is not None and f"job {job} was left: " in advisory.state_message
 
         rig.until(reported, "it says that the job is still there")
         assert node in rig.site.scheduler.read_jobs()[job].nodes
@@ -495,7 +495,7 @@ class ExecutorContract:
         advisory = rig.advice.of(node)
         assert (
             advisory is not None
-            and f"plan FREE_NODE ({hosts[-1]} for {node})" in advisory.state_words
+            and f"plan FREE_NODE ({hosts[-1]} for {node})" in advisory.state_message
         )
         rig.until(lambda: rig.site.weights() == before, "weights are as they were")
 

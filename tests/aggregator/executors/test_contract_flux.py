@@ -135,7 +135,7 @@ class TestFlux(ExecutorContract):
         rig.advice.fault("n1", Action.EVICT_NOW, job=job)
         rig.until(lambda: rig.is_done("n1"), "done")
         advisory = rig.advice.of("n1")
-        assert advisory is not None and f"job {job} was left: Flux requeues no job" in advisory.state_words  # fmt: skip
+        assert advisory is not None and f"job {job} was left: Flux requeues no job" in advisory.state_message  # fmt: skip
         assert rig.site.scheduler.read_nodes()["n1"].is_managed
         assert "n1" in rig.site.scheduler.read_jobs()[job].nodes
 

@@ -121,7 +121,7 @@ class TestHTCondor(ExecutorContract):
         rig.advice.fault(node, Action.EVICT_NOW, job=job)
         rig.until(lambda: rig.is_done(node), "done")
         advisory = rig.advice.of(node)
-        assert advisory is not None and f"job {job} was left: in HTCondor its owner moves it" in advisory.state_words  # fmt: skip
+        assert advisory is not None and f"job {job} was left: in HTCondor its owner moves it" in advisory.state_message  # fmt: skip
         after = rig.site.scheduler.read_jobs()[job]
         assert after.is_running and after.restarts == 0 and node in after.nodes
 

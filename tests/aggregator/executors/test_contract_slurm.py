@@ -159,7 +159,7 @@ class TestSlurm(ExecutorContract):
 
         def reported() -> bool:
             advisory = rig.advice.of(node)
-            return advisory is not None and "it can run nowhere else" in advisory.state_words
+            return advisory is not None and "it can run nowhere else" in advisory.state_message
 
         rig.until(reported, "it says so")
         rig.turn()
@@ -185,7 +185,7 @@ class TestSlurm(ExecutorContract):
 
             def reported() -> bool:
                 advisory = rig.advice.of(node)
-                return advisory is not None and "needs 2 of license tool" in advisory.state_words
+                return advisory is not None and "needs 2 of license tool" in advisory.state_message
 
             rig.until(reported, "it says so")
             assert rig.site.scheduler.read_jobs()[job].is_running and not rig.is_done(node)

@@ -207,7 +207,7 @@ def test_a_real_cluster(tmp_path: Path) -> None:
         advice.fault(node, Action.EVICT_NOW, job=group.name)
         rig.until(lambda: rig.is_done(node), "done")
         advisory = advice.of(node)
-        assert advisory is not None and "was left: Ray lets it continue" in advisory.state_words
+        assert advisory is not None and "was left: Ray lets it continue" in advisory.state_message
         assert site.scheduler.read_nodes([node])[node].state == "DRAINING"
         cluster.stdin.write("\n")
         cluster.stdin.flush()

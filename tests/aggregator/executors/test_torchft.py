@@ -98,8 +98,8 @@ def test_an_eviction_ends_the_replica_on_the_node_alone(fleet: TorchftRig, tmp_p
         assert fleet.alive() == {"train_1:bbbb"}
         advisory = advice.of("localhost")
         assert advisory is not None
-        assert "ended replica train_0:aaaa of torchft" in advisory.state_words
-        assert f"lighthouse {closed}: no answer" in advisory.state_words
+        assert "ended replica train_0:aaaa of torchft" in advisory.state_message
+        assert f"lighthouse {closed}: no answer" in advisory.state_message
         assert rig.exported.count("KillReplicas") == 1
     if isinstance(fleet, StandInRig):
         assert fleet.requests == [("train_0:aaaa", kill_request(f"gangline: {advisory.name}"))]

@@ -377,8 +377,8 @@ def test_folded_events_are_no_code_zero(name: str, state: HealthState | None) ->
     if state is None:
         assert not score.evidence
         return
-    assert "too many at once to list each" in score.evidence[0].words
-    assert "XID 0" not in score.evidence[0].words and "4,711 times" in score.evidence[0].words
+    assert "too many at once to list each" in score.evidence[0].message
+    assert "XID 0" not in score.evidence[0].message and "4,711 times" in score.evidence[0].message
     world.run(610)
     assert all_well(world) and not world.fleet.findings
 

@@ -72,7 +72,7 @@ def test_what_has_no_room_is_said_until_it_has(caplog: pytest.LogCaptureFixture)
     world.run(240, every_seconds=60)
     (evidence,) = world.score(node).evidence
     left_out = 1100 - DEVICES_PER_HOST_MAX
-    assert evidence.words.startswith(f"{left_out} devices of kind filesystem are not judged")
+    assert evidence.message.startswith(f"{left_out} devices of kind filesystem are not judged")
     assert ("h0", "devices.left_out", "filesystem telemetry") in world.fleet.findings
     assert unjudged_devices(world.fleet) == left_out
     assert [record.message for record in caplog.records if "are not judged" in record.message] == [

@@ -103,7 +103,7 @@ def test_a_boot_and_a_collector_that_begins_anew_end_what_was() -> None:
     jobs.observe(0, BOOT, told(1, SLURM, at=10))
     jobs.observe(0, BOOT, told(2, SESSION, at=30))
     restart = wire.HealthEvent(
-        event_id=f"{BOOT}/anew/gpu.process/GPU-0", device="GPU-0", name="gpu.told_anew",
+        event_id=f"{BOOT}/anew/gpu.process/GPU-0", device="GPU-0", name="gpu.full_report",
         boottime_ns=20, attributes={"what": "gpu.process"},
     )  # fmt: skip
     jobs.observe(0, BOOT, restart)

@@ -73,7 +73,7 @@ def test_remaps_are_told_as_a_rate() -> None:
     assert evidence.signal == "hazard.faults_remap_30d"
     assert evidence.log_hazard_delta == pytest.approx(np.log1p(np.exp(-0.5)), rel=1e-3)
     assert (
-        evidence.words
+        evidence.message
         == "row remaps that waited for a reset, or failed, each fading over 30 days: 0.61"
     )
     assert "name IN ('gpu.remap_pending', 'gpu.remap_failed')" in evidence.sql

@@ -121,7 +121,7 @@ def test_an_oracle_saves_what_there_is_to_save() -> None:
 
 
 @pytest.mark.parametrize(
-    ("until", "words"),
+    ("until", "message"),
     [
         ("159", "no unit after day 159"),
         ("8", "days 0 to 8: "),
@@ -129,14 +129,14 @@ def test_an_oracle_saves_what_there_is_to_save() -> None:
     ],
 )
 def test_a_split_that_leaves_nothing_is_refused(
-    events: Path, until: str, words: str, capsys: pytest.CaptureFixture[str]
+    events: Path, until: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A late split leaves no days for the evaluation, an early split no days for learning."""
     code = cli.main(["evaluate", "hazard", str(events), "--train-until", until, "--quiet"])
     assert (code, capsys.readouterr().out) == (cli.FAILED, "")
     with pytest.raises(EventsError) as refused:
         evaluate(parse_events(events.read_bytes()), replace(TERMS, train_until=int(until)))
-    assert words in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_recording_that_is_too_short_for_any_split_is_told_as_that() -> None:

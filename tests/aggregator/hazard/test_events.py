@@ -67,7 +67,7 @@ def test_a_recording_that_begins_later_forgets_what_had_ended() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"event_time": "7"}, "event_time: expected days as a number, found '7'"),
         ({"event_time": -1}, "expected days from 0 to 10000"),
@@ -82,16 +82,16 @@ def test_a_recording_that_begins_later_forgets_what_had_ended() -> None:
         ({"fault_type": {"Level": "x"}}, "Class: expected words, found nothing"),
     ],
 )
-def test_a_wrong_event_is_named(change: dict[str, Any], words: str) -> None:
+def test_a_wrong_event_is_named(change: dict[str, Any], message: str) -> None:
     """An export with a column of another type: the error has event, field and expected value."""
     rows = [event("a", 1.0, True), {**event("b", 2.0, True), **change}]
     with pytest.raises(EventsError, match=r"^event 1: ") as refused:
         parse_events(data_of(rows))
-    assert words in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         (b"", "not JSON"),
         (b"\xff\xfe", "not JSON"),
@@ -113,11 +113,11 @@ def test_a_wrong_event_is_named(change: dict[str, Any], words: str) -> None:
         (GOOD.replace(b"1.0", b"-1e999"), "event 0: event_time -inf: expected days from 0"),
     ],
 )
-def test_what_is_no_recording_is_refused(data: bytes, words: str) -> None:
+def test_what_is_no_recording_is_refused(data: bytes, message: str) -> None:
     """The wrong file was named."""
     with pytest.raises(EventsError) as refused:
         parse_events(data)
-    assert words in str(refused.value)
+    assert message in str(refused.value)
 
 
 @given(st.lists(st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=4)), st.sampled_from((None, 1)))  # fmt: skip

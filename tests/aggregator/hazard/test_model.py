@@ -84,7 +84,7 @@ def test_contributions_add_up(model: HazardModel, row: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"weights": {}}, "weights: expected some of"),
         ({"weights": {"age": 1.0}}, "weights: expected some of"),
@@ -100,11 +100,11 @@ def test_contributions_add_up(model: HazardModel, row: list[float]) -> None:
         ({"more": 1}, "fields that are missing or unknown: more"),
     ],
 )
-def test_a_text_that_is_no_model_is_refused(change: dict[str, object], words: str) -> None:
+def test_a_text_that_is_no_model_is_refused(change: dict[str, object], message: str) -> None:
     """A row was edited by an operator, or written by a newer version."""
     with pytest.raises(ModelError) as refused:
         HazardModel.from_text(json.dumps({**json.loads(prior().to_text()), **change}))
-    assert words in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 30_000, "x" * 70_000, '{"a": NaN}'])

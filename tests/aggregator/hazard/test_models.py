@@ -137,8 +137,8 @@ def test_what_findings_leave_behind_is_kept_longer_than_they(tmp_path: Path) -> 
     with opened(tmp_path) as store:
         store.in_transaction(
             lambda connection: connection.execute(
-                "INSERT INTO findings (host, name, subject, words, since, cleared) "
-                "SELECT 'a', 'gpu.xid', '', 'long words', make_timestamp(? - d * ?), make_timestamp(? - d * ?) "
+                "INSERT INTO findings (host, name, subject, message, since, cleared) "
+                "SELECT 'a', 'gpu.xid', '', 'long message', make_timestamp(? - d * ?), make_timestamp(? - d * ?) "
                 "FROM (VALUES (5), (100), (500)) t(d)",
                 [NOW_US, DAY_US, NOW_US, DAY_US],
             )
@@ -352,7 +352,7 @@ def test_one_that_is_worse_than_the_one_in_use_is_refused(tmp_path: Path) -> Non
         store.in_transaction(put)
         models = ModelRegistry(store, lambda: NOW_US * 1000)
         best = models.train().model
-        # It has seen the last weeks; the new one is compared on them before it learns from them.
+        # The model in use has learned from the last weeks; a new model is compared on these weeks before it learns from them.
         again = models.train()
         assert not again.accepted
         assert models.in_use is best

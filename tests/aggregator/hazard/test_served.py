@@ -84,7 +84,7 @@ class Night:
             self.fleet.clear_finding(*key)
         else:
             self.register(host)
-            self.fleet.add_finding(Finding(host, name, subject, "words", self.now_ns))
+            self.fleet.add_finding(Finding(host, name, subject, "message", self.now_ns))
 
     def judged(self) -> None:
         """Judge once, and update the store."""
@@ -200,7 +200,7 @@ def test_a_fault_counts_and_a_planned_reboot_does_not() -> None:
     assert np.all(features[0, : len(BASIC_FEATURE_NAMES)] > 0) and not features[1:].any()
     names = [name for name in HISTORY_FEATURE_NAMES if features[0, FEATURE_NAMES.index(name)] > 0]
     assert names[len(BASIC_FEATURE_NAMES) :] == ["faults_driver_30d", "fault_rank"]  # an XID 79
-    messages = [e.words for e in snapshot.hosts[0].evidence if e.signal.startswith("hazard.")]
+    messages = [e.message for e in snapshot.hosts[0].evidence if e.signal.startswith("hazard.")]
     assert "it returned from a fault 1.0 days ago" in messages
     assert "faults, each fading over 7 days: 0.87" in messages
 

@@ -97,7 +97,7 @@ def test_a_crash_between_two_revisions_keeps_the_later(lab: Any, stored_revision
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("more", "message"),
     [
         ({"forms": ["x"] * (FORMS_MAX + 1)}, "events.forms: 33 of them, at most 32"),
         ({"forms": ["x" * (FORM_CHARACTERS_MAX + 1)]}, "events.forms: 257 characters, at most 256"),
@@ -113,14 +113,14 @@ def test_a_crash_between_two_revisions_keeps_the_later(lab: Any, stored_revision
     ],
 )
 async def test_an_event_past_a_limit_is_refused_with_words(
-    lab: Any, more: dict[str, Any], words: str
+    lab: Any, more: dict[str, Any], message: str
 ) -> None:
     """For a defective or foreign agent: the excess, and the limit."""
     async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await report(agent, storm(0, 1, **more))
         assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-        assert words in str(error.value.details())
+        assert message in str(error.value.details())
         with pytest.raises(grpc.aio.AioRpcError, match=r"events\.count"):
             await report(agent, storm(0, EVENT_COUNT_MAX + 1))
     assert lab.rows("FROM events") == []
@@ -205,7 +205,7 @@ async def test_a_store_of_before_opens_and_keeps_what_it_had(lab: Any) -> None:
         ("old", 1, 2, ["Uncontained ECC error at #"], "python3", True),
         ("storm", 1, 7, ["Uncontained ECC error at #"], "python3", True),
     ]
-    assert lab.rows("SELECT words, cleared IS NULL FROM findings") == [("off", False)]
+    assert lab.rows("SELECT message, cleared IS NULL FROM findings") == [("off", False)]
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from gangline.contract.wire import telemetry_pb2 as wire
 from tests.processes import GUARD_SECONDS
 
 HOUR_NS = 3600 * 10**9
-FINDINGS = "SELECT host, name, words FROM findings ORDER BY ALL"
+FINDINGS = "SELECT host, name, message FROM findings ORDER BY ALL"
 
 LIMITS: list[tuple[dict[str, Any], str]] = [
     ({"protocol_version": 9}, "protocol_version: 9; this aggregator speaks 1 to 2"),
@@ -312,9 +312,11 @@ async def test_a_dictionary_that_grows_in_mid_stream(lab: Any, make_agent: Any) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("changes", "words"), LIMITS, ids=[words[:24] for _, words in LIMITS])
+@pytest.mark.parametrize(
+    ("changes", "message"), LIMITS, ids=[message[:24] for _, message in LIMITS]
+)
 def test_a_registration_past_a_limit_names_field_and_limit(
-    lab: Any, connect: Any, make_agent: Any, changes: dict[str, Any], words: str
+    lab: Any, connect: Any, make_agent: Any, changes: dict[str, Any], message: str
 ) -> None:
     """A defective agent gets INVALID_ARGUMENT with the field, its value and the limit."""
 
@@ -326,7 +328,7 @@ def test_a_registration_past_a_limit_names_field_and_limit(
             finally:
                 await agent.close()
 
-    assert words in asyncio.run(register())
+    assert message in asyncio.run(register())
 
 
 @pytest.mark.slow

@@ -221,7 +221,7 @@ def test_an_alarm_from_before_a_restart_ends_or_is_raised_anew(lab: Any, until: 
     before, after = asyncio.run(run())
     assert not before and after
     rows = lab.rows(
-        "SELECT words, still_so FROM ops.findings WHERE name = 'aggregator.disk_filling' ORDER BY since"
+        "SELECT message, is_active FROM ops.findings WHERE name = 'aggregator.disk_filling' ORDER BY since"
     )
     assert rows == [("as before", False), ("anew", True)]
 
@@ -230,10 +230,10 @@ def test_a_raised_alarm_is_a_finding_of_the_aggregator_itself() -> None:
     """The aggregator's machine may run an agent, too: its score must not fall for the aggregator's lag."""
     fleet = Fleet()
     findings = ActiveFindings(fleet)
-    record_alarms(fleet, [AlarmRaised("aggregator.lag", "words", "less lag")], 5 * NS)
+    record_alarms(fleet, [AlarmRaised("aggregator.lag", "message", "less lag")], 5 * NS)
     (new,) = findings.changes(6 * NS)
     assert new == Finding(
-        AGGREGATOR_HOST, "aggregator.lag", "", "words", 5 * NS, clears_when="less lag"
+        AGGREGATOR_HOST, "aggregator.lag", "", "message", 5 * NS, clears_when="less lag"
     )
     record_alarms(fleet, [AlarmCleared("aggregator.lag")], 9 * NS)
     (gone,) = findings.changes(9 * NS)
@@ -293,7 +293,7 @@ def test_an_alarm_reaches_sql_the_listing_and_the_exposition(
     assert "the oldest readings in Parquet go" in reply.alarms[0] and not reply.degraded
     assert b'gangline_aggregator_alarm{alarm="aggregator.disk_filling"} 1' in text
     rows = lab.rows(
-        "SELECT host, words, still_so, clears_when FROM ops.findings "
+        "SELECT host, message, is_active, clears_when FROM ops.findings "
         "WHERE name = 'aggregator.disk_filling'"
     )
     assert rows[0][0] == AGGREGATOR_HOST and "add space" in rows[0][1] and rows[0][2] and rows[0][3]

@@ -56,7 +56,7 @@ def test_each_change_is_exported_once() -> None:
     exporter.poll(3)
     assert records.take() == []
     advisories[0] = replace(
-        advisory, state=AdvisoryState.FAILED, state_words="no route", revision=2
+        advisory, state=AdvisoryState.FAILED, state_message="no route", revision=2
     )
     findings.clear()
     exporter.poll(4)

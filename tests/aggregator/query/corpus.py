@@ -16,7 +16,7 @@ _MANY = re.compile(r"\{\{('.*?') \* (\d+)\}\}")
 class Statement:
     name: str
     outcome: str
-    words: str
+    message: str
     sql: str
 
 

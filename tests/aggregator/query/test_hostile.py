@@ -27,7 +27,7 @@ def wrong(statement: Statement, reply: Reply) -> str:
     error, summary = reply.error, reply.summary
     reported = f"{statement.name}: {type(error).__name__ if error else summary}: {error}"
     if statement.outcome == "refused":
-        good = isinstance(error, QueryRefused) and statement.words in str(error)
+        good = isinstance(error, QueryRefused) and statement.message in str(error)
     elif statement.outcome == "cut":
         good = isinstance(error, QueryOutOfTime | QueryOutOfMemory) and (
             "ran longer" in str(error) or "more than" in str(error)

@@ -307,7 +307,7 @@ def test_one_agents_token_does_not_rewrite_the_log(lab: Any, secured: Secured) -
     asyncio.run(way())
     first, second = log_of(lab.folder)
     assert (first["sql"], second["sql"]) == ("SELECT 1000.0", "SELECT 1020.1")
-    assert "3 more times" in second["words"] and "more" not in first["words"]
+    assert "3 more times" in second["message"] and "more" not in first["message"]
 
 
 @pytest.mark.slow

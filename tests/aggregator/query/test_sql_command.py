@@ -147,7 +147,7 @@ def test_through_an_aggregator(lab: Any, tmp_path: Path) -> None:
     assert b"refused" in shown.stdout and b"SELEC 1" in shown.stdout
     assert shown.stdout.count(b"ok") >= 2 and b"cancelled" not in shown.stdout
     logged = json.loads(run("--log", "1", "--json", "--data", str(lab.folder)).stdout)
-    assert [entry["role"] for entry in logged] == ["admin"] and logged[0]["words"]
+    assert [entry["role"] for entry in logged] == ["admin"] and logged[0]["message"]
     nowhere = run("--server", "no-such-name.invalid:7600", "SELECT 1")
     assert (
         nowhere.returncode == cli.NO_ANSWER
@@ -156,7 +156,7 @@ def test_through_an_aggregator(lab: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "message"),
     [
         (["--log"], cli.OK, "no queries are logged: "),
         (["--log", "--server", "h:1"], cli.USAGE, "on the aggregator's machine"),
@@ -165,7 +165,11 @@ def test_through_an_aggregator(lab: Any, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_asked_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    message: str,
 ) -> None:
     """A mistyped folder gave an empty table, which looked like "no queries yet"."""
     data = [] if "--server" in arguments else ["--data", str(tmp_path)]
@@ -173,7 +177,7 @@ def test_what_cannot_be_asked_is_said(
         assert cli.main(["sql", *data, *arguments]) == code
     except SystemExit as stop:
         assert stop.code == code
-    assert words in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 Asked = Callable[..., tuple[int, bytes, str]]

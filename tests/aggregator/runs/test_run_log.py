@@ -212,7 +212,7 @@ def test_a_host_on_which_several_workloads_are_slow_is_watched(runs: Runs) -> No
     assert slow_host.state.name == "WATCH" and slow_host.relative_speed == pytest.approx(
         0.8, abs=0.02
     )
-    assert "6 runs of 3 workloads were 20 % slower with this host" in evidence.words
+    assert "6 runs of 3 workloads were 20 % slower with this host" in evidence.message
     assert not any(
         evidence_row.signal == "runs.slow_host" for evidence_row in healthy_host.evidence
     )

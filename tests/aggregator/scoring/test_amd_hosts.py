@@ -208,7 +208,7 @@ def link_down(fleet: AmdFleet) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("befall", "finding", "state", "words", "seconds"),
+    ("befall", "finding", "state", "message", "seconds"),
     [
         (brake, "gpu.power", HealthState.DEGRADED, "power brake", 20),
         (heat, "gpu.thermal", HealthState.DEGRADED, "limited by heat (99 C, slowdown at 100 C)", 20),
@@ -226,7 +226,7 @@ def test_a_fault_of_an_amd_gpu_is_found_by_the_rule_that_nvidias_is(
     befall: Callable[[AmdFleet], None],
     finding: str,
     state: HealthState,
-    words: str,
+    message: str,
     seconds: int,
 ) -> None:
     """From sysfs through frames to the finding; the other hosts stay HEALTHY."""
@@ -235,7 +235,7 @@ def test_a_fault_of_an_amd_gpu_is_found_by_the_rule_that_nvidias_is(
     score = fleet.score()
     assert finding in fleet.names_found(), score.reason_message
     assert score.state is state, score.reason_message
-    assert words in " ".join(evidence.words for evidence in score.evidence)
+    assert message in " ".join(evidence.message for evidence in score.evidence)
     assert fleet.hosts[0].key(2) in {
         evidence.device.partition("/")[0] for evidence in score.evidence
     }
@@ -256,7 +256,7 @@ def test_noisy_links_are_called_by_their_name(fleet: AmdFleet) -> None:
 
     fleet.run(70, more)
     assert fleet.names_found() == {"nvlink.crc"}
-    assert "XGMI link checksum errors" in fleet.score().evidence[0].words
+    assert "XGMI link checksum errors" in fleet.score().evidence[0].message
     assert f"{fleet.hosts[0].key(2)}/xgmi" == fleet.score().evidence[0].device
 
 
@@ -286,7 +286,7 @@ def test_the_finding_and_the_score_in_sql(tmp_path: Path, operators_files: None)
         gpus = rows("SELECT gpu, state FROM ops.gpu_scores WHERE host = 'amd0'")
         states = {gpu: state for gpu, state in gpus}
         assert states.pop(key) == "DEGRADED" and set(states.values()) == {"HEALTHY"}
-        ((message, sql),) = rows(f"SELECT words, sql FROM evidence WHERE device = '{key}'")
+        ((message, sql),) = rows(f"SELECT message, sql FROM evidence WHERE device = '{key}'")
         assert "power brake" in str(message) and rows(str(sql))
         ((model, watts, held_down_by),) = rows(
             f"SELECT model, power_watts, held_down_by FROM ops.gpus WHERE host = 'amd0' AND gpu = '{key}'"

@@ -172,7 +172,7 @@ def test_of_a_host_with_too_many_symptoms_the_gravest_are_remembered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "outdated", "words"),
+    ("body", "outdated", "message"),
     [
         (GOOD[:30], False, "JSONDecodeError: Unterminated"),
         ("[]", False, "TypeError"),
@@ -185,7 +185,7 @@ def test_of_a_host_with_too_many_symptoms_the_gravest_are_remembered() -> None:
     ],
 )
 def test_a_memory_that_cannot_be_believed_is_not_and_the_log_says_so(
-    body: str, outdated: bool, words: str, caplog: pytest.LogCaptureFixture
+    body: str, outdated: bool, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After a torn, newer or outdated checkpoint the last score applies."""
     world = sick_world()
@@ -196,7 +196,7 @@ def test_a_memory_that_cannot_be_believed_is_not_and_the_log_says_so(
     with caplog.at_level(logging.WARNING, checkpoint.__name__):
         before = restore(world.fleet, last, world.now_ns)
     [line] = caplog.messages
-    assert "checkpoint of 3 hosts is not used" in line and "h0: " in line and words in line
+    assert "checkpoint of 3 hosts is not used" in line and "h0: " in line and message in line
     world.fleet.findings.update(findings)
     world.snapshot = evaluate(world.fleet, world.now_ns, before)
     back(world)

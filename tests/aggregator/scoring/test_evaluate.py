@@ -160,7 +160,9 @@ def test_many_hosts_silent_at_once_are_our_fault_and_frozen() -> None:
     snapshot = world.run(60)
     assert set(world.states().values()) == {"HEALTHY"}
     assert "5 of 8 hosts fell silent" in snapshot.degraded_reason
-    assert "more likely a fault of the aggregator" in world.score(world.hosts[0]).evidence[0].words
+    assert (
+        "more likely a fault of the aggregator" in world.score(world.hosts[0]).evidence[0].message
+    )
     assert world.score(world.hosts[0]).score_lower < world.score(world.hosts[7]).score_lower
     for host in world.hosts[:5]:
         host.silent = False

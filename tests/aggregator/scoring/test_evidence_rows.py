@@ -155,7 +155,7 @@ def test_events_are_those_of_the_device_and_of_what_still_stands(answers: Answer
             e for e in score.evidence if (e.signal, e.value, e.device) == ("gpu.xid", 95.0, device)
         )
         assert [row["count"] for row in asked(answers.connection, evidence.sql)] == counts
-        assert sum(counts) == 1 or f"{sum(counts)} times" in evidence.words
+        assert sum(counts) == 1 or f"{sum(counts)} times" in evidence.message
     killed = next(e for e in score.evidence if e.signal == "host.out_of_memory")
     assert len(asked(answers.connection, killed.sql)) == 1
     assert len(asked(answers.connection, "FROM events WHERE name = 'host.out_of_memory'")) == 2
@@ -202,7 +202,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
 def test_events_of_a_host_whose_clock_drifts_are_all_shown(told: Answers) -> None:
     """The query finds XIDs by time: the oldest is six seconds off by the host's drifting clock."""
     evidence, rows = told.rows(told.world.hosts[1], "gpu.xid")
-    assert "21 times" in evidence.words and len(rows) == 21
+    assert "21 times" in evidence.message and len(rows) == 21
 
 
 def test_a_clock_is_shown_beside_those_of_its_peers(answers: Answers) -> None:
@@ -444,7 +444,7 @@ def test_a_finding_is_shown_and_not_another_of_its_name(told: Answers) -> None:
     assert len(findings) == 2
     for item in findings:
         (row,) = asked(told.connection, item.sql)
-        assert row["words"] == item.words
+        assert row["message"] == item.message
 
 
 @pytest.mark.slow

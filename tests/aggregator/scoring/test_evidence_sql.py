@@ -226,7 +226,7 @@ def claims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, list
         for (name, _), host in zip(TRIPS, world.hosts, strict=False):
             if name == "host.silent":
                 evidence = world.score(host).evidence[0]
-                rows.append((name, evidence.value, evidence.unit, evidence.words, evidence.sql))
+                rows.append((name, evidence.value, evidence.unit, evidence.message, evidence.sql))
                 continue
             symptom = found(world, name, host)
             rows.append((name, symptom.value, symptom.unit, symptom.message, symptom.sql))

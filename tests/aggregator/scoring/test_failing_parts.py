@@ -184,7 +184,7 @@ async def test_judging_that_fails_as_a_whole_is_told_of(
         assert key not in findings and holder.snapshot.version > before.version
     assert len([record for record in caplog.records if "judging failed" in record.message]) == 1
     assert lab.rows(
-        "SELECT words, cleared IS NULL FROM findings WHERE name = 'judging.failed'"
+        "SELECT message, cleared IS NULL FROM findings WHERE name = 'judging.failed'"
     ) == [("judging failed: ZeroDivisionError: by zero", False)]
 
 

@@ -173,7 +173,7 @@ def test_its_strongest_evidence_is_told(played: Played) -> None:
     rows = played.asked("FROM ops.gpu_scores")
     broken = rows["h2", gpu_of(Host("h2"), 0)]
     assert broken["state"] == "UNHEALTHY" and broken["evidence_count"] == 2
-    assert "XID 79" in broken["words"]
+    assert "XID 79" in broken["message"]
     assert next(iter(rows.values()))["state"] == "UNHEALTHY"
     assert states(rows, HOT) == ["HEALTHY", "DEGRADED"]
     assert states(rows, SILENT) == ["STALE", "STALE"]

@@ -35,7 +35,7 @@ def waits_of(world: World) -> dict[str, str]:
 def words_of(world: World) -> list[str]:
     """Return the messages of all culprits, once each."""
     assert world.snapshot is not None
-    return [culprit.words for culprit in world.snapshot.gang_waits.culprits]
+    return [culprit.message for culprit in world.snapshot.gang_waits.culprits]
 
 
 def test_a_victim_is_told_whom_it_waits_for() -> None:
@@ -49,14 +49,14 @@ def test_a_victim_is_told_whom_it_waits_for() -> None:
     assert "Noted, at no cost: 1. waits for h2 of its job 1001 (h2: computes 9 % longer" in text
     assert "no fault of this host" in text and "costs nothing" in text
     assert "There is no evidence against it" not in text
-    assert answer.state == score_pb2.HEALTHY and not answer.reason_words
+    assert answer.state == score_pb2.HEALTHY and not answer.reason_message
     assert answer.score == pytest.approx(world.score(world.hosts[5]).score)
     sql = answer.contributions[-1].evidence_sql
     assert sql == world.score(world.hosts[2]).evidence[0].sql
     assert waits_of(world) == dict.fromkeys(("h0", "h1", "h3", "h4"), "h2")
     for well in (2, 5):
         assert not any(
-            "waits" in contribution.words
+            "waits" in contribution.message
             for contribution in asked(world, world.hosts[well]).contributions
         )
 

@@ -59,7 +59,7 @@ def is_allowed(world: World, host: Host) -> bool:
 
 
 def missing(score: HostScore) -> list[str]:
-    return [evidence.words for evidence in score.evidence if evidence.signal == "gpu.missing"]
+    return [evidence.message for evidence in score.evidence if evidence.signal == "gpu.missing"]
 
 
 @pytest.mark.slow

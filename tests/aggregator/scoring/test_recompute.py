@@ -139,11 +139,13 @@ def test_what_is_measured_is_told_in_words_and_adds_up(world: World) -> None:
         9.0 * 19, rel=0.1
     )  # the measured value, not the weighted one
     assert errors.log_hazard_delta == pytest.approx(0.5 * np.log1p(errors.value))
-    assert errors.words.startswith("corrected memory errors of its worst GPU within ten minutes: 1")
+    assert errors.message.startswith(
+        "corrected memory errors of its worst GPU within ten minutes: 1"
+    )
     assert (errors.unit, errors.normal) == ("errors", "0")
     assert "readings.gpu_1s_changes" in errors.sql
     near = by_signal["hazard.headroom_celsius"]
-    assert near.words == "5 °C remain to the limit of its hottest GPU"
+    assert near.message == "5 °C remain to the limit of its hottest GPU"
     assert near.log_hazard_delta == pytest.approx(0.7 * 0.5)
     silent = [e.signal for e in snapshot.hosts[2].evidence]
     assert "hazard.silent_seconds" in silent

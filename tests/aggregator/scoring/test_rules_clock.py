@@ -322,7 +322,7 @@ def test_all_of_a_cooling_loop_are_slow_against_their_own_past(placed: bool) -> 
     assert degraded == (["h0", "h1", "h2"] if placed else [])
     if placed:
         evidence = world.score(world.hosts[0]).evidence[0]
-        assert "80 % of what it was, limited by heat" in evidence.words
+        assert "80 % of what it was, limited by heat" in evidence.message
         assert evidence.relative_speed_factor == pytest.approx(0.8, abs=0.02)
         world.run(120)
         assert world.score(world.hosts[0]).state is HealthState.DEGRADED, "what is held is no past"

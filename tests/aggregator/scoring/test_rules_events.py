@@ -135,7 +135,7 @@ def test_every_event_of_the_catalogue_is_thought_of() -> None:
     left_to_readings |= {"probe.driver_hung", "probe.driver_answered", "gpu.driver_calls_capped"}
     no_trouble = {
         "gpu.process",
-        "gpu.told_anew",
+        "gpu.full_report",
         "gpu.allocation",
         "gpu.released",
         "gpu.driver_binding",
@@ -167,7 +167,7 @@ def test_a_process_in_the_line_is_named_and_not_blamed() -> None:
     world.event(host, 31, gpu, process_name="oob", process_id=9, attributes={"job": "Slurm job 42"})
     world.run(1)
     (evidence,) = [item for item in world.score(host).evidence if item.value == 31]
-    assert "(met by oob of Slurm job 42" in evidence.words
+    assert "(met by oob of Slurm job 42" in evidence.message
 
 
 def test_a_reboot_ends_all_with_a_record() -> None:

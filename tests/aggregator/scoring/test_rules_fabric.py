@@ -45,7 +45,7 @@ def test_evidence_names_one_signal_with_its_own_rate() -> None:
     evidence = world.score(sick).evidence[0]
     assert (evidence.signal, evidence.unit) == ("rdma.packet_sequence_errors", "errors/s")
     assert evidence.value == pytest.approx(390, rel=0.02)
-    assert evidence.words == (
+    assert evidence.message == (
         f"RDMA port mlx5_1/1: sequence errors {evidence.value:.0f}/s (its peers 0)"
     )
     assert "out_of_sequence" not in evidence.sql

@@ -60,7 +60,7 @@ def beside(world: World, hosts: Sequence[Host], gpus: range, share: float = 0.0)
 
 
 def said(score: HostScore) -> list[str]:
-    return [evidence.words for evidence in score.evidence]
+    return [evidence.message for evidence in score.evidence]
 
 
 def end_job(world: World, next_job: str = "") -> None:
@@ -530,7 +530,7 @@ def test_one_slow_gpu_among_eight_is_named_and_its_host_is_not_averaged(with_sms
     (evidence,) = world.score(culprit).evidence
     assert (evidence.signal, evidence.device) == ("gang.slow_gpu", gpu_of(culprit, 5))
     assert evidence.relative_speed_factor == pytest.approx(0.92 / 1.06, abs=0.06)
-    assert "90 % interval" in evidence.words
+    assert "90 % interval" in evidence.message
     compute(culprit, 8, 0.92, pace=0.92, with_sms=with_sms)
     pass_steps(world, 9)
     assert blamed(world) == [], "it healed, and its job says so"

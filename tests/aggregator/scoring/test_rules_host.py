@@ -90,7 +90,7 @@ def test_a_hung_gpu_is_one_finding_with_its_name_and_its_call() -> None:
     assert (score.state, score.reason) == (HealthState.UNHEALTHY, Reason.DRIVER_HUNG)
     (evidence,) = score.evidence
     assert evidence.device == gpu_of(world.hosts[0], 3)
-    assert evidence.words == (
+    assert evidence.message == (
         "GPU 0000:03:00.0 (GPU-h0-3…) has not answered for 25 s, since 2023-11-14 22:13:29 UTC, in read: drain the "
         "host, check its kernel log, reset the GPU; reboot the host if that hangs as well"
     )
@@ -110,14 +110,14 @@ def test_all_gpus_that_hang_at_once_are_one_finding_of_the_host() -> None:
     score = world.score(world.hosts[0])
     (evidence,) = score.evidence
     assert (score.state, evidence.device) == (HealthState.UNHEALTHY, "host")
-    assert evidence.words == (
+    assert evidence.message == (
         "the GPU driver as a whole has not answered for 4 s, since 2023-11-14 22:13:29 UTC, in read (0000:02:00.0, "
         "0000:05:00.0 first): drain the host, check its kernel log, reboot it"
     )
 
 
 @pytest.mark.parametrize(
-    ("seconds", "values", "words"),
+    ("seconds", "values", "message"),
     [
         (100, {}, "for 101 s, since"), (3_000, {}, "for 50 minutes, since"), (8_000, {}, "for 2 hours, since"),
         # A GPU crashed the library within 1 ms: "not returned for 0.0 s" was wrong.
@@ -128,20 +128,20 @@ def test_all_gpus_that_hang_at_once_are_one_finding_of_the_host() -> None:
     ids=["seconds", "minutes", "hours", "crashes the library", "slow"],
 )  # fmt: skip
 def test_for_how_long_it_hangs_is_said_as_people_say_it(
-    seconds: int, values: dict[str, Any], words: str
+    seconds: int, values: dict[str, Any], message: str
 ) -> None:
     """The reading stops growing when the last call is abandoned."""
     world = World(seconds=10)
     _hang(world, "0000:03:00.0", **values)
     world.now_ns += (seconds - 10) * 1_000_000_000
     world.run(10)
-    assert words in only_words(world)
+    assert message in only_words(world)
     expected = HealthState.WATCH if values.get("state") == 4 else HealthState.UNHEALTHY
     assert world.score(world.hosts[0]).state is expected
 
 
 @pytest.mark.parametrize(
-    ("address", "state", "hung_seconds", "words"),
+    ("address", "state", "hung_seconds", "message"),
     [
         # An earlier agent left the process behind, and the aggregator was restarted.
         ("0000:99:00.0", 2, 61.25, "GPU 0000:99:00.0 has not answered for 61.2 s: drain"),
@@ -152,13 +152,13 @@ def test_for_how_long_it_hangs_is_said_as_people_say_it(
     ],
 )
 def test_a_gpu_of_which_no_word_came(
-    address: str, state: int, hung_seconds: float, words: str
+    address: str, state: int, hung_seconds: float, message: str
 ) -> None:
     world = World(seconds=10)
     world.hosts[0].set("probe_1s", f"gpu {address}", state=state, hung_seconds=hung_seconds)
     world.run(10)
-    if words:
-        assert words in only_words(world)
+    if message:
+        assert message in only_words(world)
     else:
         assert world.score(world.hosts[0]).state is HealthState.HEALTHY
 
@@ -183,7 +183,7 @@ def test_ports_that_hang_together_are_one_finding_of_their_driver() -> None:
         _hang(world, port, "host", "rdma_1s")
     _hang(world, "nvme0n1", "host", "disk_1s")
     world.run(5)
-    evidence = {item.device: item.words for item in world.score(world.hosts[0]).evidence}
+    evidence = {item.device: item.message for item in world.score(world.hosts[0]).evidence}
     assert evidence.keys() == {"rdma_1s", "nvme0n1"}
     assert evidence["rdma_1s"].startswith("what rdma_1s reads has not answered for 6 s, since ")
     assert "in read (mlx5_0/1, mlx5_1/1 first): check" in evidence["rdma_1s"]
@@ -272,4 +272,4 @@ def test_a_collector_blind_to_a_part_is_said_and_what_it_sees_still_counts() -> 
     host.set("rdma_1s", "mlx5_0/1", port_state=1, physical_state=2)
     world.run(35)
     assert world.score(host).reason is Reason.RAIL_DOWN
-    assert message in " ".join(e.words for e in world.score(host).evidence)
+    assert message in " ".join(e.message for e in world.score(host).evidence)

@@ -47,7 +47,9 @@ def test_a_shared_cause_outside_the_host_does_not_make_it_unhealthy(
         assert (
             score.reason_message == f"leaf leaf-00 network, shared by 30 hosts: {symptom.message}"
         )
-        assert score.evidence[0].words == symptom.message, "evidence is what the host itself shows"
+        assert score.evidence[0].message == symptom.message, (
+            "evidence is what the host itself shows"
+        )
 
 
 def test_the_same_fault_of_another_device_is_the_hosts_own() -> None:

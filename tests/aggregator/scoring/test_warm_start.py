@@ -84,7 +84,7 @@ async def test_ten_thousand_hosts_stand_as_before_at_once(
             HealthState.UNHEALTHY: HOSTS // 10,
         }
         assert f"{HOSTS} of {HOSTS} hosts are shown as they were before" in first.degraded_reason
-        assert first.hosts[10].evidence[0].words == "GPU fell off the bus"
+        assert first.hosts[10].evidence[0].message == "GPU fell off the bus"
         assert aggregator.admission_control.reconnect_seconds == HOSTS // 200
         async with lab.agent(aggregator, make_agent(host="host-00001", run_id=b"host-00001".ljust(16))) as connection:  # fmt: skip
             await connection.send(connection.agent.message(1))

@@ -26,10 +26,10 @@ class Ingest:
 
 class Stream:
     def __init__(self) -> None:
-        self.words, self.since = 0, 1e12  # waits for nothing
+        self.message, self.since = 0, 1e12  # waits for nothing
 
     def send_credit(self) -> None:
-        self.words += 1
+        self.message += 1
 
     def quiet_since(self, since: float) -> bool:
         return self.since <= since
@@ -52,7 +52,7 @@ async def test_all_are_told_when_credit_has_shrunk_by_half() -> None:
         ingest.credit_frames = credit
         now += 0.1
         admission.poll(now, 0.0)
-        word_counts.append(stream.words)
+        word_counts.append(stream.message)
     assert word_counts == [0, 0, 1, 1, 2, 2, 3, 4]
 
 
@@ -83,10 +83,10 @@ async def test_who_waits_for_receipts_hears_a_word() -> None:
     waits.since = start
     for tick in range(10 * int(QUIET_SECONDS_MAX)):
         admission.poll(start + tick / 10, 0.0)
-    assert (waits.words, idle.words) == (0, 0)
+    assert (waits.message, idle.message) == (0, 0)
     for tick in range(30):
         admission.poll(start + QUIET_SECONDS_MAX + tick / 10, 0.0)
-    assert waits.words >= 1 and idle.words == 0
+    assert waits.message >= 1 and idle.message == 0
 
 
 async def test_who_waits_for_room_goes_on_when_there_is_some_or_none_is_to_be_had() -> None:

@@ -114,7 +114,7 @@ def test_a_clock_that_went_back_grants_nothing(world: PermitsWithClock) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shown", "words"),
+    ("shown", "message"),
     [
         (None, "no host has been judged yet"),
         (snapshot(degraded="7 % of hosts went silent at once"), "degraded: 7 % of hosts"),
@@ -123,12 +123,12 @@ def test_a_clock_that_went_back_grants_nothing(world: PermitsWithClock) -> None:
     ],
 )
 def test_it_is_withheld_while_the_fleet_is_in_doubt(
-    world: PermitsWithClock, shown: Snapshot | None, words: str
+    world: PermitsWithClock, shown: Snapshot | None, message: str
 ) -> None:
     """A new driver wrote XID 119 on every host within a minute: the fleet was not drained."""
     world.permits.grant(600, "ops: trial")
     world.snapshot = shown
-    assert world.seconds() == 0 and words in world.permits.withheld_reason()
+    assert world.seconds() == 0 and message in world.permits.withheld_reason()
     world.snapshot = snapshot(5)
     assert world.seconds() == LEASE_SECONDS and world.permits.withheld_reason() == ""
 
@@ -147,7 +147,7 @@ def test_one_bad_host_of_few_is_enforced_and_ended_simulations_do_not_count(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "reason", "words"),
+    ("seconds", "reason", "message"),
     [
         (0, "why", "seconds: expected 1 to 604800"),
         (GRANT_SECONDS_MAX + 1, "why", "seconds: expected 1 to 604800"),
@@ -156,9 +156,11 @@ def test_one_bad_host_of_few_is_enforced_and_ended_simulations_do_not_count(
         (60, "a\x1b[2J", "reason: the name and reason"),
     ],
 )
-def test_a_grant_has_limits(world: PermitsWithClock, seconds: int, reason: str, words: str) -> None:
+def test_a_grant_has_limits(
+    world: PermitsWithClock, seconds: int, reason: str, message: str
+) -> None:
     """A grant has an end and a name."""
-    with pytest.raises(InvalidArgument, match=words):
+    with pytest.raises(InvalidArgument, match=message):
         world.permits.grant(seconds, reason)
 
 

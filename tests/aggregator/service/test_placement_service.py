@@ -362,7 +362,7 @@ def test_the_client_on_the_page_works(tmp_path: Path) -> None:
     assert "gang.nodes | 12 -> 8 nodes" in does_not and "8 nodes, " in does_not
 
 
-def test_a_plan_at_the_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_plan_at_the_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`gangline plan` prints options and prices; exit code 1 and changes if nothing fits."""
     places = [
         ("", "s0", f"l{number // 4}", f"r{number // 2}", "", f"p{number % 2}", "")
@@ -374,38 +374,43 @@ def test_a_plan_at_the_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     file = tmp_path / "free.txt"
     file.write_text("gpu-000\ngpu-001 gpu-002\ngpu-003\n")
 
-    async def scenario(arguments: list[str]) -> tuple[int, str]:
-        async with running(tmp_path, snapshot) as score_process:
-            await answer(score_process)
-            command = ["plan", "--aggregator", f"127.0.0.1:{score_process.port}", *arguments]
-            code = await asyncio.to_thread(cli.main, command)
+    async with running(tmp_path, snapshot) as score_process:
+        await answer(score_process)
+        address = f"127.0.0.1:{score_process.port}"
+
+        async def run(*arguments: str) -> tuple[int, str]:
+            code = await asyncio.to_thread(cli.main, ["plan", "--aggregator", address, *arguments])
             captured = capsys.readouterr()
             return code, captured.out + captured.err
 
-    def run(*arguments: str) -> tuple[int, str]:
-        return asyncio.run(scenario(list(arguments)))
-
-    code, out = run("--nodes", "4", "--segments", "2:rack", "--options", "2", "--explain")
-    assert code == cli.OK and "1 leaf, 2 racks" in out and "interruptions by members" in out
-    assert "gpu-[000-003]" in out or "gpu-[004-007]" in out
-    code, out = run("--nodes", "4", "--spread", "1:power-domain", "--candidates", str(file))
-    assert code == cli.FAILED and "at most 1 -> 2 nodes in one power domain: starts now" in out
-    code, out = run("--evaluate", "gpu-000,gpu-004", "--within", "leaf")
-    assert code == cli.OK and "not satisfied: the nodes are not within one leaf" in out
-    code, out = run("--evaluate", "gpu-9")
-    assert code == cli.FAILED and "'gpu-9': no host with this name has registered" in out
-    code, out = run("--nodes", "4", "--groups", "8x2x2", "--tenant", "vision", "--explain")
-    assert code == cli.OK and "16 data groups of 2 GPUs" in out
-    assert "ranks: tensor, data, pipeline; aligned: " in out
-    assert "note: tenant 'vision' is not declared" in out
-    code, out = run("--nodes", "9", "--groups", "8x5")
-    assert code == cli.FAILED and "gang.groups: 8 x 5 x 1" in out and "72 GPUs" in out
-    code, out = run(
-        "--nodes", "9", "--gpu-hours-per-currency-unit", "1", "--priority", "3", "--job-priority", "a=1"
-    )  # fmt: skip
-    assert code == cli.FAILED and "note: gpu_hours_per_currency_unit has no effect" in out
-    code, out = run("--nodes", "2", "--json")
-    assert code == cli.OK and json.loads(out)["options"][0]["price"]["total_gpu_hours"]["value"] > 0
+        code, out = await run("--nodes", "4", "--segments", "2:rack", "--options", "2", "--explain")
+        assert code == cli.OK and "1 leaf, 2 racks" in out and "interruptions by members" in out
+        assert "gpu-[000-003]" in out or "gpu-[004-007]" in out
+        code, out = await run(
+            "--nodes", "4", "--spread", "1:power-domain", "--candidates", str(file)
+        )
+        assert code == cli.FAILED and "at most 1 -> 2 nodes in one power domain: starts now" in out
+        code, out = await run("--evaluate", "gpu-000,gpu-004", "--within", "leaf")
+        assert code == cli.OK and "not satisfied: the nodes are not within one leaf" in out
+        code, out = await run("--evaluate", "gpu-9")
+        assert code == cli.FAILED and "'gpu-9': no host with this name has registered" in out
+        code, out = await run(
+            "--nodes", "4", "--groups", "8x2x2", "--tenant", "vision", "--explain"
+        )
+        assert code == cli.OK and "16 data groups of 2 GPUs" in out
+        assert "ranks: tensor, data, pipeline; aligned: " in out
+        assert "note: tenant 'vision' is not declared" in out
+        code, out = await run("--nodes", "9", "--groups", "8x5")
+        assert code == cli.FAILED and "gang.groups: 8 x 5 x 1" in out and "72 GPUs" in out
+        code, out = await run(
+            "--nodes", "9", "--gpu-hours-per-currency-unit", "1", "--priority", "3", "--job-priority", "a=1"
+        )  # fmt: skip
+        assert code == cli.FAILED and "note: gpu_hours_per_currency_unit has no effect" in out
+        code, out = await run("--nodes", "2", "--json")
+        assert (
+            code == cli.OK
+            and json.loads(out)["options"][0]["price"]["total_gpu_hours"]["value"] > 0
+        )
 
 
 @pytest.mark.parametrize(
@@ -491,7 +496,7 @@ def test_a_gang_that_runs_grows_onto_well_nodes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "message"),
     [
         ({"gang.sizes": None}, "gang.sizes: unset, expected the sizes"),
         ({"gang.length": None}, "gang.length: unset, expected the remaining time"),
@@ -516,8 +521,8 @@ def test_a_gang_that_runs_grows_onto_well_nodes() -> None:
         ),
     ],
 )  # fmt: skip
-def test_mistakes_of_sizes_are_named_by_field(fields: dict[str, Any], words: str) -> None:
+def test_mistakes_of_sizes_are_named_by_field(fields: dict[str, Any], message: str) -> None:
     """An invalid request of sizes is refused with the correct form."""
     with pytest.raises(InvalidArgument) as refused:
         resize(fields)
-    assert words in f"{refused.value.field}: {refused.value.field_message}"
+    assert message in f"{refused.value.field}: {refused.value.field_message}"

@@ -171,7 +171,7 @@ def test_a_request_that_comes_again_reserves_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "message"),
     [
         ({"owner": ""}, "owner: empty"),
         ({"owner": "x" * 129}, "owner: 129 characters"),
@@ -188,7 +188,7 @@ def test_a_request_that_comes_again_reserves_once(tmp_path: Path) -> None:
         ({"option": 1}, "option: 1 without decision_id"),
     ],
 )  # fmt: skip
-def test_mistakes_are_named_by_field(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
+def test_mistakes_are_named_by_field(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
     """An invalid request is refused with the correct form."""
     fleet = ReservedFleet(tmp_path)
     ttl = fields.pop("ttl", None)
@@ -197,7 +197,7 @@ def test_mistakes_are_named_by_field(tmp_path: Path, fields: dict[str, Any], wor
         request.ttl.seconds = ttl
     with pytest.raises(InvalidArgument) as refused:
         fleet.call(fleet.service.Reserve, request)
-    assert words in f"{refused.value.field}: {refused.value.field_message}"
+    assert message in f"{refused.value.field}: {refused.value.field_message}"
 
 
 def test_indexes_of_another_epoch_are_refused(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_one_node_in_both_views(served: Served) -> None:
     full = served.stub.GetNodeScore(
         score_pb2.GetNodeScoreRequest(name="nodes/h2", view=score_pb2.FULL)
     )
-    assert full.contributions[0].words == world.score(world.hosts[2]).evidence[0].words
+    assert full.contributions[0].message == world.score(world.hosts[2]).evidence[0].message
     assert full.contributions[0].evidence_sql.startswith("SELECT")
     assert {s.source: s.outcome for s in full.sources} == dict.fromkeys(
         ("gpu_1s", "host_1s", "rdma_1s"), "ok"
@@ -147,7 +147,7 @@ def test_a_score_is_of_the_horizon_that_was_asked_for(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "request_", "code", "words"),
+    ("method", "request_", "code", "message"),
     [
         ("GetNodeScore", {"name": "nodes/nobody"}, "NOT_FOUND", "'nobody'"),
         ("GetNodeScore", {"name": "h0"}, "INVALID_ARGUMENT", "expected nodes/NODE"),
@@ -202,7 +202,7 @@ def test_a_score_is_of_the_horizon_that_was_asked_for(served: Served) -> None:
     ],
 )
 def test_a_wrong_request_is_told_what_would_be_right(
-    served: Served, method: str, request_: dict[str, Any], code: str, words: str
+    served: Served, method: str, request_: dict[str, Any], code: str, message: str
 ) -> None:
     """These requests once returned INTERNAL, or worse, a result."""
     served.fault()
@@ -212,7 +212,7 @@ def test_a_wrong_request_is_told_what_would_be_right(
     served.holder.snapshot = replace(served.holder.snapshot, workloads=known)
     request = getattr(score_pb2, f"{method}Request")(**request_)
     status, details = refused(getattr(served.stub, method), request)
-    assert status is grpc.StatusCode[code] and words in details
+    assert status is grpc.StatusCode[code] and message in details
 
 
 def test_a_workload_meets_only_what_it_is_bound_by(served: Served) -> None:

@@ -110,15 +110,15 @@ def _services(port: int) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("words", "damage"), BAD, ids=[words for words, _ in BAD])
-def test_a_bad_frame_is_refused_with_words(lab: Any, words: str, damage: Any) -> None:
+@pytest.mark.parametrize(("message", "damage"), BAD, ids=[message for message, _ in BAD])
+def test_a_bad_frame_is_refused_with_words(lab: Any, message: str, damage: Any) -> None:
     """A damaged frame is refused; the stream and all other frames continue."""
 
     async def send_frames() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             bad = wire.TelemetryBatch(sequence=1, frame=damage(agent.agent.frame(1)))
             await agent.send(bad, agent.agent.message(2))
-            assert words in agent.refused[1]
+            assert message in agent.refused[1]
             assert agent.durable == {2}
 
     asyncio.run(send_frames())

@@ -41,7 +41,7 @@ async def test_differences_and_whole_frames_on_one_stream(lab: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("damage", "words"),
+    ("damage", "message"),
     [
         (lambda data: data[:-1], "ends early"),
         (lambda data: b"\0" + b"wron" + data[5:], "checksum"),
@@ -49,7 +49,7 @@ async def test_differences_and_whole_frames_on_one_stream(lab: Any) -> None:
     ],
 )
 async def test_what_the_stream_cannot_follow_ends_it_and_nothing_else(
-    lab: Any, damage: Any, words: str
+    lab: Any, damage: Any, message: str
 ) -> None:
     """The error names the cause; the session continues, and a new stream accepts all frames."""
     async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
@@ -60,7 +60,7 @@ async def test_what_the_stream_cannot_follow_ends_it_and_nothing_else(
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await agent.send(bad)
         assert error.value.code() == grpc.StatusCode.DATA_LOSS
-        assert words in str(error.value.details())
+        assert message in str(error.value.details())
         agent.open()
         sender = Sender(CONTEXT_BYTES_MAX)
         await agent.send(*(difference(sender, make(n)) for n in (1, 2, 3)))

@@ -152,7 +152,7 @@ def test_a_full_disk_is_said_and_events_are_judged(
                 response_now.node_scores and response_now.node_scores[0].state == 5
             ),
         )
-        assert "95" in sick.node_scores[0].reason_words
+        assert "95" in sick.node_scores[0].reason_message
         process.disk(FREE)
         await _until_durable(connection, {1, 2})
         await _reason(channel, lambda response_now: not response_now.degraded_reason)
@@ -170,7 +170,7 @@ def test_a_full_disk_is_said_and_events_are_judged(
     assert lab.rows("SELECT event_id FROM events") == [("e1",)]
     assert lab.rows("SELECT count(*), count(DISTINCT power_watts) FROM readings.gpu_1s") == [(6, 3)]
     [(host, pattern, cleared)] = lab.rows(
-        "SELECT host, words, cleared > since FROM findings WHERE name = 'store.failing'"
+        "SELECT host, message, cleared > since FROM findings WHERE name = 'store.failing'"
     )
     assert host == "(aggregator)" and "nothing is stored or acknowledged" in pattern and cleared
 

@@ -201,13 +201,13 @@ def test_an_event_that_cannot_be_written_counts_once(lab: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("event", "words"),
+    ("event", "message"),
     [
         (wire.HealthEvent(name="gpu.xid"), "events.event_id"),
         (xid(1, message="x" * 5000), "events.message: 5000 characters, at most 4096"),
     ],
 )
-def test_events_past_a_limit_are_refused(lab: Any, event: wire.HealthEvent, words: str) -> None:
+def test_events_past_a_limit_are_refused(lab: Any, event: wire.HealthEvent, message: str) -> None:
     """An endless kernel log line is refused with the limit, and nothing of the request stays."""
 
     async def report_refused() -> None:
@@ -215,7 +215,7 @@ def test_events_past_a_limit_are_refused(lab: Any, event: wire.HealthEvent, word
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await _report(agent, xid(7), event)
             assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-            assert words in str(error.value.details())
+            assert message in str(error.value.details())
 
     asyncio.run(report_refused())
     assert lab.rows("FROM events") == []

@@ -195,7 +195,7 @@ def test_the_file_is_about_as_large_as_what_waits(
 
 @pytest.mark.usefixtures("small")
 def test_a_full_journal_says_what_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stored events do not count, for the refusal and in its message."""
+    """Stored events count neither for the refusal nor in its message."""
     event_journal = EventJournal(tmp_path / "events.journal")
     positions = [event_journal.append([stored(xid(f"e{number:02}"))]) for number in range(20)]
     size = positions[0]

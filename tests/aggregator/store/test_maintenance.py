@@ -412,7 +412,7 @@ def test_a_restore_killed_at_the_exchange(
 
 
 @pytest.mark.parametrize(
-    ("table", "harm", "words"),
+    ("table", "harm", "message"),
     [
         ("a row twice", "INSERT INTO hours.{host} SELECT * FROM hours.{host} LIMIT 1", "1 rows are stored more"),
         ("a range twice", "INSERT INTO received SELECT * FROM received", "10 that overlap another"),
@@ -420,7 +420,7 @@ def test_a_restore_killed_at_the_exchange(
         ("a version ahead", "UPDATE gangline_store SET schema_version = 99", "use the newer one"),
     ],
 )  # fmt: skip
-def test_verify_finds(table: str, harm: str, words: str, data: Path) -> None:
+def test_verify_finds(table: str, harm: str, message: str, data: Path) -> None:
     """`verify` finds duplicate and unreceived frames, which DuckDB accepts."""
     code, output = admin("verify", "--data", str(data))
     assert code == cli.OK and "nothing is wrong" in output, table
@@ -430,7 +430,7 @@ def test_verify_finds(table: str, harm: str, words: str, data: Path) -> None:
         ).fetchall()[0]
         base.execute(harm.format(host=f'"{name}"'))
     code, output = admin("verify", "--data", str(data))
-    assert code == cli.FAILED and words in output
+    assert code == cli.FAILED and message in output
 
 
 def test_what_is_on_record_must_be_there(data: Path, tmp_path: Path) -> None:

@@ -141,9 +141,9 @@ def test_what_a_hazard_is_explained_by_is_there_after_months(
 ) -> None:
     """ "It returned from a fault 12 days ago" had a query without rows: the finding was cleared."""
     for table, columns, more_values, since, cleared in (
-        ("findings", ", subject, words", ", '', 'stands'", 1, None),
-        ("findings", ", subject, words", ", '', 'of now'", 3, 0),
-        ("findings", ", subject, words", ", '', 'of late'", 13, 12),
+        ("findings", ", subject, message", ", '', 'stands'", 1, None),
+        ("findings", ", subject, message", ", '', 'of now'", 3, 0),
+        ("findings", ", subject, message", ", '', 'of late'", 13, 12),
         ("past_findings", "", "", 101, 100),
     ):
         ago = [f"make_timestamp({NOW_NS // 1000}) - to_days({days})" if days is not None else "NULL" for days in (since, cleared)]  # fmt: skip
