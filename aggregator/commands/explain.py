@@ -12,15 +12,7 @@ import textwrap
 
 from ...cli import json_object
 from ...contract.wire import score_pb2
-from .connection import (
-    NOT_FOUND,
-    OK,
-    CommandError,
-    add_hours,
-    add_options,
-    guarded,
-    read_connection_options,
-)
+from . import connection
 from .host_table import BROKEN, age, enum_name, floor_text, host_of, is_broken
 from .hosts import as_dict
 from .score_client import ScoreClient
@@ -70,19 +62,19 @@ def main(arguments: list[str]) -> int:
     if is_decision:
         from .decision import run_decision  # imports the planner, which hosts do not need
 
-        return guarded("explain", lambda: run_decision(options))
-    return guarded("explain", lambda: _run(options))
+        return connection.guarded("explain", lambda: run_decision(options))
+    return connection.guarded("explain", lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
-    connection_options = read_connection_options(options)
+    connection_options = connection.read_connection_options(options)
     with ScoreClient(connection_options) as client:
         try:
             score = client.host(options.host.removeprefix("nodes/"), options.hours)
-        except CommandError as error:
-            if error.code == NOT_FOUND:
-                raise CommandError(
-                    unknown_host_message(options.host, client.names()), NOT_FOUND
+        except connection.CommandError as error:
+            if error.code == connection.NOT_FOUND:
+                raise connection.CommandError(
+                    unknown_host_message(options.host, client.names()), connection.NOT_FOUND
                 ) from error
             raise
     if options.json:
@@ -91,7 +83,7 @@ def _run(options: argparse.Namespace) -> int:
         clean_texts(score)
         command = query_command(options, connection_options.aggregator)
         print(explanation_text(score, min(width_of(sys.stdout), WIDTH_MAX), command))
-    return OK
+    return connection.OK
 
 
 def query_command(options: argparse.Namespace, aggregator: str) -> str:
@@ -415,6 +407,6 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="compute the decision again from its stored inputs; exit code 1 if the answer differs",
     )
-    add_options(parser)
-    add_hours(parser)
+    connection.add_options(parser)
+    connection.add_hours(parser)
     return parser

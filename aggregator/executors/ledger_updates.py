@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import evictions
+from . import evictions, model
 from .core import is_out, is_owned_by_other, mark_of, store_of
 from .evictions import CLOCK_SECONDS
 from .ledger import (
@@ -19,56 +19,34 @@ from .ledger import (
     Entry,
     ExecutorLedger,
 )
-from .model import (
-    EVICT_SUFFIX,
-    HOLD_PREFIX,
-    HOLDING_ACTIONS,
-    Advice,
-    Drain,
-    EndStep,
-    ExtendHold,
-    Forget,
-    GiveBack,
-    KillReplicas,
-    PlaceHold,
-    Reboot,
-    RemoveHold,
-    RenewLease,
-    Requeue,
-    ResetGpus,
-    Resume,
-    Situation,
-    StartNow,
-    Step,
-)
 
 #: Note of an executor that was killed while it ended replicas; the replicas are not ended again.
 REPLICAS_UNKNOWN = "whether a replica of torchft was ended is not known"
 
 
-def record_intent(step: Step, ledger: ExecutorLedger, situation: Situation) -> None:
+def record_intent(step: model.Step, ledger: ExecutorLedger, situation: model.Situation) -> None:
     """Record in *ledger* that *step* is about to be sent."""
     entry = ledger.get(step.advisory)
     if entry is None:
         return
     match step:
-        case PlaceHold() | Drain():
+        case model.PlaceHold() | model.Drain():
             if entry.phase != SET:
                 entry.phase = SETTING
                 node = situation.scheduler.nodes.get(entry.node)
                 if node is not None and not node.is_managed:
                     entry.before_state, entry.before_reason = node.state, node.reason
-        case Requeue(job=job, restarts=restarts) | EndStep(job=job, restarts=restarts):
+        case model.Requeue(job=job, restarts=restarts) | model.EndStep(job=job, restarts=restarts):
             evictions.record_intent(entry, job, restarts)
-        case Reboot() | ResetGpus():
+        case model.Reboot() | model.ResetGpus():
             entry.phase = SETTING
-        case KillReplicas():
+        case model.KillReplicas():
             entry.replicas = REPLICAS_UNKNOWN
         case _:
             pass
 
 
-def reconcile(ledger: ExecutorLedger, situation: Situation) -> bool:
+def reconcile(ledger: ExecutorLedger, situation: model.Situation) -> bool:
     """Update *ledger* from the aggregator's and the scheduler's state; return whether anything changed."""
     changed = False
     if not ledger.store and (store := store_of(situation)):
@@ -85,7 +63,7 @@ def reconcile(ledger: ExecutorLedger, situation: Situation) -> bool:
     return changed
 
 
-def _change_mark(entry: Entry, situation: Situation) -> bool:
+def _change_mark(entry: Entry, situation: model.Situation) -> bool:
     """Choose another kind of mark if the scheduler's state made the first ineffective; return whether that changed *entry*."""
     scheduler, node = situation.scheduler, situation.scheduler.nodes.get(entry.node)
     if node is None or entry.phase in (GIVEN_BACK, REMOVED):
@@ -97,18 +75,18 @@ def _change_mark(entry: Entry, situation: Situation) -> bool:
     if entry.mark not in (DRAIN, DOWN) or not is_overwritten:
         return False
     if has_hold:
-        suffix = EVICT_SUFFIX if entry.action == "EVICT_NOW" else ""
-        entry.mark, entry.hold = HOLD, f"{HOLD_PREFIX}{entry.advisory}{suffix}"
+        suffix = model.EVICT_SUFFIX if entry.action == "EVICT_NOW" else ""
+        entry.mark, entry.hold = HOLD, f"{model.HOLD_PREFIX}{entry.advisory}{suffix}"
     is_changed = has_hold or entry.phase != ACCEPTED
     entry.phase, entry.ends = ACCEPTED, 0.0
     return is_changed
 
 
-def record_accept(ledger: ExecutorLedger, situation: Situation, advice: Advice) -> None:
+def record_accept(ledger: ExecutorLedger, situation: model.Situation, advice: model.Advice) -> None:
     """Record that this executor accepted *advice*. A mark that it set under an earlier lease stays unchanged."""
     entry = ledger.get(advice.name)
     mark, hold = NONE, ""
-    if advice.action in HOLDING_ACTIONS:
+    if advice.action in model.HOLDING_ACTIONS:
         mark = mark_of(situation, advice)
         hold = advice.hold_name if mark == HOLD else ""
     if entry is not None and (entry.mark, entry.hold) == (mark, hold):
@@ -130,39 +108,39 @@ def record_accept(ledger: ExecutorLedger, situation: Situation, advice: Advice) 
     ledger.add(entry)
 
 
-def record_result(step: Step, error: str, ledger: ExecutorLedger, now: float) -> None:
+def record_result(step: model.Step, error: str, ledger: ExecutorLedger, now: float) -> None:
     """Record the outcome of *step* in *ledger*; *error* is "" for success."""
     entry = ledger.get(step.advisory)
     if entry is None:
         return
     match step:
-        case PlaceHold(seconds=seconds) | Drain(seconds=seconds) if not error:
+        case model.PlaceHold(seconds=seconds) | model.Drain(seconds=seconds) if not error:
             entry.phase, entry.set_at, entry.ends = SET, now, now + seconds
-        case ExtendHold(seconds=seconds) if not error:
+        case model.ExtendHold(seconds=seconds) if not error:
             entry.ends = now + seconds
-        case RenewLease(note=note) if not error:
+        case model.RenewLease(note=note) if not error:
             entry.reported = note
-        case Requeue(job=job):
+        case model.Requeue(job=job):
             evictions.record_requeue(entry, job, error, now)
-        case EndStep(job=job):
+        case model.EndStep(job=job):
             evictions.record_end_step(entry, job, error, now)
-        case RemoveHold(hold=hold) if not error and hold == entry.hold:
+        case model.RemoveHold(hold=hold) if not error and hold == entry.hold:
             entry.phase = REMOVED
-        case Resume() if not error:
+        case model.Resume() if not error:
             entry.phase = REMOVED
-        case StartNow(job=job) if not error:
+        case model.StartNow(job=job) if not error:
             entry.jobs[job].state, entry.jobs[job].started = START, now
-        case Reboot() | ResetGpus():
+        case model.Reboot() | model.ResetGpus():
             entry.phase = ACCEPTED if error else SET
-        case GiveBack():
+        case model.GiveBack():
             entry.phase = GIVEN_BACK
-        case Forget():
+        case model.Forget():
             ledger.remove(step.advisory)
         case _:
             pass
 
 
-def record_replicas(step: KillReplicas, note: str, ledger: ExecutorLedger) -> None:
+def record_replicas(step: model.KillReplicas, note: str, ledger: ExecutorLedger) -> None:
     """Record in *ledger* the outcome for the replicas; it becomes part of the answer's note."""
     entry = ledger.get(step.advisory)
     if entry is not None:
