@@ -37,6 +37,7 @@ ALIKE_SHARE_MAX = 0.5
 HOSTS_MIN = 3
 #: Larger gangs need as many windows as a gang of this size, because their chance is smaller.
 _GANG_HOSTS_MAX = 64
+_GANG_HOSTS = range(_GANG_HOSTS_MAX + 1)
 #: A GPU is judged only in a job with at least this many GPUs.
 GPUS_MIN = 6
 #: If only power shows who computes, a host of a smaller gang may be a pipeline stage.
@@ -66,9 +67,8 @@ def _beyond_chance(windows: int, hosts: int) -> int:
 
 
 #: [windows, hosts]
-_HOSTS = range(_GANG_HOSTS_MAX + 1)
 _BEYOND_CHANCE = np.array(
-    [[_beyond_chance(n, max(hosts, 1)) for hosts in _HOSTS] for n in range(WINDOWS + 1)]
+    [[_beyond_chance(n, max(hosts, 1)) for hosts in _GANG_HOSTS] for n in range(WINDOWS + 1)]
 )
 
 
