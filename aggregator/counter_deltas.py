@@ -13,18 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..contract.counters import (
-    BLANK_31_FROM,
-    BLANK_31_TO,
-    BLANK_32,
-    BLANK_64,
-    BLANK_FROM,
-    BLANK_TO,
-    TIME_SLACK_SECONDS,
-    WRAP_SHARE_MAX,
-    CounterSpec,
-    StepOutcome,
-)
+from ..contract import counters
 from ..contract.signal import Signal
 from .arrays import Bytes, Flags, Floats, Indexes, Times
 
@@ -97,14 +86,14 @@ def capacity_for(needed: int, capacity: int) -> int:
     return capacity
 
 
-def nature_of(signal: Signal) -> CounterSpec:
+def nature_of(signal: Signal) -> counters.CounterSpec:
     """Return the properties of the counter behind *signal*."""
     begin, end = THROTTLE_COUNTER_AFFIXES
     is_throttle_counter = signal.name.startswith(begin) and signal.name.endswith(end)
-    return CounterSpec(
+    return counters.CounterSpec(
         signal.width_bits,
         signal.sticks,
-        value_max=VALUES_MAX.get(signal.name, BLANK_64),
+        value_max=VALUES_MAX.get(signal.name, counters.BLANK_64),
         rate_max=1e9 if is_throttle_counter else RATES_MAX.get(signal.name, float("inf")),
     )
 
@@ -126,7 +115,7 @@ class Shape(NamedTuple):
     rate_max: Floats
 
     @staticmethod
-    def of(natures: Sequence[CounterSpec]) -> Shape:
+    def of(natures: Sequence[counters.CounterSpec]) -> Shape:
         """Return the shape of counters with *natures*."""
 
         def column(values: list[int]) -> Uint64s:
@@ -145,12 +134,16 @@ class Shape(NamedTuple):
 def unusable(value: Uint64s, valid: Flags, shape: Shape) -> Bytes:
     """Return per cell why the value alone is unusable (a StepOutcome), or DELTA if it is usable."""
     result = np.zeros(value.shape, dtype=np.uint8)
-    blank = (value == BLANK_32) | (value == np.uint64(BLANK_64)) | (value > shape.value_max)
-    blank |= (value >= BLANK_FROM) & (value <= BLANK_TO)
-    blank |= (value >= BLANK_31_FROM) & (value <= BLANK_31_TO)
-    result[blank] = StepOutcome.BLANK
-    result[shape.sticks & (value == shape.ceiling)] = StepOutcome.SATURATED
-    result[~valid] = StepOutcome.UNSUPPORTED
+    blank = (
+        (value == counters.BLANK_32)
+        | (value == np.uint64(counters.BLANK_64))
+        | (value > shape.value_max)
+    )
+    blank |= (value >= counters.BLANK_FROM) & (value <= counters.BLANK_TO)
+    blank |= (value >= counters.BLANK_31_FROM) & (value <= counters.BLANK_31_TO)
+    result[blank] = counters.StepOutcome.BLANK
+    result[shape.sticks & (value == shape.ceiling)] = counters.StepOutcome.SATURATED
+    result[~valid] = counters.StepOutcome.UNSUPPORTED
     return result
 
 
@@ -165,7 +158,7 @@ def compare(
 ) -> Steps:
     """Return the steps of counters (columns x rows). *same*, *elapsed_ns*: by row."""
     outcome = unusable(newer, newer_valid, shape)
-    usable = outcome == StepOutcome.DELTA
+    usable = outcome == counters.StepOutcome.DELTA
     start_over = usable & ~(same & older_usable)
     stale = usable & ~start_over & (elapsed_ns <= 0)
     live = usable & ~start_over & ~stale
@@ -174,20 +167,20 @@ def compare(
     fell = newer < older
     step = newer - older  # unsigned: wraps at 64 bits; a narrower wrap is added below
     turned = step + shape.turn
-    limit = np.where(bounded, reach, shape.turn // np.uint64(WRAP_SHARE_MAX))
+    limit = np.where(bounded, reach, shape.turn // np.uint64(counters.WRAP_SHARE_MAX))
     once = ~(bounded & turns & (reach >= shape.turn))
     wrapped = live & once & fell & turns & (older < shape.turn) & (turned <= limit)
     rose = live & once & ~fell & (~bounded | (step <= reach))
-    outcome[start_over | (live & ~rose & ~wrapped)] = StepOutcome.RESET
-    outcome[stale] = StepOutcome.STALE
-    outcome[wrapped] = StepOutcome.WRAPPED
+    outcome[start_over | (live & ~rose & ~wrapped)] = counters.StepOutcome.RESET
+    outcome[stale] = counters.StepOutcome.STALE
+    outcome[wrapped] = counters.StepOutcome.WRAPPED
     return Steps(outcome, np.where(rose, step, np.where(wrapped, turned, np.uint64(0))))
 
 
 def _reach(elapsed_ns: Times, shape: Shape) -> tuple[Flags, Uint64s]:
     """Return per cell whether the count is bounded, and the bound (`CounterSpec.reach`)."""
     bounded = np.isfinite(shape.rate_max)
-    seconds = np.maximum(elapsed_ns, 0) / 1e9 + TIME_SLACK_SECONDS
+    seconds = np.maximum(elapsed_ns, 0) / 1e9 + counters.TIME_SLACK_SECONDS
     bound = np.where(bounded, shape.rate_max, 0.0) * seconds
     return np.broadcast_to(bounded, bound.shape), np.minimum(bound, 2.0**63).astype(np.uint64)
 

@@ -205,7 +205,9 @@ class DeclaredReloader:
                 return PollResult(self._stamps, problems=self._problems)
             files = tuple(read_files([] if self._path is None else [self._path]))
             if self._path is not None and self._had_files and not files:
-                raise DeclaredError([_no_files_message(self._path)])
+                message = f"{self._path}: no file there ends in {', '.join(ENDINGS)} any more. "
+                remedy = "To declare nothing, leave an empty file there, such as none.toml"
+                raise DeclaredError([f"{message}Is a mount missing? {remedy}"])
             unstable_message = (
                 self._stability.compare(files) if self._stability.needs_compare else None
             )
@@ -281,10 +283,6 @@ class DeclaredReloader:
         self._unwritten.clear()
         self._places_written_ns = now_ns
         self._places_version = self._fleet.declared.places_version
-
-
-def _no_files_message(path: Path) -> str:
-    return f"{path}: no file there ends in {', '.join(ENDINGS)} any more. Is a mount missing? To declare nothing, leave an empty file there, such as none.toml"
 
 
 def _stamps(path: Path | None) -> Stamps:

@@ -416,12 +416,11 @@ class Aggregator:
 
     def _make_monitoring(self, metrics: socket.socket | None) -> None:
         """Create the monitoring of the aggregator itself."""
+        self._log_exporter: OtlpLogExporter | None = None
         try:
-            self._log_exporter = (
-                OtlpLogExporter(self._config.otlp_logs, "gangline-aggregator", socket.gethostname())
-                if self._config.otlp_logs
-                else None
-            )
+            if target := self._config.otlp_logs:
+                name = socket.gethostname()
+                self._log_exporter = OtlpLogExporter(target, "gangline-aggregator", name)
         except ValueError as error:
             raise StartError(str(error)) from error
         parts = MetricSources(

@@ -120,7 +120,9 @@ def largest_cause(
             groups[domain].append(open_case)
     best: Cause | None = None
     for domain, members in sorted(groups.items(), key=lambda item: item[0].width):
-        hosts_min = _hosts_min(domain.scope, limits)
+        hosts_min = limits.shared_hosts_min
+        if domain.scope is Scope.FLEET:
+            hosts_min = limits.shared_unplaced_hosts_min
         hosts_count = len(best.hosts) if best else 0
         if domain.scope is Scope.FLEET:
             hosts_count = max(FLEET_RATIO * hosts_count - 1, 0)
@@ -133,10 +135,6 @@ def largest_cause(
             since = min(open_case.case.since_ns for open_case in together)
             best = Cause(domain, since, keys, hosts)
     return best
-
-
-def _hosts_min(scope: Scope, limits: AdvisoryLimits) -> int:
-    return limits.shared_unplaced_hosts_min if scope is Scope.FLEET else limits.shared_hosts_min
 
 
 def _hosts(open_cases: Iterable[OpenCase]) -> set[str]:

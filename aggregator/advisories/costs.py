@@ -85,12 +85,8 @@ def waiting_cost(
     """
     gang, horizon = max(work.gang_gpus, fault.gpus), assumptions.horizon_hours
     interval, source = checkpoint_hours(work, fault, assumptions)
-    hours_per_interruption = (
-        assumptions.detect_hours
-        + assumptions.decide_hours
-        + assumptions.restart_hours
-        + interval / 2.0
-    )
+    react_hours = assumptions.detect_hours + assumptions.decide_hours
+    hours_per_interruption = react_hours + assumptions.restart_hours + interval / 2.0
     hazard = fault.hazard_per_hour
     times = horizon / (1.0 / hazard + hours_per_interruption) if hazard > 0 else 0.0
     slow = 1.0 - fault.relative_speed if isfinite(fault.relative_speed) else 0.0
@@ -229,12 +225,8 @@ def _job_cost(job: str, hosts: Sequence[Case], assumptions: CostAssumptions) -> 
 
 def _jobless_cost(hosts: Sequence[Case], assumptions: CostAssumptions) -> tuple[float, str]:
     """Return the loss of hosts without a known job, each with its own GPUs."""
-    losses = [
-        waiting_cost(
-            Fault(case.hazard_per_hour, case.relative_speed, case.gpus), Workload(), assumptions
-        )[0]
-        for case in hosts
-    ]
+    faults = (Fault(case.hazard_per_hour, case.relative_speed, case.gpus) for case in hosts)
+    losses = [waiting_cost(fault, Workload(), assumptions)[0] for fault in faults]
     gpus = sum(case.gpus for case in hosts)
     share = sum(losses) / max(gpus * assumptions.horizon_hours, 1e-9)
     detail = f"{gpus} GPUs x {assumptions.horizon_hours:g} h x {100 * share:.1f} % lost"

@@ -20,11 +20,8 @@ def mute_members(editor: StateEditor, cause: Advisory, seconds: float) -> None:
         if open_case.advisory == cause.name:
             well.discard(open_case.case.host)
             editor.mute(f"host {open_case.case.host}", open_case.case.action, seconds)
-            editor.mute(
-                _member_subject(open_case.case.host, open_case.case.reason),
-                open_case.case.action,
-                seconds,
-            )
+            case = open_case.case
+            editor.mute(_member_subject(case.host, case.reason), case.action, seconds)
     for host in sorted(well):
         moment = min(seconds, editor.limits.flap_seconds)
         editor.mute(_member_subject(host, cause.reason), Action.EVICT_NOW, moment)

@@ -91,11 +91,8 @@ def propose(editor: StateEditor) -> None:
     if waiting:
         withheld_keys = group_shared_causes(editor, waiting)
         remaining = [open_case for open_case in waiting if open_case.case.key not in withheld_keys]
-        _propose_for_hosts(
-            editor,
-            [open_case for open_case in remaining if not open_case.advisory or open_case.changed],
-            withheld_keys,
-        )
+        new = [o for o in remaining if not o.advisory or o.changed]
+        _propose_for_hosts(editor, new, withheld_keys)
     for hold in list(editor.state.holds.values()):
         _propose_return(editor, hold)
 
@@ -268,11 +265,9 @@ def is_verified(editor: StateEditor, hold: Hold) -> bool:
     """Return whether the host of *hold* was well for long enough; longer after each relapse."""
     since = editor.state.well.get(hold.host)
     has_open_case = any(o.case.host == hold.host for o in editor.state.cases.values())
-    return (
-        since is not None
-        and not has_open_case
-        and editor.now_ns - since >= verify_ns(editor, hold.host)
-    )
+    if since is None or has_open_case:
+        return False
+    return editor.now_ns - since >= verify_ns(editor, hold.host)
 
 
 def verify_ns(editor: StateEditor, host: str) -> int:

@@ -253,12 +253,11 @@ def _with_next_fault(
     for host, *moments in faulty:
         fault_moments.setdefault(host, set()).update(at_us * 1000 for at_us in moments)
     ordered = {host: sorted(moments) for host, moments in fault_moments.items()}
-    return tuple(
-        replace(
-            episode, faulty_ns=_next_fault_ns(ordered.get(episode.case.host, ()), episode.first_ns)
-        )
-        for episode in episodes
-    )
+
+    def faulty_ns(episode: RuleEpisode) -> int:
+        return _next_fault_ns(ordered.get(episode.case.host, ()), episode.first_ns)
+
+    return tuple(replace(episode, faulty_ns=faulty_ns(episode)) for episode in episodes)
 
 
 def _next_fault_ns(moments: Sequence[int], after_ns: int) -> int:
@@ -289,11 +288,9 @@ def _replay(
                     continue
                 advisory = instruction.advisory
                 if advisory.revision == 1 and advisory.action is not Action.RETURN_TO_SERVICE:
-                    advisories.append(
-                        ReplayedAdvisory(
-                            event.now_ns, advisory.hosts, advisory.subject, advisory.action.name
-                        )
-                    )
+                    subject, action = advisory.subject, advisory.action.name
+                    replayed = ReplayedAdvisory(event.now_ns, advisory.hosts, subject, action)
+                    advisories.append(replayed)
                 done = (AdvisoryState.ACCEPTED, AdvisoryState.DONE)
                 answers += [Acked(event.now_ns, advisory.name, to, "what-if") for to in done]
         at_once_max = max(at_once_max, len(machine.state.holds))

@@ -8,16 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .. import errors
 from ..dataclass_json import from_plain, to_plain
-from ..errors import (
-    AdviceFrozen,
-    EtagMismatch,
-    FailedPrecondition,
-    InvalidArgument,
-    NotFound,
-    PermissionDenied,
-    ServiceError,
-)
 from ..store.rows import table, time_us
 from .advisory import Advisory
 from .advisory_limits import AdvisoryLimits
@@ -48,13 +40,13 @@ EVENTS_RETAINED_MAX = 100_000
 
 
 #: Error of a Refused -> its name in stored decisions.
-REFUSED_REASONS: dict[type[ServiceError], str] = {
-    NotFound: "missing",
-    InvalidArgument: "field",
-    EtagMismatch: "etag",
-    FailedPrecondition: "state",
-    PermissionDenied: "owner",
-    AdviceFrozen: "frozen",
+REFUSED_REASONS: dict[type[errors.ServiceError], str] = {
+    errors.NotFound: "missing",
+    errors.InvalidArgument: "field",
+    errors.EtagMismatch: "etag",
+    errors.FailedPrecondition: "state",
+    errors.PermissionDenied: "owner",
+    errors.AdviceFrozen: "frozen",
 }
 
 
@@ -227,13 +219,11 @@ def _host_of(one: Instruction) -> str:
 
 
 def _declared_out(declared_out: Sequence[tuple[str, str, DeclaredOut]]) -> Any:
-    return table(
-        "host:str who:str why:str since:time until:time",
-        [
-            (host, by, report.message, time_us(report.since_ns), time_us(report.until_ns))
-            for host, by, report in declared_out
-        ],
-    )
+    rows = [
+        (host, by, report.message, time_us(report.since_ns), time_us(report.until_ns))
+        for host, by, report in declared_out
+    ]
+    return table("host:str who:str why:str since:time until:time", rows)
 
 
 def _gangs(gangs: Sequence[Gang]) -> Any:

@@ -17,26 +17,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from . import messages
 from .advisory import Advisory, Case, restrict_to_basis
 from .advisory_limits import AdvisoryLimits
 from .answers import apply_answer, preview
 from .declared_out import declare_in_service, declare_out
 from .limits import is_material_change
-from .messages import (
-    Acked,
-    Available,
-    CaseGone,
-    CaseSeen,
-    Event,
-    FleetSize,
-    Frozen,
-    Instruction,
-    PutBack,
-    TakenOut,
-    Tick,
-    Unavailable,
-    Well,
-)
 from .proposals import propose
 from .state import MachineState, OpenCase, StateEditor, UnavailableHost
 from .timers import apply_clock_jump, expire, remove_closed_cases, resume, unfreeze, withdraw_empty
@@ -54,7 +40,7 @@ class AdvisoryStateMachine:
     def state(self) -> MachineState:
         return self._editor.state
 
-    def stamped(self, event: Event) -> Event:
+    def stamped(self, event: messages.Event) -> messages.Event:
         """Return *event* for storage: its time never decreases, even if the clock was set back."""
         return replace(event, now_ns=max(event.now_ns, self.state.now_ns))
 
@@ -74,59 +60,59 @@ class AdvisoryStateMachine:
             apply_clock_jump(self._editor, jump_ns)
             self.state.now_ns += jump_ns
 
-    def preview(self, answer: Acked) -> Advisory:
+    def preview(self, answer: messages.Acked) -> Advisory:
         """Return the result of *answer*, without any effect. Raises ServiceError."""
         return preview(self._editor, answer)
 
-    def step(self, event: Event) -> list[Instruction]:
+    def step(self, event: messages.Event) -> list[messages.Instruction]:
         """Process *event* and return the instructions. No content of *event* raises an error."""
         editor = self._editor
         editor.state.now_ns = max(event.now_ns, editor.state.now_ns)
         editor.instructions, editor.is_changed = [], False
-        if isinstance(event, Acked | Tick):
+        if isinstance(event, messages.Acked | messages.Tick):
             expire(editor)
         self._apply(event)
-        if isinstance(event, Tick) and not editor.state.frozen:
+        if isinstance(event, messages.Tick) and not editor.state.frozen:
             remove_closed_cases(editor)
             propose(editor)
             withdraw_empty(editor)
         self.is_changed = editor.is_changed
         return editor.instructions
 
-    def _apply(self, event: Event) -> None:
+    def _apply(self, event: messages.Event) -> None:
         editor, state = self._editor, self.state
         match event:
-            case CaseSeen(case=case):
+            case messages.CaseSeen(case=case):
                 _open_case(
                     editor,
                     replace(restrict_to_basis(case), since_ns=min(case.since_ns, editor.now_ns)),
                 )
-            case CaseGone(key=key):
+            case messages.CaseGone(key=key):
                 _close_case(editor, key)
-            case Unavailable(host=host, by=by, place=place, job=job):
+            case messages.Unavailable(host=host, by=by, place=place, job=job):
                 unavailable_host = UnavailableHost(by, place, job)
                 editor.is_changed |= state.taken.get(host) != unavailable_host
                 state.taken[host] = unavailable_host
-            case Available(host=host):
+            case messages.Available(host=host):
                 editor.is_changed |= state.taken.pop(host, None) is not None
-            case TakenOut():
+            case messages.TakenOut():
                 declare_out(editor, event)
-            case PutBack():
+            case messages.PutBack():
                 declare_in_service(editor, event)
-            case Well(host=host, well=well):
+            case messages.Well(host=host, well=well):
                 _set_well(editor, host, well)
-            case FleetSize(hosts=hosts):
+            case messages.FleetSize(hosts=hosts):
                 editor.is_changed |= hosts != state.hosts
                 state.hosts = hosts
-            case Frozen(message=reason):
+            case messages.Frozen(message=reason):
                 editor.is_changed |= reason != state.frozen
                 is_over = bool(state.frozen) and not reason
                 state.frozen = reason
                 if is_over:
                     unfreeze(editor)
-            case Acked():
+            case messages.Acked():
                 apply_answer(editor, event)
-            case Tick():
+            case messages.Tick():
                 pass
 
 

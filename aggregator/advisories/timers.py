@@ -142,11 +142,8 @@ def _end_lease(editor: StateEditor, advisory: Advisory) -> None:
     expires = editor.after(editor.limits.proposal_seconds)
     keys = [key for key in advisory.cases if key in editor.state.cases]
     cases = tuple(key for key in keys if editor.state.cases[key].advisory == advisory.name)
-    others = (
-        [other for other in editor.open_advisories(advisory.host) if other.name != advisory.name]
-        if advisory.host
-        else []
-    )
+    others = editor.open_advisories(advisory.host) if advisory.host else []
+    others = [other for other in others if other.name != advisory.name]
     if open_others := [other.name for other in others if other.state is not AdvisoryState.ACCEPTED]:
         for key in cases:  # the open advisory takes them over
             editor.state.cases[key].advisory = ""
@@ -285,11 +282,8 @@ def remove_closed_cases(editor: StateEditor) -> None:
         open_cases = [editor.state.cases.get(key) for key in advisory.cases]
         for open_case in open_cases:
             if open_case is not None and not open_case.advisory:  # it was closed for a moment only
-                open_case.advisory, open_case.changed, editor.is_changed = (
-                    advisory.name,
-                    bool(advisory.host),
-                    True,
-                )
+                open_case.advisory, open_case.changed = advisory.name, bool(advisory.host)
+                editor.is_changed = True
         remaining = [o for o in open_cases if o is not None and o.advisory == advisory.name]
         if not remaining or len(remaining) == len(advisory.cases):
             continue

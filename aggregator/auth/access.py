@@ -383,11 +383,8 @@ class AgentRateLimit:
     def take(self, frames: int, size_bytes: int, rows: int) -> float:
         """Count data that arrived; return the seconds to wait before reading more, 0: none."""
         now = self._steady()
-        return max(
-            self._frames.take(frames, now),
-            self._bytes.take(size_bytes, now),
-            self._rows.take(rows, now),
-        )
+        takes = (self._frames, frames), (self._bytes, size_bytes), (self._rows, rows)
+        return max(bucket.take(count, now) for bucket, count in takes)
 
     def try_take(self, size_bytes: int, rows: int) -> float:
         """Count a call if it fits, and return 0; otherwise return the seconds to wait."""

@@ -87,11 +87,8 @@ def _issue(options: argparse.Namespace, folder: Path) -> None:
     role = Role(options.role)
     paths = authority.issue(role, options.name, options.days, force=options.force)
     address = f"AGGREGATOR:{PORT}"
-    print(
-        _of_agent(paths, folder, address)
-        if role is Role.AGENT
-        else _of_client(paths, folder, address)
-    )
+    settings_of = _of_agent if role is Role.AGENT else _of_client
+    print(settings_of(paths, folder, address))
 
 
 def _cluster(options: argparse.Namespace, folder: Path) -> None:

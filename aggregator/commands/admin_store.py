@@ -360,11 +360,8 @@ def _run_compact(options: argparse.Namespace) -> int:
             done = _stopped(options.data, progress)
     before, after, micros = done
     if options.json:
-        print(
-            json_object(
-                {"bytes_before": before, "bytes_after": after, "stood_still_microseconds": micros}
-            )
-        )
+        sizes = {"bytes_before": before, "bytes_after": after}
+        print(json_object({**sizes, "stood_still_microseconds": micros}))
     else:
         print(
             f"{options.data / STORE_FILE}: {format_bytes(after)}, was {format_bytes(before)}"
@@ -384,11 +381,8 @@ def _running(
             for message in call:
                 progress.at(message.rows, message.rows_total)
                 if message.done:
-                    return (
-                        message.bytes_before,
-                        message.bytes_after,
-                        message.stood_still_microseconds,
-                    )
+                    sizes = message.bytes_before, message.bytes_after
+                    return *sizes, message.stood_still_microseconds
         except grpc.RpcError as error:
             detail = str(error.details()) if hasattr(error, "details") else ""
             if "compacted" in detail:

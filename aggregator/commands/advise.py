@@ -14,18 +14,7 @@ from google.protobuf.json_format import MessageToDict
 from ...cli import json_object
 from ...contract.wire import advisory_pb2 as wire
 from ...contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
-from . import advise_text
-from .connection import (
-    DEADLINE_SECONDS,
-    FAILED,
-    NOT_FOUND,
-    OK,
-    CommandError,
-    add_options,
-    connected,
-    guarded,
-    read_connection_options,
-)
+from . import advise_text, connection
 from .host_table import enum_name
 from .permit import seconds_of
 from .terminal import cut
@@ -57,11 +46,11 @@ def main(arguments: list[str]) -> int:
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         arguments = ["list", *arguments]
     options = _parser().parse_args(arguments)
-    return guarded("advise", lambda: _run(options))
+    return connection.guarded("advise", lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
-    with connected(read_connection_options(options)) as channel:
+    with connection.connected(connection.read_connection_options(options)) as channel:
         stub: Any = AdvisoryServiceStub(channel)  # type: ignore[no-untyped-call]
         answer = HANDLERS[options.what](stub, options)
     if options.json:
@@ -78,8 +67,12 @@ def _code(options: argparse.Namespace, answer: Any) -> int:
     """Return the exit code: an accept that did not take effect and unknown hosts are failures."""
     if options.what == "accept" and answer.state != wire.ACCEPTED:
         print("gangline advise: not accepted: do not act on the host", file=sys.stderr)
-        return FAILED
-    return NOT_FOUND if options.what in ("out", "back") and answer.unknown_nodes else OK
+        return connection.FAILED
+    return (
+        connection.NOT_FOUND
+        if options.what in ("out", "back") and answer.unknown_nodes
+        else connection.OK
+    )
 
 
 def _list(stub: Any, options: argparse.Namespace) -> wire.ListAdvisoriesResponse:
@@ -87,12 +80,10 @@ def _list(stub: Any, options: argparse.Namespace) -> wire.ListAdvisoriesResponse
     whole, token = wire.ListAdvisoriesResponse(), ""
     while True:
         node = f"nodes/{options.host.removeprefix('nodes/')}" if options.host else ""
-        page = stub.ListAdvisories(
-            wire.ListAdvisoriesRequest(
-                page_size=PAGE_SIZE, page_token=token, show_ended=options.all, node=node
-            ),
-            timeout=DEADLINE_SECONDS,
+        request = wire.ListAdvisoriesRequest(
+            page_size=PAGE_SIZE, page_token=token, show_ended=options.all, node=node
         )
+        page = stub.ListAdvisories(request, timeout=connection.DEADLINE_SECONDS)
         whole.advisories.extend(page.advisories)
         whole.held_back.extend(page.held_back)
         whole.held_back_count += page.held_back_count  # set on the first page only
@@ -107,7 +98,7 @@ def _list(stub: Any, options: argparse.Namespace) -> wire.ListAdvisoriesResponse
 
 def _show(stub: Any, options: argparse.Namespace) -> wire.Advisory:
     request = wire.GetAdvisoryRequest(name=f"advisories/{options.advisory}")
-    answer: wire.Advisory = stub.GetAdvisory(request, timeout=DEADLINE_SECONDS)
+    answer: wire.Advisory = stub.GetAdvisory(request, timeout=connection.DEADLINE_SECONDS)
     return answer
 
 
@@ -124,7 +115,7 @@ def _answer(to: wire.AdvisoryState) -> Callable[[Any, argparse.Namespace], wire.
         )
         if getattr(options, "seconds", 0):
             request.lease.FromSeconds(options.seconds)
-        answer: wire.Advisory = stub.AckAdvisory(request, timeout=DEADLINE_SECONDS)
+        answer: wire.Advisory = stub.AckAdvisory(request, timeout=connection.DEADLINE_SECONDS)
         return answer
 
     return run
@@ -152,10 +143,10 @@ def _what_if(stub: Any, options: argparse.Namespace) -> wire.EvaluateRuleRespons
             error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
         ):  # any other error is reported by the caller
             raise
-        raise CommandError(
+        raise connection.CommandError(
             f"no result after {WHAT_IF_SECONDS:g} s; the aggregator continues (`gangline hosts` shows whether "
             "it answers). Try again later, with fewer --days",
-            FAILED,
+            connection.FAILED,
         ) from error
     return answer
 
@@ -245,5 +236,5 @@ def _parser() -> argparse.ArgumentParser:
     what_if.add_argument("rule", help="'xid 95', gpu_thermal, ECC_TREND, or a signal name")
     what_if.add_argument("--days", type=_days, default=30, help="how many days back (default 30)")
     for command in commands.choices.values():
-        add_options(command)
+        connection.add_options(command)
     return parser

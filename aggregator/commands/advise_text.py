@@ -168,14 +168,8 @@ def list_text(answer: wire.ListAdvisoriesResponse) -> str:
         for advisory in answer.advisories
     ]
     lines.append(table(rows, right=RIGHT))
-    return "\n".join(
-        [
-            *lines,
-            "",
-            "costs are GPU-hours; `gangline advise show NAME` shows the sums",
-            *_other_lines(answer),
-        ]
-    )
+    lines += ["", "costs are GPU-hours; `gangline advise show NAME` shows the sums"]
+    return "\n".join([*lines, *_other_lines(answer)])
 
 
 def _other_lines(answer: wire.ListAdvisoriesResponse) -> list[str]:

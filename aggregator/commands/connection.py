@@ -18,16 +18,8 @@ from typing import Any
 import grpc
 
 from ... import cli
+from ...contract import tls
 from ...contract.settings import SettingsError, load, setting
-from ...contract.tls import (
-    TlsError,
-    TlsFiles,
-    client_context,
-    diagnosis,
-    parse_token,
-    read_token,
-    speaks_tls,
-)
 from ..config import is_loopback
 
 ADDRESS_DEFAULT = "127.0.0.1:7600"
@@ -98,21 +90,21 @@ class ConnectionOptions:
         return self.aggregator.rpartition(":")[0].strip("[]")
 
     @property
-    def files(self) -> TlsFiles | None:
+    def files(self) -> tls.TlsFiles | None:
         """The TLS files; None for plain text."""
         if not self.ca:
             return None
-        return TlsFiles(self.ca, self.certificate, self.key, self.server_name)
+        return tls.TlsFiles(self.ca, self.certificate, self.key, self.server_name)
 
     def token(self) -> str:
         """Return the token, "" for none. Raises CommandError."""
         try:
             if self.token_file:
-                token = read_token(self.token_file)
+                token = tls.read_token(self.token_file)
             else:
                 token = os.environ.get(TOKEN_VARIABLE, "")
-                token = token and parse_token(token, TOKEN_VARIABLE)
-        except TlsError as error:
+                token = token and tls.parse_token(token, TOKEN_VARIABLE)
+        except tls.TlsError as error:
             raise CommandError(str(error), cli.FAILED) from error
         if token and not self.ca and not is_loopback(self.host):
             raise CommandError(
@@ -126,9 +118,9 @@ class ConnectionOptions:
         """Return the TLS problem of this connection; "" if there is none."""
         port = int(self.aggregator.rpartition(":")[2])
         if self.files is not None:
-            message = diagnosis(self.host, port, self.files, seconds_max)
+            message = tls.diagnosis(self.host, port, self.files, seconds_max)
             return message + _expiry_message(self.certificate) if message else ""
-        if not speaks_tls(self.host, port, seconds_max):
+        if not tls.speaks_tls(self.host, port, seconds_max):
             return ""
         return "it speaks TLS: name the CA of its certificate with --ca (or GANGLINE_CA)"
 
@@ -236,15 +228,15 @@ def _bearer(token: str) -> tuple[str, str]:
     return "authorization", f"Bearer {token}"
 
 
-def _credentials(files: TlsFiles) -> tuple[grpc.ChannelCredentials, list[tuple[str, str]]]:
+def _credentials(files: tls.TlsFiles) -> tuple[grpc.ChannelCredentials, list[tuple[str, str]]]:
     """Return the credentials and their channel options. Raises CommandError."""
     try:
-        client_context(files)  # reports a bad file; gRPC gives no message
+        tls.client_context(files)  # reports a bad file; gRPC gives no message
         ca = Path(files.ca).read_bytes()
         pair = [
             Path(path).read_bytes() if path else None for path in (files.key, files.certificate)
         ]
-    except (TlsError, OSError) as error:
+    except (tls.TlsError, OSError) as error:
         raise CommandError(str(error), cli.FAILED) from error
     channel_options = (
         [("grpc.ssl_target_name_override", files.server_name)] if files.server_name else []

@@ -12,15 +12,7 @@ import textwrap
 
 from ...cli import json_object
 from ...contract.wire import score_pb2
-from .connection import (
-    NOT_FOUND,
-    OK,
-    CommandError,
-    add_hours,
-    add_options,
-    guarded,
-    read_connection_options,
-)
+from . import connection
 from .host_table import BROKEN, age, enum_name, floor_text, host_of, is_broken
 from .hosts import as_dict
 from .score_client import ScoreClient
@@ -70,33 +62,28 @@ def main(arguments: list[str]) -> int:
     if is_decision:
         from .decision import run_decision  # imports the planner, which hosts do not need
 
-        return guarded("explain", lambda: run_decision(options))
-    return guarded("explain", lambda: _run(options))
+        return connection.guarded("explain", lambda: run_decision(options))
+    return connection.guarded("explain", lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
-    connection_options = read_connection_options(options)
+    connection_options = connection.read_connection_options(options)
     with ScoreClient(connection_options) as client:
         try:
             score = client.host(options.host.removeprefix("nodes/"), options.hours)
-        except CommandError as error:
-            if error.code == NOT_FOUND:
-                raise CommandError(
-                    unknown_host_message(options.host, client.names()), NOT_FOUND
+        except connection.CommandError as error:
+            if error.code == connection.NOT_FOUND:
+                raise connection.CommandError(
+                    unknown_host_message(options.host, client.names()), connection.NOT_FOUND
                 ) from error
             raise
     if options.json:
         print(json_object(as_dict(score)))
     else:
         clean_texts(score)
-        print(
-            explanation_text(
-                score,
-                min(width_of(sys.stdout), WIDTH_MAX),
-                query_command(options, connection_options.aggregator),
-            )
-        )
-    return OK
+        command = query_command(options, connection_options.aggregator)
+        print(explanation_text(score, min(width_of(sys.stdout), WIDTH_MAX), command))
+    return connection.OK
 
 
 def query_command(options: argparse.Namespace, aggregator: str) -> str:
@@ -127,7 +114,9 @@ def explanation_text(score: score_pb2.NodeScore, width: int, query_prefix: str =
     parts = [_summary(score)]
     now_ns = score.compute_time.ToNanoseconds()
     evidence = [contribution for contribution in score.contributions if _is_shown(contribution)]
-    if score.state != score_pb2.HEALTHY and _has_other_reason(score):
+    # A report, or an earlier cause, is a reason that is not in the evidence.
+    is_other = score.reason_message not in ["", *(e.message for e in score.contributions)]
+    if score.state != score_pb2.HEALTHY and is_other:
         parts.append(f"{_state(score)}: {score.reason_message}.")
     if evidence:
         costs = any(map(_costs, evidence))
@@ -135,14 +124,8 @@ def explanation_text(score: score_pb2.NodeScore, width: int, query_prefix: str =
             f"Evidence{_hazard_without_evidence(score)}:" if costs else "Noted, at no cost:"
         )
         base_hazard = _base_hazard(score)
-        has_several_causes = (
-            sum(
-                1
-                for contribution in evidence
-                if contribution.hazard_delta > 0 and not _is_of_model(contribution)
-            )
-            > 1
-        )
+        causes = [c for c in evidence if c.hazard_delta > 0 and not _is_of_model(c)]
+        has_several_causes = len(causes) > 1
         for number, contribution in enumerate(evidence, 1):
             whole = _whole(contribution.device)
             is_moved = any(_whole(e.device) == whole and _moves(e) for e in evidence)
@@ -202,13 +185,6 @@ def _chances(score: score_pb2.NodeScore) -> list[str]:
 def _whole(device: str) -> str:
     """Return the GPU that contains *device*, such as a link; else *device* itself."""
     return device.partition("/")[0] if device.startswith("GPU-") else device
-
-
-def _has_other_reason(score: score_pb2.NodeScore) -> bool:
-    """Return whether the state's reason is not in the evidence: a report, or an earlier cause."""
-    return bool(score.reason_message) and score.reason_message not in [
-        e.message for e in score.contributions
-    ]
 
 
 def _hazard_without_evidence(score: score_pb2.NodeScore) -> str:
@@ -431,6 +407,6 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="compute the decision again from its stored inputs; exit code 1 if the answer differs",
     )
-    add_options(parser)
-    add_hours(parser)
+    connection.add_options(parser)
+    connection.add_hours(parser)
     return parser

@@ -17,16 +17,7 @@ from google.protobuf.json_format import MessageToDict
 
 from ...cli import json_object
 from ...contract.wire import score_pb2
-from .connection import (
-    ADDRESS_VARIABLE,
-    OK,
-    CommandError,
-    add_hours,
-    add_options,
-    guarded,
-    number_option,
-    read_connection_options,
-)
+from . import connection
 from .host_table import FoldedHosts, Row, caption, fitting, fold_causes, folded, host_of, render
 from .score_client import ScoreClient, ScoreListing
 from .terminal import cut, refreshed, screen_rows, table_width, wants_colour, width_of
@@ -38,17 +29,17 @@ STATES = [name.lower() for name in score_pb2.HealthState.keys()[1:]]
 def main(arguments: list[str]) -> int:
     """Print the table, worst last. Exit code 3: no aggregator answers."""
     options = _parser().parse_args(arguments)
-    return guarded("hosts", lambda: _run(options))
+    return connection.guarded("hosts", lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
-    with ScoreClient(read_connection_options(options)) as client:
+    with ScoreClient(connection.read_connection_options(options)) as client:
         listing = client.hosts(options.hours)
         slowdowns, source = client.expected_slowdowns(options.job) if options.job else ({}, "")
     chosen = selected(listing, options.state)
     if options.json:
         print(json_object(document(chosen, slowdowns)))
-        return OK
+        return connection.OK
     is_terminal = sys.stdout.isatty()
     rows: list[Row] = list(chosen.scores)
     # Up to three lines follow below the table.
@@ -72,13 +63,13 @@ def _run(options: argparse.Namespace) -> int:
         print(f"degraded: {listing.degraded_reason}", file=sys.stderr)
     for alarm in listing.alarms:
         print(f"aggregator: {alarm}", file=sys.stderr)
-    return OK
+    return connection.OK
 
 
 def make_explain_command(options: argparse.Namespace) -> str:
     """Return the start of a command that explains a host, over the same connection as *options*."""
     arguments = ["gangline", "explain"]
-    if options.aggregator and options.aggregator != os.environ.get(ADDRESS_VARIABLE):
+    if options.aggregator and options.aggregator != os.environ.get(connection.ADDRESS_VARIABLE):
         arguments += ["--server", options.aggregator]
     for name in ("ca", "certificate", "key", "token_file", "server_name"):
         if value := getattr(options, name):
@@ -148,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Lists every host: score (the probability of no fault within --hours), state, expected faults "
         "per day, speed relative to its peers, and the strongest reason. The worst host is last.",
     )
-    add_options(parser)
+    connection.add_options(parser)
     add_all(parser)
     parser.add_argument(
         "--state",
@@ -157,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=STATES,
         help="only hosts in this state; may be repeated",
     )
-    add_hours(parser)
+    connection.add_hours(parser)
     parser.add_argument(
         "--job",
         metavar="JOB",
@@ -179,14 +170,16 @@ def watch_main(arguments: list[str]) -> int:
     """Show the table until Ctrl-C (exit code 0). Exit code 3: no aggregator answers at first."""
     options = _watch_parser().parse_args(arguments)
     try:
-        return guarded("watch", lambda: _run_watch(options))
+        return connection.guarded("watch", lambda: _run_watch(options))
     except KeyboardInterrupt:
-        return OK
+        return connection.OK
 
 
 def _run_watch(options: argparse.Namespace) -> int:
     stop = threading.Event()
-    with ScoreClient(read_connection_options(options), in_loop=not options.once) as client:
+    with ScoreClient(
+        connection.read_connection_options(options), in_loop=not options.once
+    ) as client:
         listing, message = client.hosts(), ""
         in_place = sys.stdout.isatty() and not (options.json or options.once)
         with refreshed(in_place=in_place) as show:
@@ -204,7 +197,7 @@ def _run_watch(options: argparse.Namespace) -> int:
                     )
                     show(text)
                 if options.once or stop.wait(options.seconds):
-                    return OK
+                    return connection.OK
                 listing, message = _next(client, listing)
 
 
@@ -212,7 +205,7 @@ def _next(client: ScoreClient, before: ScoreListing) -> tuple[ScoreListing, str]
     """Return the current hosts; if the call fails, those of *before* with a message."""
     try:
         listing = client.hosts()
-    except CommandError as error:
+    except connection.CommandError as error:
         return before, f"this table is old: {error}"
     return listing, ""
 
@@ -239,13 +232,9 @@ def hosts_text(
     alarms = _alarms(listing, width_of(), rows if in_place else None)
 
     def notes(hidden: int) -> list[str]:
-        about = caption(
-            listing,
-            width_of(),
-            hidden,
-            is_folded=any(isinstance(row, FoldedHosts) for row in shown),
-            explain_command=explain_command if is_terminal else "",
-        )
+        is_folded = any(isinstance(row, FoldedHosts) for row in shown)
+        command = explain_command if is_terminal else ""
+        about = caption(listing, width_of(), hidden, is_folded=is_folded, explain_command=command)
         paragraphs = (about, degraded, *alarms, message)
         lines = [line for note in paragraphs if note for line in note.split("\n")]
         if in_place:
@@ -285,7 +274,7 @@ def _watch_parser() -> argparse.ArgumentParser:
         description="Refreshes the `gangline hosts` table in place; when not on a terminal, prints a new "
         "table each time.",
     )
-    add_options(parser)
+    connection.add_options(parser)
     add_all(parser)
     parser.add_argument("--once", action="store_true", help="print the table once and exit")
     parser.add_argument(
@@ -294,4 +283,4 @@ def _watch_parser() -> argparse.ArgumentParser:
     return parser
 
 
-_seconds = number_option(0.1, 3600.0, ": expected 0.1 to 3600 seconds")
+_seconds = connection.number_option(0.1, 3600.0, ": expected 0.1 to 3600 seconds")

@@ -24,15 +24,7 @@ from typing import Any
 from ...cli import json_object
 from ..query import messages
 from ..query.messages import Question
-from .connection import (
-    FAILED,
-    NOT_FOUND,
-    OK,
-    CommandError,
-    add_options,
-    guarded,
-    read_connection_options,
-)
+from . import connection
 from .job_client import JobClient
 from .job_queries import (
     LIST_QUERY,
@@ -103,11 +95,11 @@ def main(arguments: list[str]) -> int:
         parser.error(
             f"--output {options.output}: expected a file that ends in {' or '.join(ENDINGS)}"
         )
-    return guarded("job", lambda: _run(options))
+    return connection.guarded("job", lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
-    connection_options = read_connection_options(options)
+    connection_options = connection.read_connection_options(options)
     if options.tags or options.last or options.begin or options.end:
         with QuerySession(RemoteBackend(connection_options)) as session:
             return show_past(options, lambda sql: ask_session(session, sql))
@@ -117,7 +109,7 @@ def _run(options: argparse.Namespace) -> int:
         jobs = client.jobs()
         document = json_object({"jobs": [_plain(job) for job in jobs]})
         print(document if options.json else jobs_text(jobs))
-        return OK
+        return connection.OK
 
 
 def ask_session(session: QuerySession, sql: str) -> list[dict[str, Any]]:
@@ -129,7 +121,7 @@ def ask_session(session: QuerySession, sql: str) -> list[dict[str, Any]]:
             rows: list[dict[str, Any]] = pyarrow.ipc.open_stream(answer).read_all().to_pylist()
             answer.finish()
     except messages.QueryError as error:
-        raise CommandError(str(error), FAILED) from error
+        raise connection.CommandError(str(error), connection.FAILED) from error
     return rows
 
 
@@ -146,10 +138,10 @@ def show_past(options: argparse.Namespace, ask: Ask) -> int:
 def show_story(options: argparse.Namespace, story: dict[str, Any]) -> int:
     """Print a story, or write its picture. Raises CommandError."""
     if not story["phases"]:
-        raise CommandError(
+        raise connection.CommandError(
             f"job {options.job!r} has no readings of the last minutes yet: try again in 20 s, or read its history "
             "with --last 1h",
-            NOT_FOUND,
+            connection.NOT_FOUND,
         )
     if options.output:
         write_picture(story, options.output)
@@ -159,20 +151,20 @@ def show_story(options: argparse.Namespace, story: dict[str, Any]) -> int:
         print(f"wrote {options.output}")
     else:
         print(story_text(story, width_of(sys.stdout), colour=wants_colour()))
-    return OK
+    return connection.OK
 
 
 def _tag(options: argparse.Namespace, ask: Ask) -> int:
     """Set the tags of a job. Raises CommandError."""
     tags = read_tags(ask, options.job)
     if not tags:
-        raise CommandError(_unknown(options.job, ask), NOT_FOUND)
+        raise connection.CommandError(_unknown(options.job, ask), connection.NOT_FOUND)
     done = write_tags(options.tags, tags)
     if options.json:
         print(json_object(tags))
     else:
         print(done + ("; the job still runs: as of now" if tags["until"] is None else ""))
-    return OK
+    return connection.OK
 
 
 def read_story(ask: Ask, job: str, time_range: TimeRange) -> dict[str, Any]:
@@ -180,13 +172,13 @@ def read_story(ask: Ask, job: str, time_range: TimeRange) -> dict[str, Any]:
     name = quoted(job)
     jobs = [row for row in ask(LIST_QUERY) if row["job"] == job]
     if not jobs:
-        raise CommandError(_unknown(job, ask), NOT_FOUND)
+        raise connection.CommandError(_unknown(job, ask), connection.NOT_FOUND)
     phases, pace = _phases_and_pace(ask, jobs[0], time_range)
     if not phases:
-        raise CommandError(
+        raise connection.CommandError(
             f"no readings of job {job!r} in that time: it ran {_when(jobs[0])}, and readings "
             "are kept for 14 days. Omit --from and --to to see its last minutes",
-            NOT_FOUND,
+            connection.NOT_FOUND,
         )
     stragglers = ask(
         f"FROM ops.stragglers WHERE job = {name} ORDER BY until IS NOT NULL, slowdown_ratio DESC, lost_gpu_hours DESC LIMIT 200"
@@ -358,9 +350,9 @@ def _png(svg: str) -> bytes:
     try:
         cairosvg = importlib.import_module("cairosvg")
     except (ImportError, OSError) as error:  # OSError: the package is present, libcairo is missing
-        raise CommandError(
+        raise connection.CommandError(
             "a PNG needs cairosvg and libcairo: pip install cairosvg; or name a file that ends in .svg",
-            FAILED,
+            connection.FAILED,
         ) from error
     png: bytes = cairosvg.svg2png(bytestring=svg.encode(), scale=2)
     return png
@@ -432,5 +424,5 @@ def _parser() -> argparse.ArgumentParser:
             f"tracker: {FORMS}"
         ),
     )
-    add_options(parser)
+    connection.add_options(parser)
     return parser

@@ -33,20 +33,7 @@ from ..mirror_format import (
     render,
     stale_reason,
 )
-from .connection import (
-    DEADLINE_SECONDS,
-    FAILED,
-    OK,
-    REPLY_BYTES_MAX,
-    CommandError,
-    ConnectionOptions,
-    add_connection_options,
-    command_error,
-    guarded,
-    number_option,
-    open_channel,
-    read_connection_options,
-)
+from . import connection
 from .score_client import score_port
 
 SECONDS_DEFAULT, SECONDS_MIN, SECONDS_MAX = 3.0, 1.0, 10.0
@@ -67,11 +54,11 @@ def main(arguments: list[str]) -> int:
         parser.error("--feature needs --slurm, because Slurm knows which nodes have the feature")
     if options.check:
         return _check(options.file)
-    return guarded("mirror", lambda: _run(options))
+    return connection.guarded("mirror", lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
-    connection_options = read_connection_options(options)
+    connection_options = connection.read_connection_options(options)
     try:
         mirror_file.check_folder(options.file.parent)
         with mirror_file.sole_writer(options.file):
@@ -81,12 +68,12 @@ def _run(options: argparse.Namespace) -> int:
                     _write_once(options.file, source) if options.once else _follow(options, source)
                 )
     except MirrorFileError as error:
-        raise CommandError(str(error), FAILED) from error
+        raise connection.CommandError(str(error), connection.FAILED) from error
 
 
 def _write_once(path: Path, source: MirrorSource) -> int:
     mirror_file.write(path, source.content())
-    return OK
+    return connection.OK
 
 
 def _follow(options: argparse.Namespace, source: MirrorSource) -> int:
@@ -99,12 +86,12 @@ def _follow(options: argparse.Namespace, source: MirrorSource) -> int:
             if trouble:
                 _report(f"{options.file} is written again")
             trouble = ""
-        except (CommandError, MirrorFileError) as error:
+        except (connection.CommandError, MirrorFileError) as error:
             if str(error) != trouble:
                 _report(f"{error}; readers act without {options.file} until this is resolved")
             trouble = str(error)
         ended.wait(options.seconds)
-    return OK
+    return connection.OK
 
 
 def _end_by_signal(ended: threading.Event) -> None:
@@ -119,7 +106,7 @@ class MirrorSource:
 
     def __init__(
         self,
-        connection_options: ConnectionOptions,
+        connection_options: connection.ConnectionOptions,
         with_slurm: bool,
         feature: str,
         clock: Callable[[], float] = time.time,
@@ -129,10 +116,10 @@ class MirrorSource:
         self._with_slurm, self._feature, self._clock = with_slurm, feature, clock
         self._slurm_text = slurm_text or scontrol_text
         channel_options = [
-            ("grpc.max_receive_message_length", REPLY_BYTES_MAX),
+            ("grpc.max_receive_message_length", connection.REPLY_BYTES_MAX),
             ("grpc.enable_retries", 0),
         ]
-        self._channel = open_channel(connection_options, channel_options)
+        self._channel = connection.open_channel(connection_options, channel_options)
         self._score_port = score_port(connection_options, self._channel, channel_options)
         self._names_of, self._names = 0, list[str]()
         self._slurm: SlurmNodes | None = None
@@ -151,14 +138,14 @@ class MirrorSource:
         try:
             reply = self._score_port.ask(self._scores)
         except grpc.RpcError as error:
-            raise command_error(error, self._connection_options) from error
+            raise connection.command_error(error, self._connection_options) from error
         now = self._clock()
         valid_until = reply.valid_until.ToNanoseconds() / 1e9
         if valid_until <= now:
-            raise CommandError(
+            raise connection.CommandError(
                 f"the aggregator's scores expired {now - valid_until:.0f} s ago by this machine's clock: "
                 "it has stopped judging, or one of the two clocks is wrong",
-                FAILED,
+                connection.FAILED,
             )
         try:
             return render(
@@ -171,12 +158,12 @@ class MirrorSource:
                 feature=self._feature,
             )
         except MirrorError as error:
-            raise CommandError(str(error), FAILED) from error
+            raise connection.CommandError(str(error), connection.FAILED) from error
 
     def _scores(self, stub: Any) -> score_pb2.ScoreNodesResponse:
         """Return the current scores, and refresh the node names. Raises RpcError, CommandError."""
         reply: score_pb2.ScoreNodesResponse = stub.ScoreNodes(
-            score_pb2.ScoreNodesRequest(), timeout=DEADLINE_SECONDS
+            score_pb2.ScoreNodesRequest(), timeout=connection.DEADLINE_SECONDS
         )
         self._follow_dictionary(stub, reply)
         return reply
@@ -187,10 +174,12 @@ class MirrorSource:
         if reply.dictionary_version == self._names_of and highest < len(self._names):
             return
         dictionary = stub.GetNodeDictionary(
-            score_pb2.GetNodeDictionaryRequest(), timeout=DEADLINE_SECONDS
+            score_pb2.GetNodeDictionaryRequest(), timeout=connection.DEADLINE_SECONDS
         )
         if dictionary.version != reply.dictionary_version or highest >= len(dictionary.names):
-            raise CommandError("the aggregator restarted between two calls", FAILED)
+            raise connection.CommandError(
+                "the aggregator restarted between two calls", connection.FAILED
+            )
         self._names_of, self._names = dictionary.version, list(dictionary.names)
 
     def _slurm_nodes(self) -> SlurmNodes:
@@ -203,7 +192,7 @@ class MirrorSource:
                 )
             except MirrorError as error:
                 self._slurm = None
-                raise CommandError(str(error), FAILED) from error
+                raise connection.CommandError(str(error), connection.FAILED) from error
             self._slurm_at = now
         return self._slurm
 
@@ -213,10 +202,12 @@ def nodes_of(reply: score_pb2.ScoreNodesResponse, names: list[str]) -> list[Mirr
     count = len(reply.node_index)
     columns = (reply.score, reply.hazard_per_hour, reply.relative_speed, reply.state, reply.bucket, reply.reason)  # fmt: skip
     if {len(column) for column in columns} != {count} or 8 * len(reply.allowed_bitmap) < count:
-        raise CommandError("the aggregator's answer has columns of several lengths", FAILED)
+        raise connection.CommandError(
+            "the aggregator's answer has columns of several lengths", connection.FAILED
+        )
     if count > NODES_MAX:
-        raise CommandError(
-            f"the aggregator has {count} nodes, expected at most {NODES_MAX}", FAILED
+        raise connection.CommandError(
+            f"the aggregator has {count} nodes, expected at most {NODES_MAX}", connection.FAILED
         )
     nodes = []
     for position, (index, score, hazard, speed, state, bucket, reason) in enumerate(
@@ -267,12 +258,12 @@ def _check(path: Path) -> int:
         mirror = mirror_file.read(path)
     except (MirrorFileError, MirrorError) as error:
         print(f"{path}: not used: {error}")
-        return FAILED
+        return connection.FAILED
     if why := stale_reason(mirror, time.time()):
         print(f"{path}: not used: {why}")
-        return FAILED
+        return connection.FAILED
     print("\n".join(_lines(mirror, time.time())))
-    return OK
+    return connection.OK
 
 
 def _lines(mirror: Mirror, now_seconds: float) -> list[str]:
@@ -295,7 +286,7 @@ def _report(message: str) -> None:
     print(f"gangline mirror: {message}", file=sys.stderr, flush=True)
 
 
-_seconds = number_option(
+_seconds = connection.number_option(
     SECONDS_MIN, SECONDS_MAX, f": expected {SECONDS_MIN:g} to {SECONDS_MAX:g} seconds"
 )
 
@@ -355,5 +346,5 @@ def _parser() -> argparse.ArgumentParser:
             "this feature"
         ),
     )
-    add_connection_options(parser)
+    connection.add_connection_options(parser)
     return parser

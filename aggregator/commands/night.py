@@ -169,11 +169,8 @@ def _put_models(live: duckdb.DuckDBPyConnection, now_us: int) -> None:
     better = TrainingResult(model, True, message.format("the prior of published rates", "340"))
     refused = message.format(f"the one in use (of {week})", "070")
     store_model(live, now_us - 7 * DAY_US, better)
-    store_model(
-        live,
-        now_us - DAY_US,
-        TrainingResult(worse, False, f"{refused}: worse, so the one in use stays"),
-    )
+    result = TrainingResult(worse, False, f"{refused}: worse, so the one in use stays")
+    store_model(live, now_us - DAY_US, result)
 
 
 def send_scheduler_reports(channel: grpc.Channel, now_us: int) -> None:

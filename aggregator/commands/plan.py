@@ -242,12 +242,9 @@ def _planned_gang(options: argparse.Namespace) -> wire.GangRequirements:
 
 def gang_of(options: argparse.Namespace) -> wire.GangRequirements:
     """Return the gang that the options of `add_gang_options` describe."""
-    gang = wire.GangRequirements(
-        gpus_per_node=options.gpus_per_node,
-        invariants=wire.PlacementInvariants(
-            within=_tier(options.within), same_rails=options.same_rails
-        ),
-    )
+    within = _tier(options.within)
+    invariants = wire.PlacementInvariants(within=within, same_rails=options.same_rails)
+    gang = wire.GangRequirements(gpus_per_node=options.gpus_per_node, invariants=invariants)
     gang.length.FromSeconds(options.length)
     if options.segments:
         gang.invariants.segment_nodes, tier = options.segments

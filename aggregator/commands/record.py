@@ -196,11 +196,10 @@ def _write_parquet(recording: GpuRecording, path: Path) -> None:
     offsets = np.frombuffer(recording.offsets_ns, np.int64)
     microseconds = (recording.wall_time_ns + offsets) // 1000
     count = len(recording.devices)
+    devices = np.array(recording.devices, object)
     columns = {
         "time": pa.array(np.tile(microseconds, count), pa.timestamp("us")),
-        "gpu": pa.array(
-            np.repeat(np.array(recording.devices, object), recording.samples), pa.string()
-        ),
+        "gpu": pa.array(np.repeat(devices, recording.samples), pa.string()),
     }
     cells = np.frombuffer(recording.values, np.float32).reshape(
         count, len(recording.signals), recording.samples

@@ -13,16 +13,7 @@ from google.protobuf.json_format import Parse, ParseError
 from ...cli import json_object
 from ...contract.wire import recovery_pb2 as wire
 from ...contract.wire.recovery_pb2_grpc import RecoveryServiceStub
-from .connection import (
-    FAILED,
-    OK,
-    CommandError,
-    add_options,
-    connected,
-    guarded,
-    host_set_option,
-    read_connection_options,
-)
+from . import connection
 from .permit import seconds_of
 from .plan import (
     DEADLINE_SECONDS,
@@ -61,14 +52,14 @@ def main(arguments: list[str]) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.report:
-        return guarded("recover", lambda: _report(options))
+        return connection.guarded("recover", lambda: _report(options))
     if not (options.job or options.members):
         parser.error("name the gang: --job NAME, or --members FILE with its hosts in rank order")
-    return guarded("recover", lambda: _run(options))
+    return connection.guarded("recover", lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
-    with connected(read_connection_options(options)) as channel:
+    with connection.connected(connection.read_connection_options(options)) as channel:
         recovery: Any = RecoveryServiceStub(channel)  # type: ignore[no-untyped-call]
         dictionary = node_dictionary(channel)
         reply = recovery.PlanRecovery(_request(options, dictionary), timeout=DEADLINE_SECONDS)
@@ -76,12 +67,12 @@ def _run(options: argparse.Namespace) -> int:
         print(message_json(reply))
     else:
         print(recovery_text(reply, dictionary.names, shown=options.show, explain=options.explain))
-    return OK if reply.options else FAILED
+    return connection.OK if reply.options else connection.FAILED
 
 
 def _report(options: argparse.Namespace) -> int:
     request = report_of(options.report)
-    with connected(read_connection_options(options)) as channel:
+    with connection.connected(connection.read_connection_options(options)) as channel:
         recovery: Any = RecoveryServiceStub(channel)  # type: ignore[no-untyped-call]
         reply = recovery.ReportRecovery(request, timeout=DEADLINE_SECONDS)
     if options.json:
@@ -90,7 +81,7 @@ def _report(options: argparse.Namespace) -> int:
         print(f"incident {request.incident} was reported before: nothing changed")
     else:
         print(f"incident {request.incident} is stored; ops.calibration shows what plans assume now")
-    return OK
+    return connection.OK
 
 
 def report_of(file: str) -> wire.ReportRecoveryRequest:
@@ -102,16 +93,18 @@ def report_of(file: str) -> wire.ReportRecoveryRequest:
             with open(file, "rb") as opened:
                 data = opened.read(REPORT_BYTES_MAX + 1)
     except OSError as error:
-        raise CommandError(f"{file}: {error.strerror or error}", FAILED) from error
+        raise connection.CommandError(
+            f"{file}: {error.strerror or error}", connection.FAILED
+        ) from error
     if len(data) > REPORT_BYTES_MAX:
         reason = f"more than {REPORT_BYTES_MAX} bytes, expected the fields of ReportRecoveryRequest"
-        raise CommandError(f"{file}: {reason}", FAILED)
+        raise connection.CommandError(f"{file}: {reason}", connection.FAILED)
     try:
         return Parse(data, wire.ReportRecoveryRequest())
     except (ParseError, UnicodeDecodeError) as error:
-        raise CommandError(
+        raise connection.CommandError(
             f"{file}: {error}; expected JSON of ReportRecoveryRequest (contract/wire/recovery.proto)",
-            FAILED,
+            connection.FAILED,
         ) from error
 
 
@@ -120,7 +113,9 @@ def _request(options: argparse.Namespace, dictionary: Any) -> wire.PlanRecoveryR
     candidates: Any = candidates_of(options, dictionary)
     members = read_host_names(Path(options.members)) if options.members else []
     if options.members and not members:
-        raise CommandError(f"{options.members}: no names, expected the gang's hosts", FAILED)
+        raise connection.CommandError(
+            f"{options.members}: no names, expected the gang's hosts", connection.FAILED
+        )
     request = wire.PlanRecoveryRequest(
         gang=gang,
         dictionary_version=dictionary.version,
@@ -243,7 +238,7 @@ def _parser() -> argparse.ArgumentParser:
         "lose from the failure to the job's end. Does not start, move or stop anything.",
         epilog="exit codes: 0 an answer, 1 no way, or refused, 2 wrong usage, 3 no aggregator answers",
     )
-    add_options(parser)
+    connection.add_options(parser)
     add_gang_options(parser)
     add = parser.add_argument
     add(
@@ -251,16 +246,16 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="names of the gang's hosts in rank order; default: those on which --job is seen",
     )
-    add("--failed", type=host_set_option, default=[], metavar="HOSTS",
+    add("--failed", type=connection.host_set_option, default=[], metavar="HOSTS",
         help="failed members; default: members that are UNHEALTHY, in maintenance, or gone")  # fmt: skip
     add(
         "--suspect",
-        type=host_set_option,
+        type=connection.host_set_option,
         default=[],
         metavar="HOSTS",
         help="hosts that must not be used",
     )
-    add("--hot-spares", type=host_set_option, default=[], metavar="HOSTS",
+    add("--hot-spares", type=connection.host_set_option, default=[], metavar="HOSTS",
         help="reserved for this gang, with the program loaded")  # fmt: skip
     add("--borrow", type=_lender, action="append", default=[], metavar="JOB=FILE",
         help="a job that may give up nodes, and a file of its hosts; may be repeated")  # fmt: skip

@@ -9,16 +9,7 @@ from typing import Any
 
 from ...contract.wire import reservation_pb2 as wire
 from ...contract.wire.reservation_pb2_grpc import ReservationServiceStub
-from .connection import (
-    DEADLINE_SECONDS,
-    FAILED,
-    OK,
-    CommandError,
-    add_options,
-    connected,
-    guarded,
-    read_connection_options,
-)
+from . import connection
 from .plan import fold_names, message_json, node_dictionary
 from .terminal import table
 
@@ -32,23 +23,23 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.release and not options.owner:
         parser.error("--release needs the owner: --owner NAME, as shown by gangline reservations")
-    return guarded("reservations", lambda: _run(options))
+    return connection.guarded("reservations", lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
-    with connected(read_connection_options(options)) as channel:
+    with connection.connected(connection.read_connection_options(options)) as channel:
         reservations: Any = ReservationServiceStub(channel)  # type: ignore[no-untyped-call]
         response = reservations.ListReservations(
-            wire.ListReservationsRequest(), timeout=DEADLINE_SECONDS
+            wire.ListReservationsRequest(), timeout=connection.DEADLINE_SECONDS
         )
         if options.release:
             return _release(options, response.reservations, reservations)
-        dictionary = node_dictionary(channel, DEADLINE_SECONDS)
+        dictionary = node_dictionary(channel, connection.DEADLINE_SECONDS)
     if options.json:
         print(message_json(response))
     else:
         print(reservations_text(response.reservations, dictionary.names, time.time()))
-    return OK
+    return connection.OK
 
 
 def _release(
@@ -58,15 +49,15 @@ def _release(
     name = number if number.startswith("reservations/") else f"reservations/{number}"
     reservation = next((entry for entry in reservations if entry.name == name), None)
     if reservation is None:
-        raise CommandError(f"{name[:100]}: no such reservation; see gangline reservations", FAILED)
-    stub.Release(
-        wire.ReleaseReservationRequest(
-            name=reservation.name, owner=options.owner, fencing_token=reservation.fencing_token
-        ),
-        timeout=DEADLINE_SECONDS,
+        raise connection.CommandError(
+            f"{name[:100]}: no such reservation; see gangline reservations", connection.FAILED
+        )
+    request = wire.ReleaseReservationRequest(
+        name=reservation.name, owner=options.owner, fencing_token=reservation.fencing_token
     )
+    stub.Release(request, timeout=connection.DEADLINE_SECONDS)
     print(f"{name} released: {len(reservation.node_index)} nodes are available to all plans")
-    return OK
+    return connection.OK
 
 
 def reservations_text(
@@ -92,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         description="The nodes that schedulers have reserved: no other plan offers them until they are released or expire.",
         epilog="exit codes: 0 done, 1 refused, 2 wrong usage, 3 no aggregator answers",
     )
-    add_options(parser)
+    connection.add_options(parser)
     parser.add_argument(
         "--release", metavar="NAME", help="release this reservation, for example reservations/17"
     )

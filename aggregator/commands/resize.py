@@ -9,15 +9,7 @@ from typing import Any
 
 from ...contract.wire import placement_pb2 as wire
 from ...contract.wire.placement_pb2_grpc import PlacementServiceStub
-from .connection import (
-    FAILED,
-    OK,
-    CommandError,
-    add_options,
-    connected,
-    guarded,
-    read_connection_options,
-)
+from . import connection
 from .permit import seconds_of
 from .plan import (
     DEADLINE_SECONDS,
@@ -51,11 +43,11 @@ def main(arguments: list[str]) -> int:
         parser.error("name the gang: --job NAME, or --members FILE with its hosts in rank order")
     if options.sizes is None:
         parser.error("name its allowed sizes: --sizes 8..64:power-of-two")
-    return guarded("resize", lambda: _run(options))
+    return connection.guarded("resize", lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
-    with connected(read_connection_options(options)) as channel:
+    with connection.connected(connection.read_connection_options(options)) as channel:
         placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
         dictionary = node_dictionary(channel)
         reply = placement.PlanResize(_request(options, dictionary), timeout=DEADLINE_SECONDS)
@@ -63,7 +55,7 @@ def _run(options: argparse.Namespace) -> int:
         print(message_json(reply))
     else:
         print(resize_text(reply, dictionary.names, explain=options.explain))
-    return OK
+    return connection.OK
 
 
 def _request(options: argparse.Namespace, dictionary: Any) -> wire.PlanResizeRequest:
@@ -71,7 +63,9 @@ def _request(options: argparse.Namespace, dictionary: Any) -> wire.PlanResizeReq
     apply_sizes(gang, options)
     members = read_host_names(Path(options.members)) if options.members else []
     if options.members and not members:
-        raise CommandError(f"{options.members}: no names, expected the gang's hosts", FAILED)
+        raise connection.CommandError(
+            f"{options.members}: no names, expected the gang's hosts", connection.FAILED
+        )
     request = wire.PlanResizeRequest(
         gang=gang,
         current_node_index=node_indexes(dictionary, members),
@@ -135,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
         "hours (--for) compared with the cost of the change. Does not start, move or stop anything.",
         epilog="exit codes: 0 an answer, 1 refused, 2 wrong usage, 3 no aggregator answers",
     )
-    add_options(parser)
+    connection.add_options(parser)
     add_gang_options(parser)
     add_size_options(parser)
     add = parser.add_argument

@@ -13,16 +13,7 @@ from pathlib import Path
 from ...cli import FAILED, NO_ANSWER, OK, USAGE
 from ..query import messages
 from ..query.messages import AnswerSummary
-from .connection import (
-    ADDRESS_DEFAULT,
-    ADDRESS_VARIABLE,
-    CommandError,
-    add_login,
-    guarded,
-    number_option,
-    parse_address,
-    read_connection_options,
-)
+from . import connection
 from .sql_backends import QueryBackend, QuerySession, RemoteBackend, SnapshotBackend
 from .sql_options import (
     FORMS,
@@ -85,7 +76,7 @@ def main(arguments: list[str]) -> int:
     if form == "table" and options.rows > TABLE_ROWS_MAX:
         parser.error(f"--rows: a table has 1 to {TABLE_ROWS_MAX} rows; use --csv for more")
     answer_options = AnswerOptions(form, options.output, options.rows, options.timeout)
-    return guarded("sql", lambda: _run(options, answer_options))
+    return connection.guarded("sql", lambda: _run(options, answer_options))
 
 
 def _run(options: argparse.Namespace, answer_options: AnswerOptions) -> int:
@@ -116,9 +107,9 @@ def _backend(options: argparse.Namespace) -> SnapshotBackend | RemoteBackend:
     if options.data is not None:
         return SnapshotBackend(options.data)
     options.aggregator = options.server
-    connection_options = read_connection_options(options)
-    named = options.server or os.environ.get(ADDRESS_VARIABLE)
-    if named or connection_options.aggregator != ADDRESS_DEFAULT:  # set by client.toml
+    connection_options = connection.read_connection_options(options)
+    named = options.server or os.environ.get(connection.ADDRESS_VARIABLE)
+    if named or connection_options.aggregator != connection.ADDRESS_DEFAULT:  # set by client.toml
         return RemoteBackend(connection_options)
     return SnapshotBackend(DATA_DEFAULT)
 
@@ -129,10 +120,10 @@ def with_query_errors(work: Callable[[], int]) -> int:
         return work()
     except messages.NoSnapshot as error:
         start = "Start one (gangline aggregator), or name its data folder with --data"
-        raise CommandError(f"{error}. {start}", NO_ANSWER) from error
+        raise connection.CommandError(f"{error}. {start}", NO_ANSWER) from error
     except messages.QueryError as error:
         refused = isinstance(error, messages.QueryRefused)
-        raise CommandError(str(error), USAGE if refused else FAILED) from error
+        raise connection.CommandError(str(error), USAGE if refused else FAILED) from error
 
 
 def run_query(query_session: QuerySession, sql: str, answer_options: AnswerOptions) -> int:
@@ -197,7 +188,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-_seconds = number_option(
+_seconds = connection.number_option(
     0.001, TIMEOUT_SECONDS_MAX, f": expected seconds, 0.001 to {TIMEOUT_SECONDS_MAX:.0f}"
 )
 
@@ -248,17 +239,17 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="DIR",
         help=f"the aggregator's data folder on this machine (default: {DATA_DEFAULT}, unless an aggregator is named by "
-        f"--server, {ADDRESS_VARIABLE} or client.toml)",
+        f"--server, {connection.ADDRESS_VARIABLE} or client.toml)",
     )
     place.add_argument(
         "--server",
         "--aggregator",  # the name that the other commands use
         dest="server",
-        type=parse_address,
+        type=connection.parse_address,
         metavar="ADDRESS:PORT",
         help="query this aggregator",
     )
-    add_login(parser)
+    connection.add_login(parser)
     add(
         "--log",
         nargs="?",

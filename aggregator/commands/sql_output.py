@@ -173,15 +173,9 @@ def _sizes(schema: Any, lines: list[list[str]], needed: list[int], width: int) -
 
 
 def _is_number(kind: Any) -> bool:
-    return any(
-        test(kind)
-        for test in (
-            pa.types.is_integer,
-            pa.types.is_floating,
-            pa.types.is_decimal,
-            pa.types.is_boolean,
-        )
-    )
+    types = pa.types
+    tests = types.is_integer, types.is_floating, types.is_decimal, types.is_boolean
+    return any(test(kind) for test in tests)
 
 
 def _no_room(names: Sequence[str]) -> list[str]:

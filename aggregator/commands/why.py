@@ -16,29 +16,10 @@ from ...contract.wire import placement_pb2 as wire
 from ...contract.wire import score_pb2
 from ...contract.wire.placement_pb2_grpc import PlacementServiceStub
 from ...contract.wire.score_pb2_grpc import ScoreServiceStub
+from .. import pending_job
 from ..host_sets import fold_hosts
 from ..mirror_format import MirrorError
-from ..pending_job import (
-    NodeFilter,
-    PendingJob,
-    parse_job,
-    parse_nodes,
-    parse_reservations,
-    steps_of,
-    verdict,
-)
-from .connection import (
-    FAILED,
-    NO_ANSWER,
-    NOT_FOUND,
-    OK,
-    CommandError,
-    add_options,
-    connected,
-    guarded,
-    number_option,
-    read_connection_options,
-)
+from . import connection
 from .mirror import nodes_of, scontrol_text
 from .permit import seconds_of
 from .plan import DEADLINE_SECONDS, TIERS, blocker_lines, node_dictionary, option_lines
@@ -54,36 +35,38 @@ def main(arguments: list[str]) -> int:
     job.
     """
     options = _parser().parse_args(arguments)
-    return guarded("why", lambda: _run(options))
+    return connection.guarded("why", lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
     try:
-        job = parse_job(scontrol_text("-o", "show", "job", options.job))
-        nodes = parse_nodes(scontrol_text("-d", "-o", "show", "node"))
-        reservations = parse_reservations(scontrol_text("-o", "show", "reservation"))
+        job = pending_job.parse_job(scontrol_text("-o", "show", "job", options.job))
+        nodes = pending_job.parse_nodes(scontrol_text("-d", "-o", "show", "node"))
+        reservations = pending_job.parse_reservations(scontrol_text("-o", "show", "reservation"))
     except MirrorError as error:
         unknown = "Invalid job id" in str(error)
-        raise CommandError(str(error), NOT_FOUND if unknown else FAILED) from error
-    connection_options = read_connection_options(options)
+        raise connection.CommandError(
+            str(error), connection.NOT_FOUND if unknown else connection.FAILED
+        ) from error
+    connection_options = connection.read_connection_options(options)
     plan, trouble, names = None, "", list[str]()
-    steps, left = steps_of(job, nodes, reservations)
+    steps, left = pending_job.steps_of(job, nodes, reservations)
     try:
-        with connected(connection_options) as channel:
+        with connection.connected(connection_options) as channel:
             fleet = _scored_fleet(channel, options.score_min)
             names = fleet.names
-            steps, left = steps_of(job, nodes, reservations, fleet.unfit)
+            steps, left = pending_job.steps_of(job, nodes, reservations, fleet.unfit)
             # The score floor is a condition of the plan itself, where it can be relaxed.
-            candidates = steps_of(job, nodes, reservations)[1]
+            candidates = pending_job.steps_of(job, nodes, reservations)[1]
             if job.state == "PENDING":
                 plan = _plan(channel, options, job, candidates, fleet)
-    except CommandError as error:
+    except connection.CommandError as error:
         trouble = str(error)
     if options.json:
         print(json_object(_fields(job, steps, left, plan, trouble)))
     else:
         print("\n".join(_lines(job, steps, plan, names, trouble)))
-    return NO_ANSWER if trouble else OK
+    return connection.NO_ANSWER if trouble else connection.OK
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +88,9 @@ def _scored_fleet(channel: grpc.Channel, score_min: float) -> ScoredFleet:
     reply = stub.ScoreNodes(request, timeout=DEADLINE_SECONDS)
     names = list(dictionary.names)
     if max(reply.node_index, default=-1) >= len(names):
-        raise CommandError("the aggregator restarted between two calls; try again", FAILED)
+        raise connection.CommandError(
+            "the aggregator restarted between two calls; try again", connection.FAILED
+        )
     unfit = {
         node.name: f"{node.state}: score {node.score:.3f}"
         for node in nodes_of(reply, names)
@@ -117,7 +102,7 @@ def _scored_fleet(channel: grpc.Channel, score_min: float) -> ScoredFleet:
 def _plan(
     channel: grpc.Channel,
     options: argparse.Namespace,
-    job: PendingJob,
+    job: pending_job.PendingJob,
     candidates: Sequence[str],
     fleet: ScoredFleet,
 ) -> wire.PlanPlacementResponse:
@@ -125,7 +110,9 @@ def _plan(
     known = {name: index for index, name in enumerate(fleet.names)}
     chosen = [known[name] for name in candidates if name in known]
     if not chosen:
-        raise CommandError("the aggregator knows none of the remaining nodes", FAILED)
+        raise connection.CommandError(
+            "the aggregator knows none of the remaining nodes", connection.FAILED
+        )
     bitmap = bytearray(-(-len(fleet.names) // 8))
     for index in chosen:
         bitmap[index // 8] |= 1 << index % 8
@@ -137,20 +124,16 @@ def _plan(
         invariants=wire.PlacementInvariants(within=tier),
     )
     gang.length.FromSeconds(options.length)
-    request = wire.PlanPlacementRequest(
-        gang=gang,
-        candidates=wire.PlacementCandidates(
-            dictionary_version=fleet.version, node_bitmap=bytes(bitmap)
-        ),
-    )
+    nodes = wire.PlacementCandidates(dictionary_version=fleet.version, node_bitmap=bytes(bitmap))
+    request = wire.PlanPlacementRequest(gang=gang, candidates=nodes)
     stub: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
     reply: wire.PlanPlacementResponse = stub.PlanPlacement(request, timeout=DEADLINE_SECONDS)
     return reply
 
 
 def _lines(
-    job: PendingJob,
-    steps: Sequence[NodeFilter],
+    job: pending_job.PendingJob,
+    steps: Sequence[pending_job.NodeFilter],
     plan: wire.PlanPlacementResponse | None,
     names: Sequence[str],
     trouble: str,
@@ -161,7 +144,7 @@ def _lines(
         cut = without if len(without) <= NAMES_CHARACTERS else f"{without[:NAMES_CHARACTERS]}..."
         why = ", ".join(f"{count} {reason}" for reason, count in step.why.items())
         rows.append((str(step.left), step.name, cut, why))
-    lines = [verdict(job, steps), "", table(rows)]
+    lines = [pending_job.verdict(job, steps), "", table(rows)]
     if job.features is None:
         lines.append("its features are an expression and were not evaluated")
     if trouble:
@@ -184,8 +167,8 @@ def _lines(
 
 
 def _fields(
-    job: PendingJob,
-    steps: Sequence[NodeFilter],
+    job: pending_job.PendingJob,
+    steps: Sequence[pending_job.NodeFilter],
     left: Sequence[str],
     plan: wire.PlanPlacementResponse | None,
     trouble: str,
@@ -195,7 +178,7 @@ def _fields(
         "nodes": job.nodes,
         "state": job.state,
         "slurm_reason": job.reason,
-        "verdict": verdict(job, steps),
+        "verdict": pending_job.verdict(job, steps),
         "steps": [asdict(step) for step in steps],
         "left": list(left),
         "plan": None if plan is None else MessageToDict(plan, preserving_proto_field_name=True),
@@ -211,7 +194,7 @@ def _job_number(text: str) -> str:
     return text
 
 
-_share = number_option(0.0, 1.0, ": expected a score from 0 to 1")
+_share = connection.number_option(0.0, 1.0, ": expected a score from 0 to 1")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -239,5 +222,5 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TIME",
         help=f"length of the job, such as 90m, 8h or 7d (default {LENGTH_DEFAULT})",
     )
-    add_options(parser)
+    connection.add_options(parser)
     return parser

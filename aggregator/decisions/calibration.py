@@ -27,17 +27,7 @@ import numpy as np
 from ..arrays import Floats
 from ..scoring.calibration import reporter_share_max, share_cap
 from ..scoring.reported_factors import ReportedFactor, ReportedFactors, ReportedThroughputs
-from .price import (
-    COMMUNICATION_SHARE,
-    CROSSING,
-    DECIDE_FACTOR,
-    DECIDE_MINUTES,
-    DETECT_FACTOR,
-    DETECT_MINUTES,
-    RESTART_FACTOR,
-    RESTART_MINUTES,
-    crossing_factor,
-)
+from . import price
 from .quantity import QuantitySource
 from .recovery import (
     ACT_MINUTES,
@@ -53,9 +43,9 @@ from .scaling import NOISE_ASSUMED, NOISE_POINTS, scaling_curve
 
 #: Assumed minutes of each duration, with their 90 % interval.
 DURATIONS: Mapping[str, tuple[float, float, float]] = {
-    DETECT_FACTOR: DETECT_MINUTES,
-    DECIDE_FACTOR: DECIDE_MINUTES,
-    RESTART_FACTOR: RESTART_MINUTES,
+    price.DETECT_FACTOR: price.DETECT_MINUTES,
+    price.DECIDE_FACTOR: price.DECIDE_MINUTES,
+    price.RESTART_FACTOR: price.RESTART_MINUTES,
     **dict(ACT_MINUTES.values()),
     PEER_RESUME_FACTOR: LOCAL_RESTORE_MINUTES,
     STORAGE_RESUME_FACTOR: REMOTE_RESTORE_MINUTES,
@@ -103,8 +93,8 @@ class RecoveryReport(NamedTuple):
             if begin_ns and end_ns:
                 durations[factor] = (end_ns - begin_ns) / _HOUR_NS
 
-        put(DETECT_FACTOR, self.fault_ns, self.detect_ns)
-        put(DECIDE_FACTOR, self.detect_ns, self.decide_ns)
+        put(price.DETECT_FACTOR, self.fault_ns, self.detect_ns)
+        put(price.DECIDE_FACTOR, self.detect_ns, self.decide_ns)
         if not self.success:
             return durations
         resume = PEER_RESUME_FACTOR if self.restored_from_peer else STORAGE_RESUME_FACTOR
@@ -113,7 +103,7 @@ class RecoveryReport(NamedTuple):
             return durations
         act = RESTART_ACT_FACTOR if self.restarted else ACT_MINUTES[RecoveryKind(self.kind)][0]
         put(act, self.decide_ns, self.act_ns)
-        put(RESTART_FACTOR, self.decide_ns, self.resume_ns)
+        put(price.RESTART_FACTOR, self.decide_ns, self.resume_ns)
         return durations
 
 
@@ -215,7 +205,7 @@ def crossing_costs(
     group = np.repeat(np.arange(len(compared)), [len(those) for those in compared])
     crossing = np.array([[1.0 - 1.0 / max(count, 1) for count in run.domains] for run in runs])
     shares = np.array([run.communication_share for run in runs], dtype=np.float64)
-    shares = np.where(np.isnan(shares), COMMUNICATION_SHARE[0], shares)
+    shares = np.where(np.isnan(shares), price.COMMUNICATION_SHARE[0], shares)
     logs = np.log(np.array([run.throughput for run in runs], dtype=np.float64))
     weights = _weights(runs, now_ns, half_life_days)
     costs, deviations = _regression(crossing * shares[:, None], logs, weights, group)
@@ -228,7 +218,7 @@ def crossing_costs(
         varies = (greatest > lowest)[group]
         if varies.any():
             value, half = float(costs[column]), _Z * float(deviations[column])
-            factors[crossing_factor(tier)] = ReportedFactor(
+            factors[price.crossing_factor(tier)] = ReportedFactor(
                 value, max(value - half, 0.0), value + half, int(varies.sum())
             )
     return factors
@@ -238,7 +228,7 @@ def _regression(
     longer: Floats, logs: Floats, weights: Floats, group: np.typing.NDArray[np.intp]
 ) -> tuple[Floats, Floats]:
     """Return costs by tier and their deviations. *longer*: slowdown by each tier at cost 1."""
-    assumed = np.array([CROSSING[tier] for tier in PRICED_TIERS])
+    assumed = np.array([price.CROSSING[tier] for tier in PRICED_TIERS])
     prior, precision = assumed[:, 0], (2.0 * _Z / (assumed[:, 2] - assumed[:, 1])) ** 2
     count = int(group.max()) + 1
     group_weights = np.maximum(np.bincount(group, weights, minlength=count), 1e-300)
@@ -273,12 +263,11 @@ def _throughputs(reports: Sequence[ThroughputReport]) -> ReportedThroughputs:
             by_workload.setdefault(report.workload, {}).setdefault(report.reporter, []).append(
                 report
             )
-    newest = sorted(
-        by_workload,
-        key=lambda name: max(
-            reports_of_one[-1].time_ns for reports_of_one in by_workload[name].values()
-        ),
-    )[-WORKLOADS_MAX:]
+
+    def newest_ns(name: str) -> int:
+        return max(reports_of_one[-1].time_ns for reports_of_one in by_workload[name].values())
+
+    newest = sorted(by_workload, key=newest_ns)[-WORKLOADS_MAX:]
     starts, nodes, medians, counts = [0], list[int](), list[float](), list[int]()
     for name in newest:
         reports_of_one = max(
@@ -330,9 +319,11 @@ def calibration_rows(reported: ReportedFactors) -> list[CalibrationRow]:
         values = minutes if factor is None else tuple(60.0 * bound for bound in factor[:3])
         rows.append(_row(name, "minutes", values, factor, minutes[0]))
     for tier in PRICED_TIERS:
-        factor = reported.get(crossing_factor(tier))
-        values = CROSSING[tier] if factor is None else factor[:3]
-        rows.append(_row(crossing_factor(tier), "ratio", values, factor, CROSSING[tier][0]))
+        factor = reported.get(price.crossing_factor(tier))
+        values = price.CROSSING[tier] if factor is None else factor[:3]
+        rows.append(
+            _row(price.crossing_factor(tier), "ratio", values, factor, price.CROSSING[tier][0])
+        )
     sizes = reported.throughputs
     for position, workload in enumerate(sizes.workloads):
         points = sizes.points(workload)

@@ -215,12 +215,8 @@ def in_group_order(
     best: tuple[float, Indexes, GroupSpans] | None = None
     for order, together in orders or [(nodes, 1)]:
         spans = replace(group_spans(table, order, layout, needs), stages_together=together)
-        cost = float(
-            sum(
-                share[0] * cost_of_tier
-                for share, cost_of_tier in zip(spans.shares, costs, strict=True)
-            )
-        )
+        by_tier = zip(spans.shares, costs, strict=True)
+        cost = float(sum(share[0] * cost_of_tier for share, cost_of_tier in by_tier))
         if best is None or cost < best[0] - 1e-12:
             best = cost, order, spans
         if cost == 0.0:

@@ -11,19 +11,11 @@ import numpy as np
 
 from ...ext.placement import search
 from ..arrays import Codes, Flags, Floats, Indexes
+from . import stranding
 from .node_table import NodeTable, TreeOrder
 from .price import LostTime, hazard_sum_max, lost_time
 from .quantity import Quantity
 from .requirements import PRICED_TIERS, GangRequirements
-from .stranding import (
-    DEMAND_ASSUMED,
-    NODE_GPUS_MAX,
-    FreeRoom,
-    RequestShape,
-    StrandingGrowth,
-    room_of_masks,
-    stranding_growth,
-)
 
 OPTIONS_MAX = 8
 #: For a larger gang with one requested option the work is a tenth.
@@ -68,8 +60,8 @@ class Candidates:
     nodes: Flags
     gpus: Mapping[int, int] = field(default_factory=dict)
     source: str = "request"
-    room: FreeRoom | None = None
-    demand: tuple[RequestShape, ...] = DEMAND_ASSUMED
+    room: stranding.FreeRoom | None = None
+    demand: tuple[stranding.RequestShape, ...] = stranding.DEMAND_ASSUMED
     #: priorities of running jobs
     priorities: Mapping[str, int] = field(default_factory=dict)
 
@@ -271,7 +263,7 @@ class Search:
         gpu_hours = self.gpus_per_node * self.needs.hours
         return np.asarray(prices[0, self.pool.nodes] * (gpu_hours * self.needs.currency_rate))
 
-    def strands_within(self, nodes: Indexes) -> StrandingGrowth | None:
+    def strands_within(self, nodes: Indexes) -> stranding.StrandingGrowth | None:
         """Return the growth of stranded GPUs by a member on each of *nodes*; None: unpriced."""
         candidates, needs = self.candidates, self.needs
         gpus = self.table.facts.gpus[nodes]
@@ -279,7 +271,7 @@ class Search:
             return None
         if candidates.room is not None:
             room = candidates.room.of(nodes)
-        elif gpus.max() <= NODE_GPUS_MAX and (
+        elif gpus.max() <= stranding.NODE_GPUS_MAX and (
             candidates.gpus or (gpus > needs.gpus_per_node).any()
         ):
             masks = {
@@ -287,10 +279,10 @@ class Search:
                 for position, node in enumerate(nodes.tolist())
                 if node in candidates.gpus
             }
-            room = room_of_masks(gpus.astype(np.intp), masks)
+            room = stranding.room_of_masks(gpus.astype(np.intp), masks)
         else:
             return None
-        return stranding_growth(room, needs.shape, candidates.demand)
+        return stranding.stranding_growth(room, needs.shape, candidates.demand)
 
 
 def _by_hazard(pool: Eligible, hazard: Floats) -> Eligible:

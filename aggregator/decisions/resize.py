@@ -115,11 +115,8 @@ def plan_resize(
             if choice.nodes.size == size and np.isin(choice.nodes, current).all():
                 continue
             price = elastic.sized_price(choice.price, every, nodes, gpus, needs.hours)
-            choices.append(
-                _resize_choice(
-                    replace(choice, price=price), now, current, every, needs, (wait, stop), gpus
-                )
-            )
+            priced = replace(choice, price=price)
+            choices.append(_resize_choice(priced, now, current, every, needs, (wait, stop), gpus))
     choices = _fewest_moves(choices, margin)
     judged = [replace(choice, reason=_reason(choice, margin)) for choice in choices]
     judged.sort(key=lambda choice: (not choice.is_worth_it, -choice.gain.value, choice.joined.size))

@@ -51,17 +51,16 @@ def points() -> Floats:
     return np.asarray(np.column_stack((evenly, last)), dtype=np.float64)
 
 
+def _inverse_normal(shares: Floats) -> Floats:
+    inverse = NormalDist().inv_cdf
+    rows = [[inverse(min(max(s, 1e-6), 1.0 - 1e-6)) for s in row] for row in shares.tolist()]
+    return np.array(rows, dtype=np.float64)
+
+
 @cache
 def _normals() -> Floats:
     """Return the points with each coordinate normal."""
-    inverse = NormalDist().inv_cdf
-    return np.array(
-        [
-            [inverse(min(max(coordinate, 1e-6), 1.0 - 1e-6)) for coordinate in row]
-            for row in points()
-        ],
-        dtype=np.float64,
-    )
+    return _inverse_normal(points())
 
 
 def drawn(one: Quantity, dimension: int) -> Floats:
@@ -94,15 +93,8 @@ def _between(quantity: Quantity, normals: Floats) -> Floats:
 @cache
 def _crossing_normals() -> Floats:
     """Return normals at the points per priced tier: multiples of roots of primes, modulo 1."""
-    inverse = NormalDist().inv_cdf
     evenly = np.arange(1, POINTS + 1)[:, None] * np.sqrt(CROSSING_ROOTS) % 1.0
-    return np.array(
-        [
-            [inverse(min(max(coordinate, 1e-6), 1.0 - 1e-6)) for coordinate in row]
-            for row in evenly.tolist()
-        ],
-        dtype=np.float64,
-    )
+    return _inverse_normal(evenly)
 
 
 def topology_lost(members: Members, lost: LostTime) -> Floats:

@@ -162,12 +162,8 @@ def stranding_growth(
         masks[rows] = 1 << chosen
         return StrandingGrowth(growth, masks)
     taken = least_first[:, : shape.gpus]
-    np.put_along_axis(
-        after.gpus,
-        taken,
-        np.maximum(np.take_along_axis(after.gpus, taken, axis=1) - shape.gpu_share, 0.0),
-        axis=1,
-    )
+    left = np.take_along_axis(after.gpus, taken, axis=1) - shape.gpu_share
+    np.put_along_axis(after.gpus, taken, np.maximum(left, 0.0), axis=1)
     growth[rows] = stranded_gpus(after, demand) - before
     masks[rows] = (1 << taken).sum(axis=1) if shape.gpus else 0
     return StrandingGrowth(growth, masks)

@@ -94,13 +94,8 @@ def inventory_differences(
         expected_value = expected.items.get(item)
         if expected_value is not None and actual is not None and actual != expected_value:
             sql = labels if item == "cpu_cores" else _devices(host, item.partition("_")[0])
-            yield Difference(
-                item,
-                actual,
-                f"{expected_value:g}",
-                f"{actual} {noun}, {expected_value:g} expected",
-                sql,
-            )
+            text = f"{actual} {noun}, {expected_value:g} expected"
+            yield Difference(item, actual, f"{expected_value:g}", text, sql)
     expected_value = expected.items.get("memory_gigabytes_min")
     if expected_value is not None and hardware.memory_bytes is not None:
         gigabytes = hardware.memory_bytes / 1e9

@@ -77,14 +77,10 @@ def hardware_of(devices: Iterable[Device], labels: Mapping[str, str]) -> HostHar
         kinds[device.kind] += 1
         if device.kind == "gpu":
             attributes = device.attributes
-            gpus[
-                GpuHardware(
-                    attributes.get("name", ""),
-                    _number(attributes.get("memory_bytes")) or 0,
-                    _number(attributes.get("nvlink_count")) or 0,
-                    attributes.get("vbios", ""),
-                )
-            ] += 1
+            memory_bytes = _number(attributes.get("memory_bytes")) or 0
+            nvlinks = _number(attributes.get("nvlink_count")) or 0
+            name, vbios = attributes.get("name", ""), attributes.get("vbios", "")
+            gpus[GpuHardware(name, memory_bytes, nvlinks, vbios)] += 1
     return HostHardware(
         gpus=tuple(sorted(gpus.items(), key=lambda item: (-item[1], item[0]))),
         numa_nodes=kinds["numa"] or None,

@@ -54,12 +54,8 @@ def put_version(
     version = [
         (number, declared.hash, time_us(taken_ns), list(declared.files), list(declared.notes))
     ]
-    _add(
-        connection,
-        "declared_versions",
-        "number:int hash:str taken:time files:texts notes:texts",
-        version,
-    )
+    columns = "number:int hash:str taken:time files:texts notes:texts"
+    _add(connection, "declared_versions", columns, version)
     texts = [(number, file.name, file.data.decode()) for file in files]
     _add(connection, "declared_files", "number:int file:str text:str", texts)
     connection.execute(

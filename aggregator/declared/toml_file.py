@@ -200,12 +200,8 @@ class _TomlReader:
         selection = entry.selection()
         zone_name = entry.zone_name(self.zone_name)
         since_ns = entry.moment("since", zone_name, is_end=False)
-        until_ns = entry.moment(
-            "until",
-            zone_name,
-            is_end=True,
-            required="an override has an end, as until = 2026-12-24",
-        )
+        required = "an override has an end, as until = 2026-12-24"
+        until_ns = entry.moment("until", zone_name, is_end=True, required=required)
         rule, device = entry.text("rule"), entry.text("device")
         if rule and not is_allowed_rule(rule, self.rules):
             entry.add_problem("rule", partial(rule_refusal, rule, self.rules))
@@ -330,11 +326,8 @@ def _unknown_threshold(name: str) -> str:
 
 def _who_and_why(entry: TomlEntry) -> tuple[str, str]:
     who = entry.text("who", WHO_CHARACTERS_MAX, required="expected who requests it")
-    why = entry.text(
-        "why",
-        WHY_CHARACTERS_MAX,
-        required="expected the reason, for the person who reads it at night",
-    )
+    required = "expected the reason, for the person who reads it at night"
+    why = entry.text("why", WHY_CHARACTERS_MAX, required=required)
     return who, why
 
 

@@ -102,12 +102,8 @@ def health_view(
         info = cycles.get(name)
         view = JobView(name, allocated, addresses=_addresses(state, parts))
         if info is not None and is_current(info, parts) and members(info, allocated)[0]:
-            view = replace(
-                view,
-                active=members(info, allocated)[0],
-                cycle_started=info.started,
-                log_file=info.log_file,
-            )
+            active, log_file = members(info, allocated)[0], info.log_file
+            view = replace(view, active=active, cycle_started=info.started, log_file=log_file)
         jobs[name] = view
         used = _used(view)
         gone = {node: until for node, until in before.lost.get(name, {}).items() if until > now}

@@ -10,17 +10,16 @@ import re
 from collections.abc import Iterable, Mapping
 
 from . import evictions
+from .evictions import CLOCK_SECONDS
 from .ledger import (
     ACCEPTED,
     DOWN,
     DRAIN,
     GIVEN_BACK,
     HOLD,
-    NONE,
     REMOVED,
     SET,
     SETTING,
-    START,
     Entry,
     ExecutorLedger,
     JobProgress,
@@ -42,7 +41,6 @@ from .model import (
     Answer,
     Capabilities,
     Drain,
-    EndStep,
     ExtendHold,
     Forget,
     GiveBack,
@@ -52,13 +50,11 @@ from .model import (
     Reboot,
     RemoveHold,
     RenewLease,
-    Requeue,
     ResetGpus,
     Restore,
     Resume,
     SchedulerState,
     Situation,
-    StartNow,
     Step,
 )
 
@@ -66,8 +62,7 @@ from .model import (
 HOLD_SECONDS_MIN = 1.0
 #: The end of a hold is moved if it differs by more than this from the advisory's expiry.
 EXTEND_SECONDS_MIN = 30.0
-#: A mark that is missing within this time after it was set is read again; after it, a person is assumed to have removed
-#: it.
+#: A mark that is missing within this time after it was set is read again; later a person removed it.
 SETTLE_SECONDS = 5.0
 #: A mark that is missing within this time before its end has expired: clocks of the two machines differ.
 END_MARGIN_SECONDS = 5.0
@@ -77,15 +72,10 @@ GIVE_UP_SECONDS = 300.0
 QUICK_SECONDS = 0.02
 #: After the second in which a requeued job may start, the scheduler is read again after this time.
 SECOND_MARGIN_SECONDS = 0.05
-#: Smaller differences of two times are differences of clocks, not changes.
-CLOCK_SECONDS = 2.0
 #: Limit of the reads every QUICK_SECONDS for a job that does not complete.
 QUICK_SECONDS_MAX = 60.0
 #: Longer notes of an answer are cut.
 NOTE_CHARACTERS_MAX = 450
-
-#: Note of an executor that was killed while it ended replicas; the replicas are not ended again.
-REPLICAS_UNKNOWN = "whether a replica of torchft was ended is not known"
 
 #: Names that executors give to holds.
 OUR_HOLD = re.compile(rf"{HOLD_PREFIX}a[0-9]{{1,18}}(?:{EVICT_SUFFIX})?", re.ASCII)
@@ -98,7 +88,7 @@ def decide(situation: Situation, ledger: ExecutorLedger) -> list[Step]:
     """Return the next steps: new marks and moves of jobs before removals. Changes nothing."""
     placed: list[Step] = []
     removed: list[Step] = []
-    store = _store_of(situation)
+    store = store_of(situation)
     if store and ledger.store and store != ledger.store:
         return _change_store(situation, ledger, store)
     marks = sum(entry.is_marked for entry in ledger)
@@ -110,7 +100,7 @@ def decide(situation: Situation, ledger: ExecutorLedger) -> list[Step]:
     for name in sorted(situation.advice, key=_number):
         advice = situation.advice[name]
         entry = ledger.get(name)
-        if entry is not None and _is_anothers(advice, entry):
+        if entry is not None and is_owned_by_other(advice, entry):
             removed.append(Forget(name, f"{advice.owner} carries it out, token {advice.token}"))
         elif advice.action == RETURN:
             removed += _return(situation, ledger, advice, entry)
@@ -145,7 +135,7 @@ def decide(situation: Situation, ledger: ExecutorLedger) -> list[Step]:
     return [*placed, *removed, *_stray_holds(situation.scheduler, ledger)]
 
 
-def _store_of(situation: Situation) -> str:
+def store_of(situation: Situation) -> str:
     return next((advice.store for advice in situation.advice.values() if advice.store), "")
 
 
@@ -164,20 +154,19 @@ def _change_store(situation: Situation, ledger: ExecutorLedger, store: str) -> l
 
 def _stray_holds(scheduler: SchedulerState, ledger: ExecutorLedger) -> list[Step]:
     """Return the steps that remove the previous hold of each advisory that changed to or from EVICT_NOW."""
-    steps: list[Step] = []
-    for entry in ledger:
-        base = f"{HOLD_PREFIX}{entry.advisory}"
-        for name in (base, base + EVICT_SUFFIX):
-            if entry.phase == SET and name != entry.hold and name in scheduler.holds:
-                steps.append(RemoveHold(entry.advisory, f"{entry.hold} took its place", name))
-    return steps
+    return [
+        RemoveHold(entry.advisory, f"{entry.hold} took its place", name)
+        for entry in ledger
+        for name in (HOLD_PREFIX + entry.advisory, HOLD_PREFIX + entry.advisory + EVICT_SUFFIX)
+        if entry.phase == SET and name != entry.hold and name in scheduler.holds
+    ]
 
 
 def _number(name: str) -> int:
     return int(name[1:])
 
 
-def _is_anothers(advice: Advice, entry: Entry) -> bool:
+def is_owned_by_other(advice: Advice, entry: Entry) -> bool:
     """Return whether another executor now owns *advice*; this executor must then leave its marks alone."""
     if advice.state not in ("ACCEPTED", DONE):
         return False
@@ -229,7 +218,7 @@ def refusal_reason(situation: Situation, ledger: ExecutorLedger, advice: Advice,
     node = situation.scheduler.nodes.get(advice.node)
     if node is None:
         return f"{advice.node or 'its host'} is not a node of this scheduler"
-    if _is_out(node) and not _may_move_beside(situation, advice, node):
+    if is_out(node) and not _may_move_beside(situation, advice, node):
         return f"{node.name} is out already: {node.out}"
     entry = ledger.get(advice.name)
     if entry is not None and entry.phase == GIVEN_BACK:
@@ -239,7 +228,7 @@ def refusal_reason(situation: Situation, ledger: ExecutorLedger, advice: Advice,
     return ""
 
 
-def _is_out(node: Node) -> bool:
+def is_out(node: Node) -> bool:
     """Return whether a mark that no executor set keeps work off *node*."""
     return bool(node.out) and not node.is_managed
 
@@ -294,11 +283,8 @@ def _place(situation: Situation, advice: Advice, entry: Entry, node: Node) -> St
     seconds = max(entry.expires - situation.now, HOLD_SECONDS_MIN)
     why = f"{advice.action}: {advice.reason}"
     if entry.mark == HOLD:
-        name = entry.hold or advice.hold_name
-        others = any(
-            node.name in hold.nodes and hold.name != name
-            for hold in situation.scheduler.holds.values()
-        )
+        name, holds = entry.hold or advice.hold_name, situation.scheduler.holds.values()
+        others = any(node.name in hold.nodes and hold.name != name for hold in holds)
         devices = advice.devices if advice.scope == "gpu" else ()
         return PlaceHold(
             advisory=advice.name,
@@ -349,7 +335,7 @@ def _uphold(situation: Situation, advice: Advice, entry: Entry) -> list[Step]:
     node = situation.scheduler.nodes.get(entry.node)
     if node is None or entry.phase in (GIVEN_BACK, REMOVED):
         return []
-    if _is_out(node) and not situation.capabilities.has_hold:
+    if is_out(node) and not situation.capabilities.has_hold:
         return _yield_to(advice, entry, node)
     if not _is_in_place(situation.scheduler, entry):
         return _set_again(situation, advice, entry, node)
@@ -440,8 +426,7 @@ def _finish(advice: Advice, entry: Entry, scheduler: SchedulerState) -> list[Ste
     """Return the answer DONE; its note names the mark and the outcome of each job."""
     if entry.answered:
         return []
-    what = f"{entry.hold} is in force" if entry.mark == HOLD else f"{entry.node} is drained"
-    parts = [what]
+    parts = [f"{entry.hold} is in force" if entry.mark == HOLD else f"{entry.node} is drained"]
     hold = scheduler.holds.get(entry.hold)
     if hold is not None and hold.devices:
         parts.append(f"of {', '.join(hold.devices)} alone: other GPUs of {entry.node} continue")
@@ -484,11 +469,8 @@ def _return(
         return []
     if advice.state != "ACCEPTED":
         return [Forget(advice.name, f"the advisory is {advice.state}")]
-    steps = [
-        step
-        for one in earlier
-        for step in _take_back(situation, ledger, one, f"{advice.node} is well")
-    ]
+    why = f"{advice.node} is well"
+    steps = [step for one in earlier for step in _take_back(situation, ledger, one, why)]
     if not earlier and not entry.answered:
         note = f"{advice.node} is back: removed what was set"
         steps.append(Answer(advice.name, note, "DONE"))
@@ -517,129 +499,6 @@ def _take_back(situation: Situation, ledger: ExecutorLedger, entry: Entry, why: 
     return [Forget(entry.advisory, why)]
 
 
-def record_intent(step: Step, ledger: ExecutorLedger, situation: Situation) -> None:
-    """Record in *ledger* that *step* is about to be sent."""
-    entry = ledger.get(step.advisory)
-    if entry is None:
-        return
-    match step:
-        case PlaceHold() | Drain():
-            if entry.phase != SET:
-                entry.phase = SETTING
-                node = situation.scheduler.nodes.get(entry.node)
-                if node is not None and not node.is_managed:
-                    entry.before_state, entry.before_reason = node.state, node.reason
-        case Requeue(job=job, restarts=restarts) | EndStep(job=job, restarts=restarts):
-            evictions.record_intent(entry, job, restarts)
-        case Reboot() | ResetGpus():
-            entry.phase = SETTING
-        case KillReplicas():
-            entry.replicas = REPLICAS_UNKNOWN
-        case _:
-            pass
-
-
-def reconcile(ledger: ExecutorLedger, situation: Situation) -> bool:
-    """Update *ledger* from the aggregator's and the scheduler's state; return whether anything changed."""
-    changed = False
-    if not ledger.store and (store := _store_of(situation)):
-        ledger.store, changed = store, True
-    for entry in ledger:
-        advice = situation.advice.get(entry.advisory)
-        if (
-            advice is not None
-            and abs(advice.expires - entry.expires) > CLOCK_SECONDS
-            and not _is_anothers(advice, entry)
-        ):
-            entry.expires, changed = advice.expires, True
-        changed |= evictions.follow_jobs(entry, situation) | _change_mark(entry, situation)
-    return changed
-
-
-def _change_mark(entry: Entry, situation: Situation) -> bool:
-    """Choose another kind of mark if the scheduler's state made the first ineffective; return whether that changed *entry*."""
-    scheduler, node = situation.scheduler, situation.scheduler.nodes.get(entry.node)
-    if node is None or entry.phase in (GIVEN_BACK, REMOVED):
-        return False
-    if entry.mark == HOLD and scheduler.is_held_in_vain(entry.node):
-        return evictions.drain_instead(entry, situation)
-    has_hold = situation.capabilities.has_hold
-    is_overwritten = not node.may_drain if has_hold else _is_out(node)
-    if entry.mark not in (DRAIN, DOWN) or not is_overwritten:
-        return False
-    if has_hold:
-        suffix = EVICT_SUFFIX if entry.action == "EVICT_NOW" else ""
-        entry.mark, entry.hold = HOLD, f"{HOLD_PREFIX}{entry.advisory}{suffix}"
-    is_changed = has_hold or entry.phase != ACCEPTED
-    entry.phase, entry.ends = ACCEPTED, 0.0
-    return is_changed
-
-
-def record_accept(ledger: ExecutorLedger, situation: Situation, advice: Advice) -> None:
-    """Record that this executor accepted *advice*. A mark that it set under an earlier lease stays unchanged."""
-    entry = ledger.get(advice.name)
-    mark, hold = NONE, ""
-    if advice.action in HOLDING_ACTIONS:
-        mark = mark_of(situation, advice)
-        hold = advice.hold_name if mark == HOLD else ""
-    if entry is not None and (entry.mark, entry.hold) == (mark, hold):
-        entry.owner, entry.token, entry.answered = advice.owner, advice.token, ""
-        entry.accepted, entry.expires = situation.now, advice.expires
-    else:
-        entry = Entry(
-            advisory=advice.name,
-            node=advice.node,
-            action=advice.action,
-            owner=advice.owner,
-            token=advice.token,
-            accepted=situation.now,
-            expires=advice.expires,
-            mark=mark,
-            hold=hold,
-            replicas=entry.replicas if entry is not None else "",
-        )
-    ledger.add(entry)
-
-
-def record_result(step: Step, error: str, ledger: ExecutorLedger, now: float) -> None:
-    """Record the outcome of *step* in *ledger*; *error* is "" for success."""
-    entry = ledger.get(step.advisory)
-    if entry is None:
-        return
-    match step:
-        case PlaceHold(seconds=seconds) | Drain(seconds=seconds) if not error:
-            entry.phase, entry.set_at, entry.ends = SET, now, now + seconds
-        case ExtendHold(seconds=seconds) if not error:
-            entry.ends = now + seconds
-        case RenewLease(note=note) if not error:
-            entry.reported = note
-        case Requeue(job=job):
-            evictions.record_requeue(entry, job, error, now)
-        case EndStep(job=job):
-            evictions.record_end_step(entry, job, error, now)
-        case RemoveHold(hold=hold) if not error and hold == entry.hold:
-            entry.phase = REMOVED
-        case Resume() if not error:
-            entry.phase = REMOVED
-        case StartNow(job=job) if not error:
-            entry.jobs[job].state, entry.jobs[job].started = START, now
-        case Reboot() | ResetGpus():
-            entry.phase = ACCEPTED if error else SET
-        case GiveBack():
-            entry.phase = GIVEN_BACK
-        case Forget():
-            ledger.remove(step.advisory)
-        case _:
-            pass
-
-
-def record_replicas(step: KillReplicas, note: str, ledger: ExecutorLedger) -> None:
-    """Record in *ledger* the outcome for the replicas; it becomes part of the answer's note."""
-    entry = ledger.get(step.advisory)
-    if entry is not None:
-        entry.replicas = note[: evictions.JOB_NOTE_CHARACTERS_MAX]
-
-
 def is_mark_missing(ledger: ExecutorLedger, scheduler: SchedulerState) -> bool:
     """Return whether the scheduler no longer shows a mark that was set."""
     return any(e.is_marked and e.phase == SET and not _is_in_place(scheduler, e) for e in ledger)
@@ -657,9 +516,8 @@ def next_poll_seconds(
                 continue
             wait = 0.0
             if progress.started:
-                wait = (
-                    evictions.earliest_start(capabilities, progress) + SECOND_MARGIN_SECONDS - now
-                )
+                start = evictions.earliest_start(capabilities, progress)
+                wait = start + SECOND_MARGIN_SECONDS - now
             pauses.append(max(wait, QUICK_SECONDS))
     return min(pauses)
 

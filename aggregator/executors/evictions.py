@@ -52,7 +52,7 @@ STUCK_SECONDS = 60.0
 RETRY_SECONDS, RETRY_SECONDS_MAX = 5.0, 60.0
 #: A job is left on the node after this many returns: the executor's marks do not keep it off.
 RETURNS_MAX = 4
-#: A run counts as new if it started at least this long after the requeue, because clocks of two machines differ.
+#: Smaller differences of two times are differences of two machines' clocks.
 CLOCK_SECONDS = 2.0
 #: A longer note about a job is cut.
 JOB_NOTE_CHARACTERS_MAX = 120

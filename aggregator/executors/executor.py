@@ -15,35 +15,11 @@ from functools import partial
 
 from ...contract.otlp_logs import ERROR, INFO, OtlpLogExporter, OtlpRecord
 from ..host_sets import fold_hosts
-from . import core, reports, weights
+from . import core, ledger_updates, model, reports, weights
 from .client import AggregatorClient, ClientError
 from .launchers import Launchers
 from .ledger import ExecutorLedger, LedgerError
 from .metrics import FAILED, OK, UPKEEP, ExecutorFigures
-from .model import (
-    DONE,
-    SCHEDULER_STEPS,
-    Accept,
-    AdoptStore,
-    Advice,
-    Answer,
-    Capabilities,
-    EndStep,
-    Forget,
-    GiveBack,
-    KillReplicas,
-    RenewLease,
-    Requeue,
-    Restore,
-    Scheduler,
-    SchedulerError,
-    SchedulerState,
-    SetWeight,
-    Situation,
-    StartNow,
-    Step,
-    together,
-)
 from .recovery import RECOVERY_POLL_SECONDS
 from .recovery_follower import RecoveryFollower
 from .settings import ExecutorConfig, NodeNames
@@ -76,7 +52,7 @@ class Executor:
     def __init__(
         self,
         config: ExecutorConfig,
-        scheduler: Scheduler,
+        scheduler: model.Scheduler,
         client: AggregatorClient,
         ledger: ExecutorLedger,
         names: NodeNames,
@@ -97,8 +73,8 @@ class Executor:
         self._shadow, self._wall, self._monotonic = shadow, wall, monotonic
         self._wake = wake or threading.Event()
         self._stopped = stopped or threading.Event()
-        self._capabilities: Capabilities | None = None
-        self._state = SchedulerState()
+        self._capabilities: model.Capabilities | None = None
+        self._state = model.SchedulerState()
         self._all_nodes_at = -1e9
         self._reported = reports.Reported(unavailable=reports.earlier_reports(ledger.reported))
         self._recoveries = RecoveryFollower(client, names, config.cluster)
@@ -150,7 +126,7 @@ class Executor:
             self.figures.observe(
                 self._client.advice(), self._state, self._ledger, self._policy.actions
             )
-        except SchedulerError as error:
+        except model.SchedulerError as error:
             self._complain("the scheduler does not answer", str(error))
             return self._config.poll_seconds
         except LedgerError as error:
@@ -161,13 +137,13 @@ class Executor:
             pause = min(pause, RECOVERY_POLL_SECONDS)
         return core.next_poll_seconds(self._ledger, self._capabilities, self._wall(), pause)
 
-    def _situation(self) -> Situation:
-        return Situation(
+    def _situation(self) -> model.Situation:
+        return model.Situation(
             self._client.advice(),
             self._state,
             self._wall(),
             self._client.is_live(),
-            self._capabilities or Capabilities(),
+            self._capabilities or model.Capabilities(),
             self._policy,
         )
 
@@ -185,7 +161,7 @@ class Executor:
             name: job if job.is_running else replace(job, previous_nodes=self._previous_nodes(name))
             for name, job in self._scheduler.read_jobs().items()
         }
-        state = SchedulerState(nodes, jobs, self._scheduler.read_holds())
+        state = model.SchedulerState(nodes, jobs, self._scheduler.read_holds())
         for job in state.jobs.values():
             if job.problem:
                 self._complain(f"job {job.name} is not seen on any node", job.problem)
@@ -220,7 +196,7 @@ class Executor:
             self._recoveries.collect()
             situation = self._situation()
             self.figures.note_advice(situation.advice, self._ledger, self._policy.actions)
-            if core.reconcile(self._ledger, situation):
+            if ledger_updates.reconcile(self._ledger, situation):
                 self._save()
             steps = [step for step in core.decide(situation, self._ledger) if self._is_due(step)]
             self._announce(situation)
@@ -229,7 +205,7 @@ class Executor:
             if not steps or self._stopped.is_set():
                 return
             self._carry_out(situation, steps)
-            if any(isinstance(step, SCHEDULER_STEPS) for step in steps):
+            if any(isinstance(step, model.SCHEDULER_STEPS) for step in steps):
                 self._read()
 
     def _set_weights(self) -> None:
@@ -264,42 +240,44 @@ class Executor:
         elif changed:
             self._ledger.save()
 
-    def _is_due(self, step: Step) -> bool:
+    def _is_due(self, step: model.Step) -> bool:
         return self._paused.get(step.advisory, -1e9) <= self._monotonic()
 
-    def _carry_out(self, situation: Situation, steps: list[Step]) -> None:
+    def _carry_out(self, situation: model.Situation, steps: list[model.Step]) -> None:
         """Write the ledger once, send all commands to the scheduler together, then make the calls to the aggregator."""
-        commands = [step for step in steps if isinstance(step, SCHEDULER_STEPS)]
+        commands = [step for step in steps if isinstance(step, model.SCHEDULER_STEPS)]
         for command in commands:
-            core.record_intent(command, self._ledger, situation)
-            if isinstance(command, SetWeight):
+            ledger_updates.record_intent(command, self._ledger, situation)
+            if isinstance(command, model.SetWeight):
                 weights.record_weight_intent(command, self._state.nodes, self._ledger)
-            if isinstance(command, Requeue):
+            if isinstance(command, model.Requeue):
                 advice = situation.advice.get(command.advisory)
                 self._recoveries.begin(command, advice, situation.scheduler)
             log.info("%s: %s", describe(command), command.why)
         if commands:
-            if not all(isinstance(command, StartNow) for command in commands):
+            if not all(isinstance(command, model.StartNow) for command in commands):
                 self._save()
             errors = self._apply(commands)
             now = self._wall()
             for command in commands:
                 self._note(command, errors.get(command, ""), now)
             self._save()
-        self._tell(situation, [step for step in steps if not isinstance(step, SCHEDULER_STEPS)])
+        self._tell(
+            situation, [step for step in steps if not isinstance(step, model.SCHEDULER_STEPS)]
+        )
 
-    def _apply(self, commands: Sequence[Step]) -> dict[Step, str]:
+    def _apply(self, commands: Sequence[model.Step]) -> dict[model.Step, str]:
         """Carry out *commands*, ending replicas in parallel; return the failed ones' errors."""
-        kills = [one for one in commands if isinstance(one, KillReplicas)]
+        kills = [one for one in commands if isinstance(one, model.KillReplicas)]
         if not kills:
             return self._scheduler.apply(commands)
-        others = [one for one in commands if not isinstance(one, KillReplicas)]
-        errors: dict[Step, str] = {}
+        others = [one for one in commands if not isinstance(one, model.KillReplicas)]
+        errors: dict[model.Step, str] = {}
 
-        def kill(step: KillReplicas) -> None:
+        def kill(step: model.KillReplicas) -> None:
             names = {step.node, self._names.host_of(step.node)}
             note, error = self._replicas.kill(names, f"gangline: {step.advisory}")
-            core.record_replicas(step, note, self._ledger)
+            ledger_updates.record_replicas(step, note, self._ledger)
             if error:
                 errors[step] = error
 
@@ -307,24 +285,24 @@ class Executor:
             errors.update(self._scheduler.apply(others) if others else {})
 
         calls: list[Callable[[], None]] = [*(partial(kill, one) for one in kills), apply]
-        together(calls)
+        model.together(calls)
         return errors
 
-    def _note(self, step: Step, error: str, now: float) -> None:
+    def _note(self, step: model.Step, error: str, now: float) -> None:
         kind = type(step).__name__
         self.counters.steps[kind] = self.counters.steps.get(kind, 0) + 1
         self._count(step, error)
-        core.record_result(step, error, self._ledger, now)
-        if isinstance(step, Requeue):
+        ledger_updates.record_result(step, error, self._ledger, now)
+        if isinstance(step, model.Requeue):
             self._recoveries.note(step, error, now)
         if error:
             self.counters.failures += 1
             # `evictions` delays the next Requeue or EndStep of the job itself; KillReplicas is not repeated.
-            if not isinstance(step, Requeue | EndStep | KillReplicas):
+            if not isinstance(step, model.Requeue | model.EndStep | model.KillReplicas):
                 self._paused[step.advisory] = self._monotonic() + PAUSE_SECONDS
             self._complain(f"{describe(step)} failed", error)
 
-    def _count(self, step: Step, error: str) -> None:
+    def _count(self, step: model.Step, error: str) -> None:
         """Count a step, and export a record of it if an exporter is set and the step is not routine."""
         kind = type(step).__name__
         self.figures.count_action(kind, error)
@@ -346,15 +324,15 @@ class Executor:
         )
         self.figures.dropped_log_records = self._exporter.dropped_count
 
-    def _tell(self, situation: Situation, steps: list[Step]) -> None:
+    def _tell(self, situation: model.Situation, steps: list[model.Step]) -> None:
         """Carry out steps for the aggregator or the ledger: the calls in parallel, then their results in order."""
         if not steps:
             return
-        if any(isinstance(step, Answer) for step in steps):
+        if any(isinstance(step, model.Answer) for step in steps):
             # A replica that was suspended and lost the Lease has an outdated state: this write fails, so it sends no
             # answer.
             self._save()
-        answers = together(
+        answers = model.together(
             [partial(self._call, situation.advice.get(step.advisory), step) for step in steps]
         )
         for step, answer in zip(steps, answers, strict=True):
@@ -365,23 +343,23 @@ class Executor:
                 self._complain(f"{describe(step)} of {step.advisory}", str(answer))
                 continue
             match step:
-                case Accept() if answer is not None:
+                case model.Accept() if answer is not None:
                     self._accepted(situation, situation.advice[step.advisory], answer)
-                case Answer(state=state, why=note):
+                case model.Answer(state=state, why=note):
                     log.info("%s %s: %s", step.advisory, state, note)
                     self.figures.count_answer(step.advisory, state)
                     entry = self._ledger.get(step.advisory)
                     if entry is not None:
                         entry.answered = state
-                case AdoptStore(store=store):
+                case model.AdoptStore(store=store):
                     self._adopt_store(store)
-                case Restore(advisory=name):
+                case model.Restore(advisory=name):
                     log.info("%s: the mark is set again: %s", name, step.why)
-                    core.record_accept(self._ledger, situation, situation.advice[name])
-                    self._ledger.entries[name].answered = DONE
-                case GiveBack(node=node):
+                    ledger_updates.record_accept(self._ledger, situation, situation.advice[name])
+                    self._ledger.entries[name].answered = model.DONE
+                case model.GiveBack(node=node):
                     log.warning("%s: %s", node, step.why)
-                case Forget():
+                case model.Forget():
                     log.info("%s is over: %s", step.advisory, step.why)
                 case _:
                     pass
@@ -401,19 +379,21 @@ class Executor:
         self._reported = reports.Reported(unavailable=earlier)
         self._recoveries.forget()
 
-    def _call(self, advice: Advice | None, step: Step) -> Advice | ClientError | None:
+    def _call(
+        self, advice: model.Advice | None, step: model.Step
+    ) -> model.Advice | ClientError | None:
         """Make the call of *step*; return its result or error. Runs in a separate thread."""
         lease = self._config.lease_seconds
         try:
             match step:
-                case Accept() if advice is not None:
+                case model.Accept() if advice is not None:
                     return self._client.answer(advice, "ACCEPTED", lease_seconds=lease)
-                case RenewLease(note=note) if advice is not None:
+                case model.RenewLease(note=note) if advice is not None:
                     return self._client.answer(advice, "ACCEPTED", note, lease)
-                case Answer(state=state, why=note) if advice is not None:
+                case model.Answer(state=state, why=note) if advice is not None:
                     plans = self._recoveries.plan_texts(step.advisory)
                     return self._client.answer(advice, state, "; ".join([note, *plans]))
-                case GiveBack(node=node):
+                case model.GiveBack(node=node):
                     self._client.report_unavailable({}, 0, [self._names.host_of(node)])
                 case _:
                     pass
@@ -421,7 +401,9 @@ class Executor:
             return error
         return None
 
-    def _accepted(self, situation: Situation, advice: Advice, after: Advice) -> None:
+    def _accepted(
+        self, situation: model.Situation, advice: model.Advice, after: model.Advice
+    ) -> None:
         if after.state != "ACCEPTED":
             self._paused[advice.name] = self._monotonic() + PAUSE_SECONDS
             log.info("%s was not granted: it is %s now", advice.name, after.state)
@@ -432,9 +414,9 @@ class Executor:
         log.info(
             "accepted %s: %s of %s: %s", advice.name, advice.action, advice.node, advice.reason
         )
-        core.record_accept(self._ledger, replace(situation, now=self._wall()), after)
+        ledger_updates.record_accept(self._ledger, replace(situation, now=self._wall()), after)
 
-    def _announce(self, situation: Situation) -> None:
+    def _announce(self, situation: model.Situation) -> None:
         """Log, once per state of an advisory, why it is skipped; in shadow mode also the steps for other advisories."""
         marks = sum(entry.is_marked for entry in self._ledger)
         for advice in situation.advice.values():
@@ -487,7 +469,7 @@ class Executor:
             self._ledger.reported = frozenset(names)
             self._ledger.save()
 
-    def _report_outcomes(self, state: SchedulerState, now: float) -> None:
+    def _report_outcomes(self, state: model.SchedulerState, now: float) -> None:
         reported = self._reported
         reports.collect_outcomes(
             reported, state, self._ledger, self._config.cluster, now, self._names.host_of
@@ -515,7 +497,7 @@ class Executor:
         log.warning("%s", line)
 
 
-def describe(step: Step) -> str:
+def describe(step: model.Step) -> str:
     """Return *step* as a short text: its type and its fields."""
     fields = [
         f"{name}={value:.0f}"
@@ -529,14 +511,14 @@ def describe(step: Step) -> str:
 
 
 def undo_all(
-    scheduler: Scheduler, ledger: ExecutorLedger | None = None
+    scheduler: model.Scheduler, ledger: ExecutorLedger | None = None
 ) -> tuple[list[str], list[str]]:
     """Remove all marks of executors, found by name and reason; return (completed actions, failures).
 
     Needs no aggregator. The *ledger* is needed only for the original weights of nodes. A drain is ended only if the node's
     reason is still the executor's.
     """
-    state = SchedulerState(scheduler.read_nodes(), {}, scheduler.read_holds())
+    state = model.SchedulerState(scheduler.read_nodes(), {}, scheduler.read_holds())
     steps = core.undo_steps(state)
     errors = scheduler.apply(steps) if steps else {}
     done = [describe(step) for step in steps if step not in errors]
@@ -544,14 +526,14 @@ def undo_all(
     if ledger is not None and ledger.weights:
         try:
             done += _restore_weights(scheduler, state, ledger)
-        except (LedgerError, SchedulerError) as error:
+        except (LedgerError, model.SchedulerError) as error:
             failed.append(f"weights: {error}")
     cleared, uncleared = scheduler.clear_health()
     return [*done, *cleared], [*failed, *uncleared]
 
 
 def _restore_weights(
-    scheduler: Scheduler, state: SchedulerState, ledger: ExecutorLedger
+    scheduler: model.Scheduler, state: model.SchedulerState, ledger: ExecutorLedger
 ) -> list[str]:
     """Restore the original weights of nodes; return the steps as text. Raises LedgerError, SchedulerError."""
     steps = weights.restore_steps(state.nodes, ledger)
@@ -559,7 +541,7 @@ def _restore_weights(
         weights.record_weight_intent(step, state.nodes, ledger)
     ledger.save()
     if errors := scheduler.apply(steps):
-        raise SchedulerError("; ".join(errors.values()))
+        raise model.SchedulerError("; ".join(errors.values()))
     weights.forget_restored(scheduler.read_nodes(set(ledger.weights)), ledger)
     ledger.save()
     return [describe(step) for step in steps]

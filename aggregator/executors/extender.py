@@ -186,13 +186,8 @@ def predicate_answer(body: bytes, table: HealthTable) -> bytes:
     (name,) = _volcano_names([_parse(body).get("node")])
     refusal = table.failed.get(name, "")
     # Volcano up to 1.5 reads `errorMessage`, later versions `status` and `code`.
-    return _dump(
-        {
-            "status": refusal,
-            "errorMessage": refusal,
-            "code": VOLCANO_UNSCHEDULABLE if refusal else 0,
-        }
-    )
+    code = VOLCANO_UNSCHEDULABLE if refusal else 0
+    return _dump({"status": refusal, "errorMessage": refusal, "code": code})
 
 
 def volcano_prioritize_answer(body: bytes, table: HealthTable) -> bytes:

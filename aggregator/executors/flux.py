@@ -10,23 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 
-from .model import (
-    NODE_NAME,
-    REASON_PREFIX,
-    Capabilities,
-    DoctorFinding,
-    DoctorLevel,
-    Drain,
-    Node,
-    NodeHold,
-    Requeue,
-    Resume,
-    ScheduledJob,
-    Scheduler,
-    SchedulerError,
-    Step,
-    apply_each,
-)
+from . import model
 from .slurm import Run, run_command
 from .slurm_output import host_names, host_names_or_problem
 
@@ -43,7 +27,7 @@ JOB_STATES = {
 DRAINED = ("drained", "draining")
 
 
-class Flux(Scheduler):
+class Flux(model.Scheduler):
     """Flux, through its commands; tests replace *run*."""
 
     name = "flux"
@@ -51,27 +35,27 @@ class Flux(Scheduler):
     def __init__(self, run: Run = run_command) -> None:
         self._run = run
 
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> model.Capabilities:
         """Return the capabilities of this version."""
         found = re.search(r"^commands:\s+(\S{1,40})", self._run(["flux", "version"]), re.MULTILINE)
-        return Capabilities(found.group(1) if found else "", has_hold=False)
+        return model.Capabilities(found.group(1) if found else "", has_hold=False)
 
-    def read_nodes(self, names: Collection[str] | None = None) -> dict[str, Node]:
+    def read_nodes(self, names: Collection[str] | None = None) -> dict[str, model.Node]:
         """Return nodes by name; all if *names* is None."""
         command = ["flux", "resource", "status", "--no-header", f"--format={NODE_FORMAT}"]
-        nodes: dict[str, Node] = {}
+        nodes: dict[str, model.Node] = {}
         for line in self._run(command).splitlines():
             state, status, listed, reason = [*line.split("|", 3), "", "", ""][:4]
-            for name in filter(NODE_NAME.fullmatch, host_names(listed)):
+            for name in filter(model.NODE_NAME.fullmatch, host_names(listed)):
                 nodes[name] = node_of(name, state.strip(), status.strip(), reason.strip())
         return nodes if names is None else {name: nodes[name] for name in names if name in nodes}
 
-    def read_jobs(self) -> dict[str, ScheduledJob]:
+    def read_jobs(self) -> dict[str, model.ScheduledJob]:
         """Return jobs that run, wait or have just ended."""
         command = [
             "flux", "jobs", "-A", f"--since={SINCE}", f"--count={JOBS_MAX}", "--no-header", f"--format={JOB_FORMAT}",
         ]  # fmt: skip
-        jobs: dict[str, ScheduledJob] = {}
+        jobs: dict[str, model.ScheduledJob] = {}
         for line in self._run(command).splitlines():
             fields = line.split("|")
             if len(fields) != 6 or not JOB_ID.fullmatch(fields[0]) or fields[1] not in JOB_STATES:
@@ -79,25 +63,25 @@ class Flux(Scheduler):
             name, state = fields[0], JOB_STATES[fields[1]]
             is_running = state == "RUNNING"
             listed, problem = host_names_or_problem(fields[2]) if is_running else ([], "")
-            nodes = frozenset(filter(NODE_NAME.fullmatch, listed))
+            nodes = frozenset(filter(model.NODE_NAME.fullmatch, listed))
             submitted, started, ended = map(_seconds, fields[3:])
-            jobs[name] = ScheduledJob(
+            jobs[name] = model.ScheduledJob(
                 name, state, nodes, submitted=submitted, started=started if is_running else 0.0,
                 ended=ended if state not in ("PENDING", "RUNNING") else 0.0, problem=problem,
             )  # fmt: skip
         return jobs
 
-    def read_holds(self) -> dict[str, NodeHold]:
+    def read_holds(self) -> dict[str, model.NodeHold]:
         """Return no holds: a drain is the only mark."""
         return {}
 
-    def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
+    def apply(self, steps: Iterable[model.Step]) -> dict[model.Step, str]:
         """Carry out *steps*."""
-        return apply_each(steps, self._apply_one)
+        return model.apply_each(steps, self._apply_one)
 
-    def _apply_one(self, step: Step) -> None:
+    def _apply_one(self, step: model.Step) -> None:
         match step:
-            case Drain(node=node, reason=reason):
+            case model.Drain(node=node, reason=reason):
                 # The reason is read just before the change, so that a person's drain is neither renamed nor ended.
                 before = self._node(node)
                 if (
@@ -107,27 +91,27 @@ class Flux(Scheduler):
                     return
                 force = ["--force"] if before.is_managed else []
                 self._run(["flux", "resource", "drain", *force, node, reason])
-            case Resume(node=node):
+            case model.Resume(node=node):
                 if self._node(node).is_managed:
                     self._run(["flux", "resource", "undrain", node])
-            case Requeue():
-                raise SchedulerError("Flux requeues no job: its owner submits it again")
+            case model.Requeue():
+                raise model.SchedulerError("Flux requeues no job: its owner submits it again")
             case _:
-                raise SchedulerError(f"{type(step).__name__} is not a step of Flux")
+                raise model.SchedulerError(f"{type(step).__name__} is not a step of Flux")
 
-    def _node(self, name: str) -> Node:
+    def _node(self, name: str) -> model.Node:
         found = self.read_nodes([name]).get(name)
         if found is None:
-            raise SchedulerError(f"{name} is not a node of this instance of Flux")
+            raise model.SchedulerError(f"{name} is not a node of this instance of Flux")
         return found
 
 
-def node_of(name: str, state: str, status: str, reason: str) -> Node:
+def node_of(name: str, state: str, status: str, reason: str) -> model.Node:
     """Return a node that Flux reports with *state* and *status*."""
     is_online = status != "offline"
     if state in DRAINED:
-        is_managed = reason.startswith(REASON_PREFIX)
-        return Node(
+        is_managed = reason.startswith(model.REASON_PREFIX)
+        return model.Node(
             name=name,
             state=state,
             reason=reason[:500],
@@ -137,9 +121,9 @@ def node_of(name: str, state: str, status: str, reason: str) -> Node:
             is_managed=is_managed,
         )
     if state == "exclude":
-        return Node(name, state, "", is_online, "excluded by configuration")
+        return model.Node(name, state, "", is_online, "excluded by configuration")
     is_down = state == "torpid" or not is_online
-    return Node(
+    return model.Node(
         name, state, "", not is_down, down=(state if is_online else status) if is_down else ""
     )
 
@@ -149,16 +133,19 @@ def _seconds(text: str) -> float:
     return float(text) if re.fullmatch(r"[0-9]{1,12}(?:\.[0-9]{1,12})?", text.strip()) else 0.0
 
 
-def doctor_findings(flux: Flux) -> Iterable[DoctorFinding]:
+def doctor_findings(flux: Flux) -> Iterable[model.DoctorFinding]:
     """Yield the state of Flux and unexpected behavior. Raises SchedulerError if Flux does not respond."""
     version, nodes = flux.capabilities().version, flux.read_nodes()
-    yield DoctorFinding(DoctorLevel.OK, f"Flux {version} answers: {len(nodes)} nodes")
+    yield model.DoctorFinding(model.DoctorLevel.OK, f"Flux {version} answers: {len(nodes)} nodes")
     flux.read_jobs()
-    yield DoctorFinding(DoctorLevel.NOTE, "only the owner of the instance may drain nodes")
-    yield DoctorFinding(
-        DoctorLevel.NOTE,
+    yield model.DoctorFinding(
+        model.DoctorLevel.NOTE, "only the owner of the instance may drain nodes"
+    )
+    yield model.DoctorFinding(
+        model.DoctorLevel.NOTE,
         "a drain does not expire: it lasts until the executor or `undo --all` ends it",
     )
-    yield DoctorFinding(
-        DoctorLevel.NOTE, "Flux requeues no job: EVICT_NOW drains the node, and its jobs continue"
+    yield model.DoctorFinding(
+        model.DoctorLevel.NOTE,
+        "Flux requeues no job: EVICT_NOW drains the node, and its jobs continue",
     )

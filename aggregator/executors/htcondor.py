@@ -13,24 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from .model import (
-    NODE_NAME,
-    REASON_PREFIX,
-    Capabilities,
-    DoctorFinding,
-    DoctorLevel,
-    Drain,
-    Node,
-    NodeHold,
-    Requeue,
-    Resume,
-    ScheduledJob,
-    Scheduler,
-    SchedulerError,
-    Step,
-    attempt,
-    together,
-)
+from . import model
 from .slurm import Run, run_command
 
 SLOT_ATTRIBUTES = "Name,Machine,JobId,State,Activity,Draining,DrainReason,DrainingRequestId,DaemonStartTime,MaxJobRetirementTime,RetirementTimeRemaining"
@@ -58,7 +41,7 @@ HOW_TO_RETIRE = (
 JOB_NAME = re.compile(r"[0-9]{1,10}\.[0-9]{1,10}", re.ASCII)
 
 
-class HTCondor(Scheduler):
+class HTCondor(model.Scheduler):
     """HTCondor, through its commands; tests of parsing replace *run*."""
 
     name = "htcondor"
@@ -73,25 +56,25 @@ class HTCondor(Scheduler):
         #: Machines that this process saw with an executor's drain: a startd forgets its drain when it restarts.
         self._drained: set[str] = set()
 
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> model.Capabilities:
         """Return the capabilities of this version."""
         found = re.search(r"CondorVersion: ([0-9.]+)", self._run(["condor_version"]))
-        return Capabilities(found.group(1) if found else "", has_hold=False)
+        return model.Capabilities(found.group(1) if found else "", has_hold=False)
 
-    def read_nodes(self, names: Collection[str] | None = None) -> dict[str, Node]:
+    def read_nodes(self, names: Collection[str] | None = None) -> dict[str, model.Node]:
         """Return machines by name; all if *names* is None."""
         slots = self.slots(names)
         nodes = {name: node_of(name, several) for name, several in slots.items()}
         self._drained |= {node.name for node in nodes.values() if node.is_managed}
         return nodes
 
-    def read_jobs(self) -> dict[str, ScheduledJob]:
+    def read_jobs(self) -> dict[str, model.ScheduledJob]:
         """Return jobs that run or wait; an ended job leaves HTCondor's queue."""
         return parse_jobs(
             self._list(["condor_q", "-allusers", "-json", "-attributes", JOB_ATTRIBUTES])
         )
 
-    def read_holds(self) -> dict[str, NodeHold]:
+    def read_holds(self) -> dict[str, model.NodeHold]:
         """Return no holds: a drain is the only mark."""
         return {}
 
@@ -101,24 +84,26 @@ class HTCondor(Scheduler):
         lost = [several for name, several in slots.items() if not node_of(name, several).is_managed]
         return max((_number(slot, "DaemonStartTime") for s in lost for slot in s), default=0.0)
 
-    def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
+    def apply(self, steps: Iterable[model.Step]) -> dict[model.Step, str]:
         """Carry out *steps*, up to TOGETHER_MAX in parallel."""
         todo = list(steps)
-        errors = together([partial(attempt, partial(self._apply_one, step)) for step in todo])
+        errors = model.together(
+            [partial(model.attempt, partial(self._apply_one, step)) for step in todo]
+        )
         return {step: error for step, error in zip(todo, errors, strict=True) if error}
 
-    def _apply_one(self, step: Step) -> None:
+    def _apply_one(self, step: model.Step) -> None:
         match step:
-            case Drain(node=node, reason=reason):
+            case model.Drain(node=node, reason=reason):
                 self._drain(node, reason)
-            case Resume(node=node):
+            case model.Resume(node=node):
                 self._cancel(node)
-            case Requeue():
-                raise SchedulerError(
+            case model.Requeue():
+                raise model.SchedulerError(
                     "in HTCondor its owner moves it, by condor_hold and condor_release"
                 )
             case _:
-                raise SchedulerError(f"{type(step).__name__} is not a step of HTCondor")
+                raise model.SchedulerError(f"{type(step).__name__} is not a step of HTCondor")
 
     def _drain(self, node: str, reason: str) -> None:
         slots = self.slots([node]).get(node, [])
@@ -132,10 +117,10 @@ class HTCondor(Scheduler):
             self._run(
                 ["condor_drain", "-graceful", "-reason", reason, "-check", SAFE_TO_DRAIN, node]
             )
-        except SchedulerError as error:
+        except model.SchedulerError as error:
             if CHECK_FAILED not in str(error):
                 raise
-            raise SchedulerError(
+            raise model.SchedulerError(
                 f"{node}: a drain would evict its jobs: MaxJobRetirementTime is below {RETIREMENT_SECONDS_MIN:.0f} s there. {HOW_TO_RETIRE}"
             ) from error
         self._drained.add(node)
@@ -164,14 +149,14 @@ class HTCondor(Scheduler):
         """
         try:
             self._run(["condor_drain", "-graceful", "-reason", reason, "-check", IDLE, node])
-        except SchedulerError as error:
+        except model.SchedulerError as error:
             if CHECK_FAILED not in str(error):
                 raise
             return
         self._wait_for(node, lambda shown: shown.is_managed)
         self._cancel_requests(node, self.slots([node]).get(node, []))
 
-    def _wait_for(self, node: str, condition: Callable[[Node], bool]) -> None:
+    def _wait_for(self, node: str, condition: Callable[[model.Node], bool]) -> None:
         """Wait until the collector's view of *node* meets *condition*, at most VISIBLE_SECONDS_MAX."""
         end = self._monotonic() + VISIBLE_SECONDS_MAX
         while self._monotonic() < end:
@@ -183,14 +168,14 @@ class HTCondor(Scheduler):
         """Return the slots by machine. Invalid *names* are skipped, because names become part of an expression."""
         command = ["condor_status", "-json", "-attributes", SLOT_ATTRIBUTES]
         if names is not None:
-            known = sorted(name for name in names if NODE_NAME.fullmatch(name))
+            known = sorted(name for name in names if model.NODE_NAME.fullmatch(name))
             if not known:
                 return {}
             command += ["-constraint", f'stringListIMember(Machine, "{",".join(known)}")']
         found: dict[str, list[Mapping[str, Any]]] = {}
         for slot in self._list(command):
             name = slot.get("Machine")
-            if isinstance(name, str) and NODE_NAME.fullmatch(name):
+            if isinstance(name, str) and model.NODE_NAME.fullmatch(name):
                 found.setdefault(name, []).append(slot)
         return found
 
@@ -200,15 +185,17 @@ class HTCondor(Scheduler):
         try:
             ads = json.loads(text) if text.strip() else []
         except (ValueError, RecursionError) as error:
-            raise SchedulerError(f"{command[0]}: its output is not JSON") from error
+            raise model.SchedulerError(f"{command[0]}: its output is not JSON") from error
         return [ad for ad in ads if isinstance(ad, dict)] if isinstance(ads, list) else []
 
 
-def doctor_findings(condor: HTCondor) -> Iterable[DoctorFinding]:
+def doctor_findings(condor: HTCondor) -> Iterable[model.DoctorFinding]:
     """Yield missing settings and unexpected behavior. Raises SchedulerError if HTCondor does not respond."""
     version = condor.capabilities().version
     slots = condor.slots()
-    yield DoctorFinding(DoctorLevel.OK, f"HTCondor {version} answers: {len(slots)} machines")
+    yield model.DoctorFinding(
+        model.DoctorLevel.OK, f"HTCondor {version} answers: {len(slots)} machines"
+    )
     short = sorted(
         name
         for name, several in slots.items()
@@ -216,33 +203,35 @@ def doctor_findings(condor: HTCondor) -> Iterable[DoctorFinding]:
     )
     if short:
         named = ", ".join(short[:5]) + (" ..." if len(short) > 5 else "")
-        yield DoctorFinding(
-            DoctorLevel.MISSING,
+        yield model.DoctorFinding(
+            model.DoctorLevel.MISSING,
             f"MaxJobRetirementTime is below {RETIREMENT_SECONDS_MIN:.0f} s on {len(short)} machines ({named}): "
             f"while jobs run there, they are not drained. {HOW_TO_RETIRE}",
         )
     condor.read_jobs()
-    yield DoctorFinding(
-        DoctorLevel.NOTE,
+    yield model.DoctorFinding(
+        model.DoctorLevel.NOTE,
         "a drain does not expire: it lasts until the executor or `undo --all` cancels it",
     )
 
 
 def _is_managed(slot: Mapping[str, Any]) -> bool:
-    return slot.get("Draining") is True and str(slot.get("DrainReason")).startswith(REASON_PREFIX)
+    return slot.get("Draining") is True and str(slot.get("DrainReason")).startswith(
+        model.REASON_PREFIX
+    )
 
 
-def node_of(name: str, slots: Iterable[Mapping[str, Any]]) -> Node:
+def node_of(name: str, slots: Iterable[Mapping[str, Any]]) -> model.Node:
     """Return the node of a machine with *slots*."""
     several = list(slots)
     drained = next((slot for slot in several if slot.get("Draining") is True), None)
     states = {str(slot.get("State", "")) for slot in several}
     state = "Claimed" if "Claimed" in states else next(iter(sorted(states)), "")
     if drained is None:
-        return Node(name, state, is_responding=bool(several))
+        return model.Node(name, state, is_responding=bool(several))
     reason = str(drained.get("DrainReason", ""))[:500]
     is_managed = _is_managed(drained)
-    return Node(
+    return model.Node(
         name=name,
         state=state,
         reason=reason,
@@ -253,9 +242,9 @@ def node_of(name: str, slots: Iterable[Mapping[str, Any]]) -> Node:
     )
 
 
-def parse_jobs(ads: Iterable[Mapping[str, Any]]) -> dict[str, ScheduledJob]:
+def parse_jobs(ads: Iterable[Mapping[str, Any]]) -> dict[str, model.ScheduledJob]:
     """Return jobs by name, `cluster.proc`; a job of the parallel universe may hold several machines."""
-    jobs: dict[str, ScheduledJob] = {}
+    jobs: dict[str, model.ScheduledJob] = {}
     for ad in ads:
         name = f"{_number(ad, 'ClusterId'):.0f}.{_number(ad, 'ProcId'):.0f}"
         status = int(_number(ad, "JobStatus"))
@@ -266,10 +255,10 @@ def parse_jobs(ads: Iterable[Mapping[str, Any]]) -> dict[str, ScheduledJob]:
         listed = str(ad.get("AllRemoteHosts" if is_parallel else "RemoteHost") or "")
         hosts = [slot.rpartition("@")[2] for slot in listed.split(",")] if is_running else []
         starts = int(_number(ad, "NumShadowStarts"))
-        jobs[name] = ScheduledJob(
+        jobs[name] = model.ScheduledJob(
             name=name,
             state=JOB_STATES[status],
-            nodes=frozenset(filter(NODE_NAME.fullmatch, hosts)),
+            nodes=frozenset(filter(model.NODE_NAME.fullmatch, hosts)),
             # A job that waits after a start was requeued.
             restarts=max(0, starts - 1 if is_running else starts),
             may_requeue=False,

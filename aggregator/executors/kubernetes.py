@@ -13,6 +13,7 @@ import urllib.parse
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from . import model
 from .kubernetes_api import JSON_PATCH, STRATEGIC_PATCH, ApiError, ApiServer
 from .kubernetes_devices import DeviceRules, device_holds
 from .kubernetes_health import clear_health
@@ -29,24 +30,6 @@ from .kubernetes_marks import (
     usual_keys,
 )
 from .kubernetes_watch import WatchedObjects
-from .model import (
-    EVICT_SUFFIX,
-    HOLD_PREFIX,
-    Capabilities,
-    EndStep,
-    ExtendHold,
-    Node,
-    NodeHold,
-    PlaceHold,
-    RemoveHold,
-    Requeue,
-    ResetGpus,
-    ScheduledJob,
-    Scheduler,
-    SchedulerError,
-    StartNow,
-    Step,
-)
 from .settings import GPU_RESOURCES, USUAL_TAINTS
 from .slurm import run_command, site_command
 
@@ -67,7 +50,7 @@ EXPIRED_MARGIN_SECONDS = 5.0
 EVENT_NAMESPACE, EVENT_CHARACTERS_MAX = "default", 1000
 
 
-class Kubernetes(Scheduler):
+class Kubernetes(model.Scheduler):
     """Kubernetes, through *api*. `close` ends the watches."""
 
     name = "kubernetes"
@@ -107,7 +90,7 @@ class Kubernetes(Scheduler):
         self._history = GangHistory()
         self._leaving: dict[str, float] = {}
         self._eviction_version, self._budget_version = "policy/v1", "v1"
-        self._capabilities: Capabilities | None = None
+        self._capabilities: model.Capabilities | None = None
 
     def close(self) -> None:
         """End the watches."""
@@ -115,7 +98,7 @@ class Kubernetes(Scheduler):
         self._pods.close()
         self._api.close()
 
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> model.Capabilities:
         """Return the capabilities of this version."""
         if self._capabilities is None:
             version = self._api.call("GET", "/version")
@@ -126,7 +109,9 @@ class Kubernetes(Scheduler):
             group = self._api.call("GET", "/apis/policy")
             offered = {str(one.get("version")) for one in group.get("versions") or []}
             self._budget_version = "v1" if "v1" in offered else "v1beta1"
-            self._capabilities = Capabilities(str(version.get("gitVersion", "")), has_drain=False)
+            self._capabilities = model.Capabilities(
+                str(version.get("gitVersion", "")), has_drain=False
+            )
         return self._capabilities
 
     def current_nodes(self) -> dict[str, KubernetesNode]:
@@ -134,78 +119,78 @@ class Kubernetes(Scheduler):
         self._nodes.start(LIST_SECONDS_MAX)
         return self._nodes.current()
 
-    def read_nodes(self, names: Collection[str] | None = None) -> dict[str, Node]:
+    def read_nodes(self, names: Collection[str] | None = None) -> dict[str, model.Node]:
         """Return nodes by name; all if *names* is None."""
         nodes = self.current_nodes()
         common = usual_keys(nodes.values())
         wanted = nodes if names is None else {name: nodes[name] for name in names if name in nodes}
         return {name: node_of(node, self._usual_taints, common) for name, node in wanted.items()}
 
-    def read_jobs(self) -> dict[str, ScheduledJob]:
+    def read_jobs(self) -> dict[str, model.ScheduledJob]:
         """Return gangs as NAMESPACE/KIND/NAME."""
         now = self._wall()
         self._pods.start(LIST_SECONDS_MAX)
         self._leaving = {uid: until for uid, until in self._leaving.items() if until > now}
         return self._history.jobs(self._pods.current().values(), self._leaving, now)
 
-    def read_holds(self) -> dict[str, NodeHold]:
+    def read_holds(self) -> dict[str, model.NodeHold]:
         """Return the holds of executors, including expired holds whose taint is still set."""
         holds = holds_of(self.current_nodes().values())
         if self._devices is not None:
             holds = device_holds(self._devices.read()) | holds
         return holds
 
-    def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
+    def apply(self, steps: Iterable[model.Step]) -> dict[model.Step, str]:
         """Carry out *steps* in sequence."""
-        errors: dict[Step, str] = {}
+        errors: dict[model.Step, str] = {}
         for step in steps:
             try:
                 self._apply_one(step)
-            except SchedulerError as error:
+            except model.SchedulerError as error:
                 errors[step] = str(error)
         return errors
 
-    def _apply_one(self, step: Step) -> None:
+    def _apply_one(self, step: model.Step) -> None:
         match step:
-            case PlaceHold(node=node):
+            case model.PlaceHold(node=node):
                 self._place(step)
                 self._read_pods_on(node)
                 self._post_event(node, step.hold, step.why)
-            case ExtendHold(hold=hold, seconds=seconds):
+            case model.ExtendHold(hold=hold, seconds=seconds):
                 nodes = self._nodes_of(hold)
                 extends_rules = self._devices is not None and self._devices.extend(
                     hold, self._wall() + seconds
                 )
                 if not nodes and not extends_rules:
-                    raise SchedulerError(f"no node has the hold {hold}")
+                    raise model.SchedulerError(f"no node has the hold {hold}")
                 for name in nodes:
                     self._edit(name, lambda holds: _with(holds, hold, self._wall() + seconds))
                     self._post_event(name, hold, step.why)
-            case RemoveHold(hold=hold):
+            case model.RemoveHold(hold=hold):
                 if self._devices is not None:
                     self._devices.remove(hold)
                 for name in self._nodes_of(hold):
                     self._edit(name, lambda holds: _without(holds, hold))
-            case Requeue(job=job):
+            case model.Requeue(job=job):
                 self._evict_gang(job)
-            case EndStep(job=job):
+            case model.EndStep(job=job):
                 self._evict_from(job, step.advisory)
-            case StartNow():
+            case model.StartNow():
                 pass  # nothing delays a recreated pod
-            case ResetGpus(node=node):
+            case model.ResetGpus(node=node):
                 if self._release_command:
                     run_command(site_command(self._release_command, node))
                 run_command(site_command(self._reset_command, node))
             case _:
-                raise SchedulerError(f"{type(step).__name__} is not a step of Kubernetes")
+                raise model.SchedulerError(f"{type(step).__name__} is not a step of Kubernetes")
 
-    def _place(self, step: PlaceHold) -> None:
+    def _place(self, step: model.PlaceHold) -> None:
         """Hold only the devices of *step* if the API server supports it; else the node."""
         ends = self._wall() + step.seconds
         if self._devices is not None and step.devices:
             devices = self._devices.devices(step.node, step.devices)
             if devices:
-                evicts = self._no_execute and step.hold.endswith(EVICT_SUFFIX)
+                evicts = self._no_execute and step.hold.endswith(model.EVICT_SUFFIX)
                 self._devices.place(step.hold, step.node, devices, ends, evicts)
                 return
         self._edit(step.node, lambda holds: _with(holds, step.hold, ends))
@@ -239,11 +224,11 @@ class Kubernetes(Scheduler):
                 return
             except ApiError as error:
                 if error.status == 404:
-                    raise SchedulerError(f"{name} is not a node of this cluster") from error
+                    raise model.SchedulerError(f"{name} is not a node of this cluster") from error
                 if not error.is_conflict or attempt == ATTEMPTS_MAX - 1:
                     raise
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise SchedulerError(f"{name}: not a valid Node object: {error!r}") from error
+                raise model.SchedulerError(f"{name}: not a valid Node object: {error!r}") from error
 
     def _post_event(self, node: str, hold: str, why: str) -> None:
         """Write the reason of a hold as an Event, which `kubectl describe node` shows. A refusal is only logged.
@@ -310,14 +295,16 @@ class Kubernetes(Scheduler):
     def try_taint(self, name: str) -> None:
         """Ask the API server in a dry run to set an executor's taint on a node. Raises SchedulerError if it refuses."""
         node = self.current_nodes()[name]
-        patch = holds_patch(node, {**node.holds, f"{HOLD_PREFIX}a0": self._wall() + 60}, False)
+        patch = holds_patch(
+            node, {**node.holds, f"{model.HOLD_PREFIX}a0": self._wall() + 60}, False
+        )
         self._api.call("PATCH", f"/api/v1/nodes/{name}?dryRun=All", patch, JSON_PATCH)
 
     def _evict_gang(self, job: str) -> None:
         """Evict all pods of a gang, or none: a part of a gang computes nothing, and keeps its GPUs."""
         pods = self._live_pods(job)
         if fixed := next((pod for pod in pods if not pod.may_requeue), None):
-            raise SchedulerError(
+            raise model.SchedulerError(
                 f"pod {fixed.namespace}/{fixed.name} has no controller that recreates it, or its "
                 "owner forbids eviction"
             )
@@ -340,12 +327,12 @@ class Kubernetes(Scheduler):
             if pod.gang == job and pod.is_live and pod.uid not in self._leaving
         ]
         if not pods:
-            raise SchedulerError(f"{job} has no running pods")
+            raise model.SchedulerError(f"{job} has no running pods")
         return sorted(pods, key=lambda pod: pod.name)
 
     def _evict(self, pods: list[GangPod]) -> None:
         if refusal := self._refusal(pods):
-            raise SchedulerError(refusal)
+            raise model.SchedulerError(refusal)
         for count, pod in enumerate(pods):
             try:
                 self._evict_pod(pod)
@@ -353,7 +340,7 @@ class Kubernetes(Scheduler):
                 # The pod no longer exists, or a new pod has its name.
                 if error.status in (404, 409):
                     continue
-                raise SchedulerError(
+                raise model.SchedulerError(
                     f"{count} of {len(pods)} pods were evicted, then: {error}"
                 ) from error
             self._leaving[pod.uid] = self._wall() + LEAVING_SECONDS
@@ -397,7 +384,7 @@ class Kubernetes(Scheduler):
 
 def _with(holds: Mapping[str, float], hold: str, ends: float) -> dict[str, float]:
     if hold not in holds and len(holds) >= NODE_HOLDS_MAX:
-        raise SchedulerError(f"the node has {NODE_HOLDS_MAX} holds; no more are set")
+        raise model.SchedulerError(f"the node has {NODE_HOLDS_MAX} holds; no more are set")
     return {**holds, hold: float(int(ends) + 1)}
 
 

@@ -79,11 +79,8 @@ def find_devices(slices: Iterable[Any], node: str, uuids: Sequence[str]) -> list
                 for key in UUID_ATTRIBUTES:
                     uuid = str((attributes.get(key) or {}).get("string", "")).lower()
                     if uuid in wanted:
-                        found.setdefault(uuid, set()).add(
-                            SlicedDevice(
-                                str(spec["driver"]), str(spec["pool"]["name"]), str(device["name"])
-                            )
-                        )
+                        names = spec["driver"], spec["pool"]["name"], device["name"]
+                        found.setdefault(uuid, set()).add(SlicedDevice(*map(str, names)))
         except (KeyError, TypeError, AttributeError):
             continue
     if found.keys() != wanted or any(len(devices) != 1 for devices in found.values()):

@@ -346,14 +346,8 @@ class KueueController:
         self._checks = WatchedObjects(
             self._api, f"{self._base}/admissionchecks", parse_check, _name_of
         )
-        self._flavors = WatchedObjects(
-            self._api,
-            f"{self._base}/resourceflavors",
-            lambda thing: {
-                str(k): str(v) for k, v in (thing["spec"].get("nodeLabels") or {}).items()
-            },
-            _name_of,
-        )
+        path = f"{self._base}/resourceflavors"
+        self._flavors = WatchedObjects(self._api, path, _node_labels, _name_of)
         self._workloads.wake = self._checks.wake = self._wake.set
         return True
 
@@ -478,11 +472,8 @@ class KueueController:
         for workload in self._current(self._workloads).values():
             for index, (name, state, _) in enumerate(workload.checks):
                 if name in own and state == PENDING:
-                    self._write(
-                        workload,
-                        index,
-                        CheckAnswer(READY, "the controller was undone: nothing was checked"),
-                    )
+                    undone = "the controller was undone: nothing was checked"
+                    self._write(workload, index, CheckAnswer(READY, undone))
                     done.append(f"admission check of {workload.namespace}/{workload.name}")
         stopped = self._activate(
             False, "the controller was undone; take the check out of the ClusterQueue"
@@ -501,6 +492,10 @@ def with_flavors(
             selector.update(flavors.get(flavor, {}))
         pod_sets.append(PodSet(one.name, one.count, one.gpus, selector))
     return KueueWorkload(workload.namespace, workload.name, tuple(pod_sets), workload.checks, workload.has_quota, workload.flavors)  # fmt: skip
+
+
+def _node_labels(flavor: Any) -> dict[str, str]:
+    return {str(k): str(v) for k, v in (flavor["spec"].get("nodeLabels") or {}).items()}
 
 
 def _name_of(thing: Any) -> str:

@@ -11,23 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from .model import (
-    NODE_NAME,
-    REASON_PREFIX,
-    Capabilities,
-    DoctorFinding,
-    DoctorLevel,
-    Drain,
-    Node,
-    NodeHold,
-    Requeue,
-    Resume,
-    ScheduledJob,
-    Scheduler,
-    SchedulerError,
-    Step,
-    apply_each,
-)
+from . import model
 from .slurm import Run, run_command
 
 #: State in `ray.util.placement_group` -> state of a ScheduledJob; a removed group has ended.
@@ -37,7 +21,7 @@ HELPER_SECONDS = 30.0
 IRREVERSIBLE = "a drain of Ray cannot be taken back: start Ray on the machine again"
 
 
-class Ray(Scheduler):
+class Ray(model.Scheduler):
     """Ray, through the helper program; tests of parsing replace *run*."""
 
     name = "ray"
@@ -52,28 +36,30 @@ class Ray(Scheduler):
         #: Node id -> message of this executor's drain: Ray shows the message only after the node has ended.
         self._drained: dict[str, str] = {}
 
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> model.Capabilities:
         """Return the capabilities of this version."""
-        return Capabilities(str(self._state().get("version", ""))[:40], has_hold=False)
+        return model.Capabilities(str(self._state().get("version", ""))[:40], has_hold=False)
 
-    def read_nodes(self, names: Collection[str] | None = None) -> dict[str, Node]:
+    def read_nodes(self, names: Collection[str] | None = None) -> dict[str, model.Node]:
         """Return nodes by name, including nodes that ended under an executor's drain."""
         nodes = {name: self._node(name, r) for name, r in _nodes_by_name(self._state()).items()}
         return nodes if names is None else {name: nodes[name] for name in names if name in nodes}
 
-    def _node(self, name: str, record: Mapping[str, Any]) -> Node:
+    def _node(self, name: str, record: Mapping[str, Any]) -> model.Node:
         if record.get("alive") is not True:
-            found, _, reason = str(record.get("death_message", "")).partition(REASON_PREFIX)
+            found, _, reason = str(record.get("death_message", "")).partition(model.REASON_PREFIX)
             if not _:
-                return Node(name, "DEAD", str(found)[:500], is_responding=False, down="DEAD")
+                return model.Node(name, "DEAD", str(found)[:500], is_responding=False, down="DEAD")
             # Without `adv=`, because nothing is left to undo.
-            reason = f"{REASON_PREFIX}{reason}".partition(";adv=")[0][:500]
-            return Node(name, "DEAD", reason, False, f"drained: {reason}", "", is_managed=True)
+            reason = f"{model.REASON_PREFIX}{reason}".partition(";adv=")[0][:500]
+            return model.Node(
+                name, "DEAD", reason, False, f"drained: {reason}", "", is_managed=True
+            )
         if record.get("draining") is not True:
             self._drained.pop(str(record.get("id")), None)
-            return Node(name, "ALIVE")
+            return model.Node(name, "ALIVE")
         reason = self._drained.get(str(record.get("id")), "")
-        return Node(
+        return model.Node(
             name=name,
             state="DRAINING",
             reason=reason,
@@ -83,44 +69,44 @@ class Ray(Scheduler):
             is_managed=bool(reason),
         )
 
-    def read_jobs(self) -> dict[str, ScheduledJob]:
+    def read_jobs(self) -> dict[str, model.ScheduledJob]:
         """Return placement groups by id."""
         return parse_groups(self._state())
 
-    def read_holds(self) -> dict[str, NodeHold]:
+    def read_holds(self) -> dict[str, model.NodeHold]:
         """Return no holds: a drain is the only mark."""
         return {}
 
-    def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
+    def apply(self, steps: Iterable[model.Step]) -> dict[model.Step, str]:
         """Carry out *steps*."""
-        return apply_each(steps, self._apply_one)
+        return model.apply_each(steps, self._apply_one)
 
-    def _apply_one(self, step: Step) -> None:
+    def _apply_one(self, step: model.Step) -> None:
         match step:
-            case Drain(node=node, reason=reason):
+            case model.Drain(node=node, reason=reason):
                 record = _nodes_by_name(self._state()).get(node, {})
                 if self._node(node, record).is_managed:
                     return
                 number = str(record.get("id", ""))
                 self._run([*self._helper, "drain", self._address, number, reason, f"{self._drain_seconds:.0f}"])  # fmt: skip
                 self._drained[number] = reason
-            case Resume(node=node):
+            case model.Resume(node=node):
                 found = self.read_nodes([node]).get(node)
                 if found is not None and found.state == "DRAINING":
-                    raise SchedulerError(IRREVERSIBLE)
-            case Requeue():
-                raise SchedulerError("Ray lets it continue until its owner removes it")
+                    raise model.SchedulerError(IRREVERSIBLE)
+            case model.Requeue():
+                raise model.SchedulerError("Ray lets it continue until its owner removes it")
             case _:
-                raise SchedulerError(f"{type(step).__name__} is not a step of Ray")
+                raise model.SchedulerError(f"{type(step).__name__} is not a step of Ray")
 
     def _state(self) -> Mapping[str, Any]:
         text = self._run([*self._helper, "state", self._address])
         try:
             state = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise SchedulerError("gangline_ray.py: its output is not JSON") from error
+            raise model.SchedulerError("gangline_ray.py: its output is not JSON") from error
         if not isinstance(state, dict):
-            raise SchedulerError("gangline_ray.py: its output is not a JSON object")
+            raise model.SchedulerError("gangline_ray.py: its output is not a JSON object")
         return state
 
 
@@ -140,17 +126,17 @@ def _nodes_by_name(state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     found: dict[str, Mapping[str, Any]] = {}
     for record in _records(state, "nodes"):
         name = _name_of(record)
-        if NODE_NAME.fullmatch(name) and (
+        if model.NODE_NAME.fullmatch(name) and (
             record.get("alive") is True or not found.get(name, {}).get("alive")
         ):
             found[name] = record
     return found
 
 
-def parse_groups(state: Mapping[str, Any]) -> dict[str, ScheduledJob]:
+def parse_groups(state: Mapping[str, Any]) -> dict[str, model.ScheduledJob]:
     """Return placement groups by id, with the names of their nodes."""
     names = {str(record.get("id")): _name_of(record) for record in _records(state, "nodes")}
-    jobs: dict[str, ScheduledJob] = {}
+    jobs: dict[str, model.ScheduledJob] = {}
     for group in _records(state, "groups"):
         number, placed = group.get("id"), group.get("nodes")
         status = GROUP_STATES.get(str(group.get("state")))
@@ -162,23 +148,25 @@ def parse_groups(state: Mapping[str, Any]) -> dict[str, ScheduledJob]:
             nodes = frozenset()
         gpus = group.get("gpus")
         is_running = status == "RUNNING"
-        jobs[number] = ScheduledJob(
+        jobs[number] = model.ScheduledJob(
             number,
             status,
-            frozenset(filter(NODE_NAME.fullmatch, nodes)) if is_running else frozenset(),
+            frozenset(filter(model.NODE_NAME.fullmatch, nodes)) if is_running else frozenset(),
             gpus=int(gpus) if isinstance(gpus, int | float) and 0 <= gpus < 1e6 else 0,
         )
     return jobs
 
 
-def doctor_findings(ray: Ray, drains: bool) -> Iterable[DoctorFinding]:
+def doctor_findings(ray: Ray, drains: bool) -> Iterable[model.DoctorFinding]:
     """Yield the state of Ray and unexpected behavior. Raises SchedulerError if Ray does not respond."""
     version, nodes = ray.capabilities().version, ray.read_nodes()
     alive = sum(node.state == "ALIVE" for node in nodes.values())
-    yield DoctorFinding(DoctorLevel.OK, f"Ray {version} answers: {alive} nodes")
+    yield model.DoctorFinding(model.DoctorLevel.OK, f"Ray {version} answers: {alive} nodes")
     if drains:
-        yield DoctorFinding(DoctorLevel.NOTE, f"EVICT_NOW drains nodes, and {IRREVERSIBLE}")
+        yield model.DoctorFinding(
+            model.DoctorLevel.NOTE, f"EVICT_NOW drains nodes, and {IRREVERSIBLE}"
+        )
     else:
-        yield DoctorFinding(
-            DoctorLevel.NOTE, "nothing is drained: `actions` does not name EVICT_NOW"
+        yield model.DoctorFinding(
+            model.DoctorLevel.NOTE, "nothing is drained: `actions` does not name EVICT_NOW"
         )

@@ -10,18 +10,9 @@ from typing import Any
 
 from ...contract.otlp_logs import check_url
 from ...contract.settings import setting
+from . import model
 from .attribution_server import parse_listen
 from .core import MARKS
-from .model import (
-    ACTIONS,
-    HOLDING_ACTIONS,
-    MOVING_ACTIONS,
-    NODE_NAME,
-    REBOOT,
-    RESET_GPU,
-    RETURN,
-    ExecutorPolicy,
-)
 from .torchft import LIGHTHOUSES_MAX, parse_http_address
 
 ACTOR_CHARACTERS_MAX = 64
@@ -47,8 +38,8 @@ FOLDERS_MAX = 16
 
 def _check_actions(actions: tuple[str, ...]) -> None:
     for action in actions:
-        if action not in ACTIONS:
-            raise ValueError(f"actions among {', '.join(ACTIONS)}; not {action[:40]!r}")
+        if action not in model.ACTIONS:
+            raise ValueError(f"actions among {', '.join(model.ACTIONS)}; not {action[:40]!r}")
 
 
 def _check_mark(mark: str) -> None:
@@ -100,7 +91,7 @@ def _check_drain(mark: str) -> None:
 def _check_drain_actions(actions: tuple[str, ...]) -> None:
     """Check the actions for a scheduler in which the executor only drains nodes. Raises ValueError."""
     _check_actions(actions)
-    for action in (REBOOT, RESET_GPU, "DRAIN_AT_CHECKPOINT"):
+    for action in (model.REBOOT, model.RESET_GPU, "DRAIN_AT_CHECKPOINT"):
         if action in actions:
             raise ValueError(
                 f"actions without {action}, which the executor of this scheduler leaves to people"
@@ -109,7 +100,7 @@ def _check_drain_actions(actions: tuple[str, ...]) -> None:
 
 def _check_kubernetes_actions(actions: tuple[str, ...]) -> None:
     _check_actions(actions)
-    if REBOOT in actions:
+    if model.REBOOT in actions:
         raise ValueError("actions without REBOOT: Kubernetes reboots no node")
 
 
@@ -145,7 +136,7 @@ class ExecutorConfig:
     )
     cluster: str = _cluster("slurm")
     actions: tuple[str, ...] = setting(
-        (*HOLDING_ACTIONS, RETURN),
+        (*model.HOLDING_ACTIONS, model.RETURN),
         "advisories to carry out; REBOOT and RESET_GPU are off unless listed here",
         check=_check_actions,
     )
@@ -255,9 +246,9 @@ class ExecutorConfig:
         """Name of this executor at the aggregator; executors on different machines have different names."""
         return f"executor {self.cluster} {socket.gethostname()}"[:120]
 
-    def policy(self) -> ExecutorPolicy:
+    def policy(self) -> model.ExecutorPolicy:
         """Return the actions and limits for decisions."""
-        return ExecutorPolicy(
+        return model.ExecutorPolicy(
             frozenset(self.actions),
             self.mark,
             self.marks_max,
@@ -291,7 +282,7 @@ class KubernetesConfig(UnweightedConfig):
         check=_check_hold,
     )
     actions: tuple[str, ...] = setting(
-        (*HOLDING_ACTIONS, RETURN),
+        (*model.HOLDING_ACTIONS, model.RETURN),
         "advisories to carry out; RESET_GPU is off unless listed here",
         check=_check_kubernetes_actions,
     )
@@ -374,7 +365,11 @@ class DrainingConfig(UnweightedConfig):
     """Settings of an executor that only drains nodes."""
 
     actions: tuple[str, ...] = setting(
-        (*(one for one in HOLDING_ACTIONS if one not in MOVING_ACTIONS), "EVICT_NOW", RETURN),
+        (
+            *(one for one in model.HOLDING_ACTIONS if one not in model.MOVING_ACTIONS),
+            "EVICT_NOW",
+            model.RETURN,
+        ),
         "advisories to carry out; EVICT_NOW drains the node, and its jobs continue",
         check=_check_drain_actions,
     )
@@ -454,7 +449,7 @@ class NodeNames:
             fields = line.partition("#")[0].split()
             if not fields:
                 continue
-            if len(fields) != 2 or not all(NODE_NAME.fullmatch(word) for word in fields):
+            if len(fields) != 2 or not all(model.NODE_NAME.fullmatch(word) for word in fields):
                 raise ValueError(f"{file}:{number}: expected `NODE HOST`, found {line[:80]!r}")
             node, host = fields
             if node in self._host_of or host in self._node_of:

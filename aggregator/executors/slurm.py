@@ -18,38 +18,7 @@ from functools import partial
 from .. import pending_job
 from ..host_sets import fold_hosts
 from ..mirror_format import MirrorError
-from .model import (
-    NODE_NAME,
-    Capabilities,
-    Drain,
-    EndStep,
-    ExtendHold,
-    Node,
-    NodeHold,
-    PlaceHold,
-    Reboot,
-    RemoveHold,
-    Requeue,
-    ResetGpus,
-    Resume,
-    ScheduledJob,
-    Scheduler,
-    SchedulerError,
-    SetWeight,
-    StartNow,
-    Step,
-    attempt,
-    together,
-)
-from .slurm_output import (
-    COMMENTS_MAX,
-    _seconds,
-    apply_comment,
-    host_names,
-    parse_jobs,
-    parse_nodes,
-    parse_reservations,
-)
+from . import model, slurm_output
 
 COMMAND_SECONDS = 10.0
 #: Larger output of a command is refused. The limit suffices for 100,000 nodes or 200,000 jobs.
@@ -91,21 +60,21 @@ def run_command(
             },
         )
     except subprocess.TimeoutExpired as error:
-        raise SchedulerError(f"{command[0]}: no answer within {seconds_max:g} s") from error
+        raise model.SchedulerError(f"{command[0]}: no answer within {seconds_max:g} s") from error
     except OSError as error:
-        raise SchedulerError(f"{command[0]}: {error.strerror}; is it on the PATH?") from error
+        raise model.SchedulerError(f"{command[0]}: {error.strerror}; is it on the PATH?") from error
     if len(done.stdout) > OUTPUT_BYTES_MAX:
-        raise SchedulerError(f"{command[0]}: more than {OUTPUT_BYTES_MAX} bytes of output")
+        raise model.SchedulerError(f"{command[0]}: more than {OUTPUT_BYTES_MAX} bytes of output")
     text = done.stdout.decode("utf-8", "replace")
     if done.returncode:
         message = " ".join(done.stderr.decode("utf-8", "replace").split()) or text.strip()
-        raise SchedulerError(
+        raise model.SchedulerError(
             f"{' '.join(command[:3])}: {message[:ERROR_CHARACTERS_MAX] or f'exit code {done.returncode}'}"
         )
     return text
 
 
-class Slurm(Scheduler):
+class Slurm(model.Scheduler):
     """Slurm, through its commands; tests of parsing replace *run*."""
 
     name = "slurm"
@@ -119,51 +88,51 @@ class Slurm(Scheduler):
         #: (job, submit time) -> comment.
         self._comments: dict[tuple[str, float], str] = {}
 
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> model.Capabilities:
         """Return the capabilities of this version."""
         text = self._run(["scontrol", "--version"]).strip()
         version = text.split()[-1] if text else ""
         numbers = tuple(int(part) for part in re.findall(r"[0-9]+", version)[:2])
         # slurmd refuses a credential issued in the same second in which the job's previous credential was revoked: "Job
         # already killed, do not launch batch job". Seen in 8 of 14 requeues on 22.05.8.
-        return Capabilities(version, numbers >= DRAIN_ENDS_VERSION, restart_next_second=True)
+        return model.Capabilities(version, numbers >= DRAIN_ENDS_VERSION, restart_next_second=True)
 
-    def read_nodes(self, names: Collection[str] | None = None) -> dict[str, Node]:
+    def read_nodes(self, names: Collection[str] | None = None) -> dict[str, model.Node]:
         """Return nodes by name; all if *names* is None."""
         if names is None:
-            return parse_nodes(self._run(["scontrol", "-o", "show", "node"]))
-        known = sorted(name for name in names if NODE_NAME.fullmatch(name))
-        found: dict[str, Node] = {}
+            return slurm_output.parse_nodes(self._run(["scontrol", "-o", "show", "node"]))
+        known = sorted(name for name in names if model.NODE_NAME.fullmatch(name))
+        found: dict[str, model.Node] = {}
         for start in range(0, len(known), NODES_PER_COMMAND):
             listed = known[start : start + NODES_PER_COMMAND]
             try:
                 text = self._run(["scontrol", "-o", "show", "node", ",".join(listed)])
-            except SchedulerError as error:
+            except model.SchedulerError as error:
                 if "not found" not in str(error):
                     raise
                 text = ""  # some versions print no node at all if any name is unknown
                 for name in listed:
                     text += self._read_node(name)
-            found |= parse_nodes(text)
+            found |= slurm_output.parse_nodes(text)
         return found
 
     def _read_node(self, name: str) -> str:
         try:
             return self._run(["scontrol", "-o", "show", "node", name])
-        except SchedulerError as error:
+        except model.SchedulerError as error:
             if "not found" in str(error):
                 return ""
             raise
 
-    def read_jobs(self) -> dict[str, ScheduledJob]:
+    def read_jobs(self) -> dict[str, model.ScheduledJob]:
         """Return jobs by number; a heterogeneous job is named by its first part."""
         listing = ["squeue", "--noheader", "--all", "--array", "--states=all"]
         identity = self._run([*listing, f"--format={IDENTITY_FORMAT}"])
         counts = self._run([*listing, f"--Format={COUNT_FORMAT}"])
-        jobs = parse_jobs(identity, counts, time.time())
+        jobs = slurm_output.parse_jobs(identity, counts, time.time())
         return {name: self._with_comment(job) for name, job in jobs.items()}
 
-    def _with_comment(self, job: ScheduledJob) -> ScheduledJob:
+    def _with_comment(self, job: model.ScheduledJob) -> model.ScheduledJob:
         if not job.is_running:
             return job
         key = (job.name, job.submitted)
@@ -171,37 +140,37 @@ class Slurm(Scheduler):
         if comment is None:
             try:
                 comment = self._run(["squeue", "--noheader", f"--jobs={job.name}", "--format=%k"])
-            except SchedulerError:  # the job has ended in the meantime
+            except model.SchedulerError:  # the job has ended in the meantime
                 return job
-            if len(self._comments) >= COMMENTS_MAX:
+            if len(self._comments) >= slurm_output.COMMENTS_MAX:
                 self._comments.clear()
             self._comments[key] = comment
-        return apply_comment(job, comment)
+        return slurm_output.apply_comment(job, comment)
 
-    def read_holds(self) -> dict[str, NodeHold]:
+    def read_holds(self) -> dict[str, model.NodeHold]:
         """Return the active reservations by name."""
         text = self._run(["scontrol", "-o", "show", "reservation"])
-        return parse_reservations(text)
+        return slurm_output.parse_reservations(text)
 
     def started(self) -> float:
         """Return when slurmctld started."""
         text = self._run(["scontrol", "show", "config"])
         match = re.search(r"^BOOT_TIME\s*=\s*(\S+)", text, re.MULTILINE)
-        return _seconds(match.group(1)) if match else 0.0
+        return slurm_output._seconds(match.group(1)) if match else 0.0
 
-    def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
+    def apply(self, steps: Iterable[model.Step]) -> dict[model.Step, str]:
         """Carry out *steps*; drains with equal settings, and all resumes, share a command."""
-        calls: list[tuple[list[Step], Callable[[], object]]] = []
-        updates: dict[tuple[str, ...], list[Drain | Resume]] = {}
+        calls: list[tuple[list[model.Step], Callable[[], object]]] = []
+        updates: dict[tuple[str, ...], list[model.Drain | model.Resume]] = {}
         for step in steps:
             match step:
-                case Drain(seconds=seconds, down=down):
+                case model.Drain(seconds=seconds, down=down):
                     state = "down" if down else "drain"
                     assignments = [f"state={state}", f"reason={step.reason}"]
                     if self.capabilities_cached.drain_ends:
                         assignments.append(f"resumeafter={max(1, round(seconds))}")
                     updates.setdefault(tuple(assignments), []).append(step)
-                case Resume():
+                case model.Resume():
                     updates.setdefault(("state=resume",), []).append(step)
                 case _:
                     calls.append(([step], partial(self._apply_one, step)))
@@ -209,7 +178,7 @@ class Slurm(Scheduler):
             nodes = ",".join(step.node for step in same)
             command = ["scontrol", "update", f"nodename={nodes}", *update]
             calls.append(([*same], partial(self._run, command)))
-        found = together([partial(attempt, call) for _, call in calls])
+        found = model.together([partial(model.attempt, call) for _, call in calls])
         return {
             step: error
             for (several, _), error in zip(calls, found, strict=True)
@@ -218,62 +187,62 @@ class Slurm(Scheduler):
         }
 
     @property
-    def capabilities_cached(self) -> Capabilities:
+    def capabilities_cached(self) -> model.Capabilities:
         """Capabilities of this version, read once."""
         if self._capabilities is None:
             self._capabilities = self.capabilities()
         return self._capabilities
 
-    _capabilities: Capabilities | None = None
+    _capabilities: model.Capabilities | None = None
 
-    def _apply_one(self, step: Step) -> None:
+    def _apply_one(self, step: model.Step) -> None:
         match step:
-            case PlaceHold():
+            case model.PlaceHold():
                 self._place(step)
-            case ExtendHold(hold=hold, seconds=seconds):
+            case model.ExtendHold(hold=hold, seconds=seconds):
                 self._run(["scontrol", "update", f"reservationname={hold}", _end_word(seconds)])
-            case RemoveHold(hold=hold):
+            case model.RemoveHold(hold=hold):
                 self._remove(hold)
-            case Requeue(job=job, node=node):
+            case model.Requeue(job=job, node=node):
                 if node and (reason := self._obstacle(job, node)):
-                    raise SchedulerError(f"it can run nowhere else: {reason}")
+                    raise model.SchedulerError(f"it can run nowhere else: {reason}")
                 self._run(["scontrol", "requeue", job])
-            case StartNow(job=job, begin=begin):
+            case model.StartNow(job=job, begin=begin):
                 # `uts`: seconds since 1970, independent of the time zone.
                 start = f"starttime=uts{begin:.0f}" if begin else "starttime=now"
                 for part in step.parts or self._parts(job):
                     self._start(part, start)
-            case EndStep(job=job, node=node):
+            case model.EndStep(job=job, node=node):
                 self._end_steps(job, node)
-            case Reboot(node=node, reason=reason):
+            case model.Reboot(node=node, reason=reason):
                 if self._release_command:
                     self._run(site_command(self._release_command, node))
                 self._run(
                     ["scontrol", "reboot", "asap", "nextstate=resume", f"reason={reason}", node]
                 )
-            case SetWeight(nodes=nodes, weight=weight):
+            case model.SetWeight(nodes=nodes, weight=weight):
                 self._run(
                     ["scontrol", "update", f"nodename={fold_hosts(nodes)}", f"weight={weight}"]
                 )
-            case ResetGpus(node=node):
+            case model.ResetGpus(node=node):
                 if self._release_command:
                     self._run(site_command(self._release_command, node))
                 self._run(site_command(self._reset_command, node))
             case _:
-                raise SchedulerError(f"{type(step).__name__} is not a step of Slurm")
+                raise model.SchedulerError(f"{type(step).__name__} is not a step of Slurm")
 
     def _obstacle(self, job: str, node: str) -> str:
         """Return why *job* could not run without *node*; "" if no obstacle is known."""
         commands = (["-o", "show", "job", job], ["-d", "-o", "show", "node"], ["-o", "show", "reservation"], ["-o", "show", "license"])  # fmt: skip
         try:
-            shown, nodes, reservations, shown_licenses = together(
+            shown, nodes, reservations, shown_licenses = model.together(
                 [partial(self._run, ["scontrol", *command]) for command in commands]
             )
             found = pending_job.parse_nodes(nodes)
             reserved = pending_job.parse_reservations(reservations)
             licenses = pending_job.parse_licenses(shown_licenses)
             parts = [pending_job.parse_job(line) for line in shown.splitlines() if "JobId=" in line]
-        except (SchedulerError, MirrorError):
+        except (model.SchedulerError, MirrorError):
             return ""
         reasons = (pending_job.obstacle(part, found, reserved, node, licenses) for part in parts)
         return next(filter(None, reasons), "")
@@ -281,11 +250,11 @@ class Slurm(Scheduler):
     def _start(self, part: str, start: str) -> None:
         try:
             self._run(["scontrol", "update", f"jobid={part}", start])
-        except SchedulerError as error:
+        except model.SchedulerError as error:
             if "no longer pending" not in str(error):  # the job already runs
                 raise
 
-    def _place(self, step: PlaceHold) -> None:
+    def _place(self, step: model.PlaceHold) -> None:
         flags = "ignore_jobs,overlap" if step.overlaps else "ignore_jobs"
         try:
             self._run(
@@ -294,7 +263,7 @@ class Slurm(Scheduler):
                     "starttime=now", _end_word(step.seconds), "users=root", f"flags={flags}",
                 ]
             )  # fmt: skip
-        except SchedulerError as error:
+        except model.SchedulerError as error:
             if "Duplicate" in str(error) or (
                 "name" in str(error).lower() and step.hold in self.read_holds()
             ):
@@ -309,7 +278,7 @@ class Slurm(Scheduler):
     def _remove(self, hold: str) -> None:
         try:
             self._run(["scontrol", "delete", f"reservationname={hold}"])
-        except SchedulerError:
+        except model.SchedulerError:
             if hold in self.read_holds():
                 raise
 
@@ -325,7 +294,9 @@ class Slurm(Scheduler):
         found = (
             re.fullmatch(r"([0-9+]+\.[0-9]+) (\S+)", line.strip()) for line in text.splitlines()
         )
-        steps = [one[1] for one in found if one is not None and node in host_names(one[2])]
+        steps = [
+            one[1] for one in found if one is not None and node in slurm_output.host_names(one[2])
+        ]
         if steps:
             self._run(["scancel", *steps])
 
@@ -339,5 +310,5 @@ def site_command(template: str, node: str) -> list[str]:
     """Return a site's command for *node*, to run without a shell. Raises SchedulerError if *template* is empty."""
     command = [part.replace("{node}", node) for part in shlex.split(template)]
     if not command:
-        raise SchedulerError("no command is configured for it")
+        raise model.SchedulerError("no command is configured for it")
     return command

@@ -112,11 +112,8 @@ class Fleet:
         self.known_gpus = KnownGpus()
         self._isolation = FaultIsolation()
         #: Declarations of operators, and reported locations and hardware.
-        self.declared, self.reported_inventory, self.expectations = (
-            NOTHING,
-            ReportedInventory(),
-            DriftDetector(),
-        )
+        self.declared, self.reported_inventory = NOTHING, ReportedInventory()
+        self.expectations = DriftDetector()
         self._allocate(64)
 
     def _allocate(self, capacity: int) -> None:

@@ -191,22 +191,17 @@ def _excess(means: GpuReadings, gpu_group: Indexes, by_power: Flags) -> tuple[Fl
     count = by_power.size
     is_by_power = per_member(by_power.astype(np.float64), gpu_group) > 0
     watts = np.where(means.watts > 0.0, means.watts, np.nan)
-    excess = np.where(
-        is_by_power,
-        watts / per_member(medians(watts, gpu_group, count), gpu_group) - 1.0,
-        unexplained_excess(means.busy, means.clock, gpu_group, count),
-    )
+    by_watts = watts / per_member(medians(watts, gpu_group, count), gpu_group) - 1.0
+    by_time = unexplained_excess(means.busy, means.clock, gpu_group, count)
+    excess = np.where(is_by_power, by_watts, by_time)
     more = means.work / per_member(medians(means.work, gpu_group, count), gpu_group) - 1.0
     return excess, more
 
 
 def _log_pace(means: GpuReadings, gpu_group: Indexes, by_power: Flags) -> Floats:
     """Return the log pace of each GPU's gang: median work, or median power above waiting."""
-    work = np.where(
-        per_member(by_power.astype(np.float64), gpu_group) > 0,
-        means.watts,
-        means.work * means.clock,
-    )
+    is_by_power = per_member(by_power.astype(np.float64), gpu_group) > 0
+    work = np.where(is_by_power, means.watts, means.work * means.clock)
     return np.log(per_member(medians(work, gpu_group, by_power.size), gpu_group))
 
 

@@ -207,11 +207,8 @@ class GangMonitor:
                 continue
             in_several[members_index] = is_several
             twice[members_index] |= gang[members_index] >= 0
-            gang[members_index], code[members_index], gpus_held[members_index] = (
-                place,
-                before[1],
-                gpus_usual,
-            )
+            gang[members_index], code[members_index] = place, before[1]
+            gpus_held[members_index] = gpus_usual
         self._members = members
         gang[twice], code[twice], gpus_held[twice] = -1, 0, -1
         changed = code != self._membership[:hosts]
@@ -429,13 +426,9 @@ class GangMonitor:
         rate_min = np.array([[counter.rate_min] for counter in CONGESTION_COUNTERS])
         ends = 1 + len(CONGESTION_COUNTERS)
         rose = values[1:ends] / np.maximum(baseline[1:ends], rate_min)
-        changes = {
-            "slowed": 1.0 - values[0] / baseline[0],
-            "waits": np.fmax.reduce(rose, axis=0),
-            **dict(
-                zip(("gap_more", "cpu_more", "io_more"), (values - baseline)[ends:], strict=True)
-            ),
-        }
+        more = zip(("gap_more", "cpu_more", "io_more"), (values - baseline)[ends:], strict=True)
+        slowed, waits = 1.0 - values[0] / baseline[0], np.fmax.reduce(rose, axis=0)
+        changes = {"slowed": slowed, "waits": waits, **dict(more)}
         unusual = (changes["waits"] >= UNUSUAL_WAITS) & (changes["slowed"] >= UNUSUAL_SLOWED)
         unusual |= changes["gap_more"] >= UNUSUAL_GAP
         self._baseline.update(values, counts, unusual, WINDOW_NS / 1e9)

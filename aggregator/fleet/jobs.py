@@ -133,12 +133,7 @@ class Jobs:
         if event.name == REANNOUNCED:
             if event.attributes.get("what") == PROCESS:
                 gpu, since_ns = event.device, event.boottime_ns
-                self._drop(
-                    host,
-                    lambda process: (
-                        process.gpu.partition("/")[0] == gpu and process.last_ns < since_ns
-                    ),
-                )
+                self._drop(host, lambda p: p.gpu.partition("/")[0] == gpu and p.last_ns < since_ns)
             return
         key = hash(event.event_id)
         self._remove(host, key)

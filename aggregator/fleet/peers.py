@@ -149,13 +149,8 @@ class PeerGroups:
     def _keys(self, fields: frozenset[str]) -> Keys:
         chosen = [index for index, noun in enumerate(MAKE_ATTRIBUTES.values()) if noun in fields]
         codes: dict[tuple[str, ...], int] = {}
-        make_codes = np.array(
-            [
-                codes.setdefault(tuple(values[index] for index in chosen), len(codes))
-                for values in self._make_ids
-            ],
-            dtype=np.int64,
-        )
+        makes = (tuple(values[index] for index in chosen) for values in self._make_ids)
+        make_codes = np.array([codes.setdefault(m, len(codes)) for m in makes], dtype=np.int64)
         keys = self._setting_keys & ((1 << _LIMIT) - 1)
         for noun, index, bits in ((LIMIT, _LIMIT, 12), (SETTING, _SETTING, 12), (MIG, _MIG, 2)):
             if noun in fields:

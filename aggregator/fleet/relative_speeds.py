@@ -162,11 +162,9 @@ def speeds_of_hosts(speeds: Speeds, hosts: Codes, count: int) -> Floats:
     begins = np.maximum(1.0 - 3.0 * (1.0 - typical), MEASURED_SHARE_MAX)
     with np.errstate(invalid="ignore", divide="ignore"):
         between = begins + (slowest_relative - begins) * (1.0 - begins) / (typical - begins)
-    return np.where(
-        slowest_relative >= typical,
-        np.maximum(slowest_relative, 1.0),
-        np.where(slowest_relative > begins, between, slowest_relative),
-    )
+    below = np.where(slowest_relative > begins, between, slowest_relative)
+    is_typical = slowest_relative >= typical
+    return np.where(is_typical, np.maximum(slowest_relative, 1.0), below)
 
 
 @cache

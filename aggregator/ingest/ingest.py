@@ -274,14 +274,9 @@ class Ingest:
         subject = f"{device} {health_event.name}" + (
             f" {health_event.code}" if health_event.name in (XID, SXID) else ""
         )
-        return any(
-            cleared_ns >= last_ns
-            and (
-                cleared_subject == subject
-                or cleared_subject.startswith((f"{subject}.", f"{subject} "))
-            )
-            for cleared_subject, cleared_ns in cleared
-        )
+        later = (s for s, cleared_ns in cleared if cleared_ns >= last_ns)
+        parts = f"{subject}.", f"{subject} "
+        return any(s == subject or s.startswith(parts) for s in later)
 
     def accept(
         self, session: Session, message: wire.TelemetryBatch, incoming: FrameStreamReader
@@ -398,16 +393,11 @@ class Ingest:
     def _report_to_fleet(self, events: list[StoredEvent]) -> None:
         """Pass events to the fleet, each revision once."""
         fatal = False
-        for stored_event in events:
-            if self._deduplicator.mark_reported(
-                stored_event.host, stored_event.event.event_id, stored_event.event.revision
-            ):
-                fatal |= self._fleet.observe_event(
-                    stored_event.host,
-                    stored_event.event,
-                    stored_event.received_ns,
-                    stored_event.time_ns,
-                )
+        for stored in events:
+            host, event = stored.host, stored.event
+            if self._deduplicator.mark_reported(host, event.event_id, event.revision):
+                received_ns, time_ns = stored.received_ns, stored.time_ns
+                fatal |= self._fleet.observe_event(host, event, received_ns, time_ns)
         if fatal:
             self.on_fatal_event()
 

@@ -224,11 +224,8 @@ def _of_the_disk(config: AggregatorConfig) -> tuple[Alarm, ...]:
 
 def _history_late(values: Values) -> float | None:
     """Return how long closed readings wait for their export, or the last check is ago."""
-    known = [
-        values[name]
-        for name in ("history_lag_seconds", "history_turn_age_seconds")
-        if name in values
-    ]
+    names = "history_lag_seconds", "history_turn_age_seconds"
+    known = [values[name] for name in names if name in values]
     return max(known, default=None)
 
 

@@ -18,17 +18,8 @@ from ..fleet.fleet import Fleet
 from ..metrics_server import AggregatorMetricsServer
 from ..model import AGGREGATOR_HOST, Finding
 from ..store.rows import OwnHealthReading
-from . import alarms
+from . import alarms, metrics
 from .alarms import AlarmCleared, AlarmRaised, Alarms
-from .metrics import (
-    FIGURE_DESCRIPTIONS,
-    PREFIX,
-    MetricsContext,
-    MetricSources,
-    Values,
-    families,
-    pull,
-)
 from .probes import ResourceUsage
 
 log = logging.getLogger(__name__)
@@ -41,7 +32,7 @@ PULL_SECONDS_MIN = 1.0
 CLOSE_SECONDS_MAX = 2.0
 
 DESCRIPTIONS = {
-    **FIGURE_DESCRIPTIONS,
+    **metrics.FIGURE_DESCRIPTIONS,
     "commit_median_seconds": "median commit latency since the last reading",
     "commit_p99_seconds": "99th percentile of it",
 }
@@ -55,7 +46,7 @@ class SelfMonitor:
 
     def __init__(
         self,
-        sources: MetricSources,
+        sources: metrics.MetricSources,
         usage: Callable[[int], ResourceUsage],
         wall_ns: Callable[[], int],
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
@@ -70,7 +61,7 @@ class SelfMonitor:
         self._alarms = Alarms(alarms.table(sources.config, sources.store))
         self._poll_count = 0
         self._commits: list[int] = []
-        self._pulled: tuple[int, Values] | None = None
+        self._pulled: tuple[int, metrics.Values] | None = None
         #: Messages of the active alarms.
         self.messages: tuple[str, ...] = ()
 
@@ -85,13 +76,13 @@ class SelfMonitor:
         self.messages = self._alarms.messages
         return changes
 
-    def _pull(self) -> Values:
+    def _pull(self) -> metrics.Values:
         now_ns = self._wall_ns()
-        values = pull(MetricsContext(self._sources, self._usage(now_ns), now_ns))
+        values = metrics.pull(metrics.MetricsContext(self._sources, self._usage(now_ns), now_ns))
         self._pulled = self._monotonic_ns(), values
         return values
 
-    def _latency(self) -> Values:
+    def _latency(self) -> metrics.Values:
         """Return latencies of the commits since the previous poll; empty without commits."""
         histogram = self._sources.store.commit_seconds
         before, self._commits = self._commits, list(histogram.counts)
@@ -107,13 +98,13 @@ class SelfMonitor:
             values = self._pull()
         else:
             values = pulled[1]
-        shown = families(values, self._sources, self._alarms.active())
-        about = InfoMetricFamily(PREFIX.rstrip("_"), "identity of this aggregator")
+        shown = metrics.families(values, self._sources, self._alarms.active())
+        about = InfoMetricFamily(metrics.PREFIX.rstrip("_"), "identity of this aggregator")
         about.add_metric([], self._about)
         return exposition([*shown, about, *self._hosts(self._wall_ns())], accept)
 
 
-def stored_readings(values: Values, now_ns: int) -> list[OwnHealthReading]:
+def stored_readings(values: metrics.Values, now_ns: int) -> list[OwnHealthReading]:
     """Return rows of `own_health`."""
     return [(now_ns, name, value, DESCRIPTIONS[name]) for name, value in values.items()]
 

@@ -350,7 +350,9 @@ def check(connection: Connection, sql: str) -> None:
     if kind == "EXPLAIN":
         sql = _explained_statement(connection, sql)
     elif kind != "SELECT":
-        raise QueryRefused(f"{ALLOWED_STATEMENTS}, not {_first_word(sql)}: {_instead(sql)}")
+        word = _first_word(sql)
+        instead = PIVOT if word == "PIVOT" else "this reads a snapshot"
+        raise QueryRefused(f"{ALLOWED_STATEMENTS}, not {word}: {instead}")
     tree = _tree(connection, sql)
     _check_tables(connection, sql, tree)
     for function, where, position in _function_calls(tree):
@@ -376,10 +378,6 @@ def _statements(connection: Connection, sql: str) -> list[Any]:
         return list(connection.extract_statements(sql))
     except UnicodeError:
         raise QueryRefused(UNREADABLE) from None
-
-
-def _instead(sql: str) -> str:
-    return PIVOT if _first_word(sql) == "PIVOT" else "this reads a snapshot"
 
 
 def _explained_statement(connection: Connection, sql: str) -> str:

@@ -161,15 +161,12 @@ def _send_batches(reader: Any, question: Question, stream: Any) -> tuple[int, in
             return rows_max, arrow.size_bytes, f"first {rows_max} rows"
         if bytes_max and arrow.size_bytes + batch.nbytes > bytes_max:
             arrow.end()
-            return rows, arrow.size_bytes, _bytes_limit_message(rows, bytes_max)
+            reason = f"first {rows} rows; an answer has at most {bytes_max >> 20} MiB"
+            return rows, arrow.size_bytes, reason
         arrow.send(batch)
         rows += batch.num_rows
     arrow.end()
     return rows, arrow.size_bytes, ""
-
-
-def _bytes_limit_message(rows: int, bytes_max: int) -> str:
-    return f"first {rows} rows; an answer has at most {bytes_max >> 20} MiB"
 
 
 def _pieces(reader: Any) -> Iterator[Any]:

@@ -349,11 +349,8 @@ class RunAccumulator:
             self._add(_AT[name], gpus, ratios)
         gpus, table_rows = new[fast.name]
         for name, (sent, received) in _TRAFFIC.items():
-            self._add(
-                _AT[name],
-                gpus,
-                fast.gauge_at(sent, table_rows) + fast.gauge_at(received, table_rows),
-            )
+            total = fast.gauge_at(sent, table_rows) + fast.gauge_at(received, table_rows)
+            self._add(_AT[name], gpus, total)
         self._sample_hosts(fleet, rows)
 
     def reported_steps(self, fleet: Fleet) -> Floats:
@@ -448,13 +445,9 @@ def host_pressures(fleet: Fleet) -> tuple[Floats, Floats]:
 def nic_bytes_per_gpu(fleet: Fleet) -> Floats:
     """Return the bytes per second of each host's ports, per GPU; NaN without ports."""
     ports = fleet.tables["rdma_1s"]
-    traffic = sum(
-        (
-            ports.recent(name, np.zeros(ports.devices.count))
-            for name in ("received_bytes", "transmitted_bytes")
-        ),
-        start=np.zeros(ports.devices.count),
-    )
+    now = np.zeros(ports.devices.count)
+    directions = (ports.recent(name, now) for name in ("received_bytes", "transmitted_bytes"))
+    traffic = sum(directions, start=np.zeros(ports.devices.count))
     host_of_port = ports.devices.host
     bytes_per_second = np.bincount(host_of_port, traffic / FAST_SECONDS, minlength=len(fleet))
     has_ports = np.bincount(host_of_port, minlength=len(fleet)) > 0

@@ -194,11 +194,8 @@ class JobWindows:
             is_estimated = bool(estimated[first:last].any())
             record.windows.append(HostWindow(begin_ns, names, shares[first:last], is_estimated))
             step = float(steps[number])
-            works = (
-                1.0 / step if step > 0.0 else nan,
-                float(tensor[number]),
-                float(compute[number]),
-            )
+            steps_per_second = 1.0 / step if step > 0.0 else nan
+            works = (steps_per_second, float(tensor[number]), float(compute[number]))
             record.pace.observe(PaceWindow(begin_ns, works, step))
 
     def _gpu_windows(self, fleet: Fleet, accumulator: RunAccumulator, now_ns: int) -> GpuWindows:

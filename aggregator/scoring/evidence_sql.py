@@ -201,10 +201,6 @@ def _of_class(name: str) -> Query:
     )
 
 
-def _last_week(host: str, at_ns: int) -> str:
-    return _faults(host, at_ns, 7)
-
-
 def _returned(host: str, at_ns: int) -> str:
     moment = timestamp_sql(at_ns)
     return (
@@ -284,7 +280,7 @@ def _unread(host: str, at_ns: int) -> str:
 _QUERIES: Mapping[str, Query] = {
     **dict.fromkeys(("returned_1d", "returned_10d", "failed_before", "returned"), _returned),
     **dict.fromkeys(("faults_7d", "faults_30d", "faults_90d", "faults_ever"), _faults),
-    "faults_last_7d": _last_week,
+    "faults_last_7d": lambda host, at_ns: _faults(host, at_ns, 7),
     "fault_rank": _ranked,
     **{
         feature.name: _of_class(name)

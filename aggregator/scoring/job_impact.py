@@ -9,17 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...fingerprints.sensitivity import (
-    COMPONENTS,
-    COMPUTE,
-    HOST_CPU,
-    NETWORK,
-    NVLINK,
-    PCIE,
-    SPEED_MIN,
-    STORAGE,
-    Singles,
-)
+from ...fingerprints import sensitivity
 from ..arrays import Codes, Flags, Floats
 from ..fleet.jobs import Job
 from ..model import Evidence, HealthState, Reason
@@ -35,15 +25,15 @@ from .view import FleetView
 
 _EVERY = slice(None)
 _BY_REASON: Mapping[Reason, int | slice] = {
-    Reason.THERMAL_THROTTLE: COMPUTE,
-    Reason.POWER_CAP: COMPUTE,
+    Reason.THERMAL_THROTTLE: sensitivity.COMPUTE,
+    Reason.POWER_CAP: sensitivity.COMPUTE,
     Reason.STRAGGLER: _EVERY,
-    Reason.PCIE: PCIE,
-    Reason.NVLINK_ERRORS: NVLINK,
-    Reason.RAIL_DOWN: NETWORK,
-    Reason.FABRIC: NETWORK,
-    Reason.HOST_CPU: HOST_CPU,
-    Reason.STORAGE: STORAGE,
+    Reason.PCIE: sensitivity.PCIE,
+    Reason.NVLINK_ERRORS: sensitivity.NVLINK,
+    Reason.RAIL_DOWN: sensitivity.NETWORK,
+    Reason.FABRIC: sensitivity.NETWORK,
+    Reason.HOST_CPU: sensitivity.HOST_CPU,
+    Reason.STORAGE: sensitivity.STORAGE,
 }
 _CLOCK_SIGNAL = "gpu.sm_clock_hertz"
 
@@ -58,22 +48,22 @@ _GANG_RULES = frozenset(
 def component_of(symptom: Symptom) -> int | slice:
     """Return the component that a symptom slows; all components if that is unknown."""
     if symptom.signal == _CLOCK_SIGNAL:
-        return COMPUTE
+        return sensitivity.COMPUTE
     reason = symptom.rule.reason if symptom.reason is None else symptom.reason
     return _BY_REASON.get(reason, _EVERY)
 
 
 def component_speeds(
     relative_speed: Floats, is_known: Flags, observed: Mapping[int, Sequence[ObservedSymptom]]
-) -> Singles:
+) -> sensitivity.Singles:
     """Return (hosts, components): 1 at full speed; NaN if unknown, or if no job continues there.
 
     *relative_speed*: of each host's slowest computing GPU against its peers, NaN if unknown: only
     its symptoms slow an idle host. *observed*: the active symptoms, by host.
     """
-    speeds = np.ones((relative_speed.size, len(COMPONENTS)), dtype=np.float32)
+    speeds = np.ones((relative_speed.size, len(sensitivity.COMPONENTS)), dtype=np.float32)
     measured = np.isfinite(relative_speed)
-    speeds[measured, COMPUTE] = np.minimum(relative_speed[measured], 1.0)
+    speeds[measured, sensitivity.COMPUTE] = np.minimum(relative_speed[measured], 1.0)
     for host, symptoms in observed.items():
         for symptom in (observed_symptom.symptom for observed_symptom in symptoms):
             left = min(symptom.speed, symptom.capacity_ratio)
@@ -81,13 +71,11 @@ def component_speeds(
                 speeds[host] = np.nan  # the remaining speed of a broken host is unknown
             elif left < 1.0:
                 which = component_of(symptom)
-                speeds[host, which] = np.minimum(speeds[host, which], max(left, SPEED_MIN))
+                speeds[host, which] = np.minimum(
+                    speeds[host, which], max(left, sensitivity.SPEED_MIN)
+                )
     speeds[~is_known] = np.nan
     return speeds
-
-
-def _no_hosts() -> Codes:
-    return np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +89,7 @@ class GangWaits:
 
     culprits: tuple[Evidence, ...] = ()
     jobs: tuple[str, ...] = ()
-    culprit_index: Codes = field(default_factory=_no_hosts)
+    culprit_index: Codes = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
 
     def evidence_for(self, host: int) -> Evidence | None:
         """Return the culprit for which *host* waits, as evidence without cost."""

@@ -44,9 +44,5 @@ def recompute(row: Mapping[str, Any]) -> Numbers:
     inputs = inputs_of_row(row)
     if inputs is None:
         raise ValueError("the row was stored before version 9 of the store: it has no inputs")
-    return numbers(
-        inputs,
-        row["log_hazard_deltas"],
-        row["relative_speed_factors"],
-        row["horizon_seconds"] / 3600.0,
-    )
+    deltas, speeds = row["log_hazard_deltas"], row["relative_speed_factors"]
+    return numbers(inputs, deltas, speeds, row["horizon_seconds"] / 3600.0)

@@ -331,14 +331,8 @@ def _calm_evidence(
         return
     for feature, delta in parts:
         score_delta = result.score - score_of(result.hazard_per_hour * exp(-delta))
-        evidence = evidence_of(
-            feature,
-            host.name,
-            model_hazard.features[feature],
-            delta,
-            score_delta,
-            model_hazard.at_ns,
-        )
+        value, at_ns = model_hazard.features[feature], model_hazard.at_ns
+        evidence = evidence_of(feature, host.name, value, delta, score_delta, at_ns)
         yield replace(evidence, hazard_delta=exp(log_hazard) * expm1(delta))
         log_hazard += delta
     if delta := inputs.log_hazard_outcomes:

@@ -28,12 +28,7 @@ def attribute_shared(
 ) -> dict[int, list[ObservedSymptom]]:
     """Return *observed*, by host, with the shared cause of each symptom that has one."""
     return {
-        host: [
-            observed_symptom._replace(
-                symptom=_attribute(names[host], observed_symptom.symptom, causes)
-            )
-            for observed_symptom in symptoms
-        ]
+        host: [o._replace(symptom=_attribute(names[host], o.symptom, causes)) for o in symptoms]
         for host, symptoms in observed.items()
     }
 

@@ -100,10 +100,8 @@ class DecisionLog:
             digest: compressed(part) for digest, part in parts.items() if digest not in self._known
         }
         records = [
-            decision._replace(
-                request=compressed(decision.request), answer=compressed(decision.answer)
-            )
-            for decision in decisions
+            d._replace(request=compressed(d.request), answer=compressed(d.answer))
+            for d in decisions
         ]
         if self._store.submit_decisions(DecisionCommit(records, new)):
             self._known.update(dict.fromkeys(new))

@@ -24,19 +24,11 @@ from ..errors import InvalidArgument
 from ..principal import current_principal
 from ..scoring.evaluate import Judgement
 from ..store.rows import time_us
+from . import validation
 from .advisory import name_of
 from .gang_sizes import THROUGHPUT_MAX
 from .idempotency import IdempotencyCache
 from .score import SnapshotSource
-from .validation import (
-    actor_with_login,
-    check_range,
-    check_real,
-    check_text,
-    hours_of,
-    node_of,
-    time_ns_of,
-)
 
 OUTCOMES_MAX = 1000
 NODES_MAX = 4096
@@ -98,7 +90,7 @@ class OutcomeService(OutcomeServiceServicer):
         skips_expected = request.validate_only or self._idempotency_cache.has(request, context)
         async with self._lock:
             expected = {} if skips_expected else await self._engine.expected_outcomes(spans)
-        reporter = actor_with_login(current_principal(context), "scheduler")
+        reporter = validation.actor_with_login(current_principal(context), "scheduler")
         placed = self._placed(outcomes)
         rows = [self._row(o, expected.get(i), reporter, placed[i]) for i, o in enumerate(outcomes)]
         throughputs = [
@@ -146,12 +138,9 @@ class OutcomeService(OutcomeServiceServicer):
         ):
             return [OutcomePlacement()] * len(outcomes)
         index = {name: position for position, name in enumerate(snapshot.names)}
-        return [
-            placement_of(
-                snapshot, [index.get(host, -1) for host in _hosts(outcome)], outcome.workload
-            )
-            for outcome in outcomes
-        ]
+        nodes = ([index.get(host, -1) for host in _hosts(outcome)] for outcome in outcomes)
+        pairs = zip(nodes, outcomes, strict=True)
+        return [placement_of(snapshot, n, outcome.workload) for n, outcome in pairs]
 
     def _row(
         self,
@@ -163,9 +152,9 @@ class OutcomeService(OutcomeServiceServicer):
         advisory = name_of(outcome.advisory) if outcome.advisory else ""
         known = self._engine.find(advisory) if advisory else None
         (started, ended), hosts = _span(outcome), _hosts(outcome)
-        blamed = node_of(outcome.blamed_node) if outcome.blamed_node else ""
+        blamed = validation.node_of(outcome.blamed_node) if outcome.blamed_node else ""
         host_hours = (ended - started) / HOUR_NS * len(hosts)
-        queue_hours = hours_of("queue_time", outcome, "queue_time", SECONDS_MAX)
+        queue_hours = validation.hours_of("queue_time", outcome, "queue_time", SECONDS_MAX)
         row = (
             time_us(self._wall_ns()), outcome.outcome_id, advisory, reporter, outcome.workload,
             hosts, time_us(started), time_us(ended), outcome.interrupted,
@@ -200,27 +189,27 @@ def _check_one(outcome: outcome_pb2.Outcome, now_ns: int) -> None:
         raise InvalidArgument(
             "outcome_id", f"expected 1 to {ID_CHARACTERS_MAX} characters, the caller's own id"
         )
-    check_text("outcome_id", outcome.outcome_id, ID_CHARACTERS_MAX)
-    check_text("workload", outcome.workload, WORKLOAD_CHARACTERS_MAX)
-    check_text("end_reason", outcome.end_reason, END_REASON_CHARACTERS_MAX)
+    validation.check_text("outcome_id", outcome.outcome_id, ID_CHARACTERS_MAX)
+    validation.check_text("workload", outcome.workload, WORKLOAD_CHARACTERS_MAX)
+    validation.check_text("end_reason", outcome.end_reason, END_REASON_CHARACTERS_MAX)
     if not 1 <= len(outcome.nodes) <= NODES_MAX:
         raise InvalidArgument("nodes", f"{len(outcome.nodes)}, expected 1 to {NODES_MAX}")
     if not (isfinite(outcome.lost_gpu_hours) and 0 <= outcome.lost_gpu_hours <= LOST_GPU_HOURS_MAX):
         raise InvalidArgument("lost_gpu_hours", f"{outcome.lost_gpu_hours}, expected 0 to 1e9")
     for node in outcome.nodes:
-        node_of(node, "nodes")
+        validation.node_of(node, "nodes")
     if outcome.blamed_node:
-        node_of(outcome.blamed_node, "blamed_node")
+        validation.node_of(outcome.blamed_node, "blamed_node")
         if outcome.blamed_node not in outcome.nodes:
             raise InvalidArgument("blamed_node", f"{outcome.blamed_node!r} is not one of its nodes")
     if outcome.advisory:
         name_of(outcome.advisory, "advisory")
-    check_text("decision_id", outcome.decision_id, DECISION_CHARACTERS_MAX)
-    check_range("option", outcome.option, 0, OPTIONS_MAX)
-    check_real("throughput", outcome.throughput, THROUGHPUT_MAX)
+    validation.check_text("decision_id", outcome.decision_id, DECISION_CHARACTERS_MAX)
+    validation.check_range("option", outcome.option, 0, OPTIONS_MAX)
+    validation.check_real("throughput", outcome.throughput, THROUGHPUT_MAX)
     if outcome.throughput and not outcome.workload:
         raise InvalidArgument("workload", "empty, expected the name whose throughput this is")
-    hours_of("queue_time", outcome, "queue_time", SECONDS_MAX)
+    validation.hours_of("queue_time", outcome, "queue_time", SECONDS_MAX)
     _, ended = _span(outcome)
     if ended > now_ns + AHEAD_SECONDS_MAX * SECOND_NS:
         ahead = (ended - now_ns) / HOUR_NS
@@ -245,17 +234,17 @@ def placement_of(snapshot: Judgement, nodes: list[int], workload: str) -> Outcom
 
 def _hosts(outcome: outcome_pb2.Outcome) -> list[str]:
     """Return its hosts without duplicates."""
-    return list(dict.fromkeys(map(node_of, outcome.nodes)))
+    return list(dict.fromkeys(map(validation.node_of, outcome.nodes)))
 
 
 def _is_suspect(outcome: outcome_pb2.Outcome, host: str) -> bool:
     """Return whether *host* may have caused an interruption: it is blamed, or no host is."""
-    return not outcome.blamed_node or node_of(outcome.blamed_node) == host
+    return not outcome.blamed_node or validation.node_of(outcome.blamed_node) == host
 
 
 def _span(outcome: outcome_pb2.Outcome) -> tuple[int, int]:
-    started = time_ns_of("start_time", outcome.start_time)
-    ended = time_ns_of("end_time", outcome.end_time)
+    started = validation.time_ns_of("start_time", outcome.start_time)
+    ended = validation.time_ns_of("end_time", outcome.end_time)
     if not started:
         raise InvalidArgument("start_time", "is missing: when it began")
     if not started < ended <= started + SECONDS_MAX * SECOND_NS:

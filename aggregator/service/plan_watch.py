@@ -173,11 +173,9 @@ class WatchedPlan:
             degraded=bool(snapshot.degraded_reason),
             degraded_reason=snapshot.degraded_reason,
         )
-        plan.options.append(
-            messages.option_message(
-                question.table, current, explain=self.request.explain, needs=question.needs
-            )
-        )
+        explain, needs = self.request.explain, question.needs
+        option = messages.option_message(question.table, current, explain=explain, needs=needs)
+        plan.options.append(option)
         change = wire.PLAN_FIRST if self._is_first else wire.PLAN_REPRICED
         return self._announced(plan, change, [])
 

@@ -349,12 +349,8 @@ class ScoreService(ScoreServiceServicer):
     ) -> bytes:
         """Return all names, by node index; serialized once until they change."""
         snapshot = self._snapshot()
-        key = (
-            snapshot.dictionary_version,
-            len(snapshot.names),
-            len(snapshot.gpus),
-            self._scores_port(),
-        )
+        counts = len(snapshot.names), len(snapshot.gpus)
+        key = (snapshot.dictionary_version, *counts, self._scores_port())
         cached = self._dictionaries.get(request.gpus)
         if cached is None or cached[0] != key:
             reply = score_pb2.NodeDictionary(

@@ -126,12 +126,8 @@ class ScoreServer:
             await self._set_serving(health_pb2.HealthCheckResponse.SERVING)
         if self._preparing is None or self._preparing.done():
             self._preparing = asyncio.create_task(self._placement.prepare())
-        self._send(
-            {
-                "version": self.snapshot.version,
-                **self._reported.since(self._calls, self._access_control),
-            }
-        )
+        figures = self._reported.since(self._calls, self._access_control)
+        self._send({"version": self.snapshot.version, **figures})
 
     def _send_decisions(self, encoded: bytes, count: int) -> bool:
         """Send a batch. False: the aggregator does not read; the batch is dropped."""

@@ -86,12 +86,8 @@ def snapshot_file(snapshot: Judgement) -> int:
     )
     names = {id(snapshot.names): _HOSTS, id(snapshot.gpus.names): _GPUS}
     names.pop(id(()), None)  # Python has a single empty tuple, shared by all empty ones
-    return _file(
-        [
-            _pickled(reduced, names),
-            _pickled((snapshot.hosts, tuple(snapshot.collector_statuses)), names),
-        ]
-    )
+    hosts = snapshot.hosts, tuple(snapshot.collector_statuses)
+    return _file([_pickled(reduced, names), _pickled(hosts, names)])
 
 
 def snapshot_of(descriptor: int, dictionary: NameDictionary) -> Judgement:

@@ -12,46 +12,29 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from ...contract.wire import status_pb2
+from .. import errors
 from ..auth.access import wrap_handler
-from ..errors import (
-    AdviceFrozen,
-    AlreadyExists,
-    DeadlineExceeded,
-    EtagMismatch,
-    FailedPrecondition,
-    InsufficientData,
-    InvalidArgument,
-    NoSession,
-    NotFound,
-    PermissionDenied,
-    ResourceExhausted,
-    ServiceError,
-    ServiceUnavailable,
-    StreamDesync,
-    StreamRefused,
-    Unauthenticated,
-)
 from ..metrics import CallCounters
 
 log = logging.getLogger(__name__)
 
 #: Exception -> status. No other module uses status codes for errors.
-STATUS: dict[type[ServiceError], grpc.StatusCode] = {
-    InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
-    AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
-    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
-    NoSession: grpc.StatusCode.UNAUTHENTICATED,
-    PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
-    NotFound: grpc.StatusCode.NOT_FOUND,
-    AdviceFrozen: grpc.StatusCode.FAILED_PRECONDITION,
-    FailedPrecondition: grpc.StatusCode.FAILED_PRECONDITION,
-    InsufficientData: grpc.StatusCode.FAILED_PRECONDITION,
-    EtagMismatch: grpc.StatusCode.ABORTED,
-    ResourceExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
-    ServiceUnavailable: grpc.StatusCode.UNAVAILABLE,
-    StreamRefused: grpc.StatusCode.INVALID_ARGUMENT,
-    StreamDesync: grpc.StatusCode.DATA_LOSS,
+STATUS: dict[type[errors.ServiceError], grpc.StatusCode] = {
+    errors.InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.NoSession: grpc.StatusCode.UNAUTHENTICATED,
+    errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
+    errors.NotFound: grpc.StatusCode.NOT_FOUND,
+    errors.AdviceFrozen: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.FailedPrecondition: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.InsufficientData: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.EtagMismatch: grpc.StatusCode.ABORTED,
+    errors.ResourceExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.ServiceUnavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.StreamRefused: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.StreamDesync: grpc.StatusCode.DATA_LOSS,
 }
 
 #: Trailer for a google.rpc.Status, and its details: invalid field, and retry delay.
@@ -87,12 +70,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         answered = partial(
             with_error_status, calls=self._calls, name=short_name(handler_call_details.method)
         )
-        return wrap_handler(
-            handler,
-            answered,
-            serialised(handler.response_serializer),
-            deserialised(handler.request_deserializer),
-        )
+        serializer = serialised(handler.response_serializer)
+        deserializer = deserialised(handler.request_deserializer)
+        return wrap_handler(handler, answered, serializer, deserializer)
 
 
 def pushback(seconds: float) -> Trailers:
@@ -125,7 +105,7 @@ def _readable(request: Any, name: str, context: Any) -> Any:
     if isinstance(request, Malformed):
         log.warning("%s of %s: a malformed request: %s", name, context.peer(), request.reason)
         message = f"a malformed protobuf message ({request.reason}); expected the request of {name}"
-        raise InvalidArgument("request", message)
+        raise errors.InvalidArgument("request", message)
     return _readable_stream(request, name, context) if hasattr(request, "__aiter__") else request
 
 
@@ -158,14 +138,14 @@ def with_error_status(handler: Handler, calls: CallCounters, name: str) -> Handl
         calls.started[name] += 1
         try:
             work = handler(_readable(request, name, context), context)
-        except InvalidArgument as malformed:
+        except errors.InvalidArgument as malformed:
             work = _raising(malformed)
         # gRPC keeps an abort's exception, and with it this frame, until the garbage collector runs:
         # release the request now.
         del request
         try:
             return await work
-        except ServiceError as service_error:
+        except errors.ServiceError as service_error:
             message = cut_utf8(str(service_error), MESSAGE_BYTES_MAX)
             answer = STATUS[type(service_error)], message, details_of(service_error)
         except grpc.aio.AbortError:
@@ -179,11 +159,11 @@ def with_error_status(handler: Handler, calls: CallCounters, name: str) -> Handl
     return answered
 
 
-async def _raising(error: ServiceError) -> None:
+async def _raising(error: errors.ServiceError) -> None:
     raise error
 
 
-def details_of(service_error: ServiceError) -> Trailers:
+def details_of(service_error: errors.ServiceError) -> Trailers:
     """Return the trailers of an error: the invalid field, and the retry delay in both forms."""
     details, seconds = list(_packed(service_error)), service_error.retry_seconds
     if not details:
@@ -193,7 +173,7 @@ def details_of(service_error: ServiceError) -> Trailers:
     return (*again, (DETAILS_KEY, status_with(code, str(service_error), details)))
 
 
-def _packed(service_error: ServiceError) -> Iterator[Detail]:
+def _packed(service_error: errors.ServiceError) -> Iterator[Detail]:
     if service_error.field:
         message = cut_utf8(service_error.field_message, DETAIL_BYTES_MAX)
         wrong = status_pb2.ErrorFieldViolation(field=service_error.field, description=message)

@@ -18,17 +18,7 @@ from ..auth.access import AgentRateLimit
 from ..config import AggregatorConfig
 from ..errors import NoSession, NotFound, ResourceExhausted, ServiceUnavailable, StreamRefused
 from ..fleet.fleet import Fleet
-from ..ingest.backlog import (
-    BACKLOG_FRAMES,
-    BACKLOG_FRAMES_PRESSED,
-    CREDIT_FRAMES_PRESSED,
-    WAITING_BYTES_SHARE,
-    BacklogQueue,
-    BacklogStream,
-    HostQuota,
-    ReconnectSpread,
-    RegistrationQueue,
-)
+from ..ingest import backlog
 from ..ingest.frame_reader import FrameStreamReader, check_backlog
 from ..ingest.ingest import AcceptedFrame, Ingest
 from ..ingest.sessions import Session
@@ -58,7 +48,7 @@ UNREAD_MAX = 8192
 LAST_RECEIPTS_SECONDS = 10.0
 
 
-class AdmittedStream(BacklogStream, Protocol):
+class AdmittedStream(backlog.BacklogStream, Protocol):
     """The methods of a stream that AdmissionControl uses."""
 
     def send_credit(self) -> None: ...
@@ -79,13 +69,15 @@ class AdmissionControl:
         self._ingest, self._store, self._fleet = ingest, store, fleet
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
-        self.backlog = BacklogQueue(config.queue_bytes_max // WAITING_BYTES_SHARE, now)
-        self.registrations = RegistrationQueue(config.reconnects_per_second, now)
+        self.backlog = backlog.BacklogQueue(
+            config.queue_bytes_max // backlog.WAITING_BYTES_SHARE, now
+        )
+        self.registrations = backlog.RegistrationQueue(config.reconnects_per_second, now)
         self.streams: set[AdmittedStream] = set()
         #: Set at shutdown: no more frames are read.
         self.stopping = False
         self._backlog_hertz = float(config.backlog_frames_per_second)
-        self._spread = ReconnectSpread(config.reconnects_per_second)
+        self._spread = backlog.ReconnectSpread(config.reconnects_per_second)
         self._sent_away_max = max(1, int(config.reconnects_per_second * TICK_SECONDS))
         self._room: asyncio.Future[None] = self._loop.create_future()
         # Filled by the writer thread, emptied by the loop.
@@ -99,12 +91,12 @@ class AdmissionControl:
     def credit_frames(self) -> int:
         """Number of frames that a host may have in flight."""
         credit = self._ingest.credit_frames
-        return min(credit, CREDIT_FRAMES_PRESSED) if self.backlog.is_pressed else credit
+        return min(credit, backlog.CREDIT_FRAMES_PRESSED) if self.backlog.is_pressed else credit
 
     @property
     def backlog_frames(self) -> int:
         """Number of late frames that a host may have in flight."""
-        return BACKLOG_FRAMES_PRESSED if self.backlog.is_pressed else BACKLOG_FRAMES
+        return backlog.BACKLOG_FRAMES_PRESSED if self.backlog.is_pressed else backlog.BACKLOG_FRAMES
 
     @property
     def reconnect_seconds(self) -> int:
@@ -115,9 +107,9 @@ class AdmissionControl:
         """Return the delay after which *host* should reconnect if all are sent away now."""
         return self._spread.retry_seconds(host, len(self._fleet))
 
-    def new_quota(self, now: float) -> HostQuota:
+    def new_quota(self, now: float) -> backlog.HostQuota:
         """Return the quota of a host with its first stream."""
-        return HostQuota(self._backlog_hertz, now)
+        return backlog.HostQuota(self._backlog_hertz, now)
 
     def admit(self, request: wire.RegisterNodeRequest, address: str) -> None:
         """Admit a registration. Raises ResourceExhausted if too many arrive at once."""

@@ -333,15 +333,12 @@ class Queue:
 
     def _wait_for_rows(self, rows: int, seconds_max: float) -> None:
         """Wait until *rows* rows are pending, or for a reason to commit earlier."""
-        self._change.wait_for(
-            lambda: (
-                self._closing
-                or self._commit_requested
-                or self._has_work
-                or self._pending.rows >= rows
-            ),
-            timeout=seconds_max,
-        )
+
+        def is_due() -> bool:
+            is_requested = self._closing or self._commit_requested or self._has_work
+            return is_requested or self._pending.rows >= rows
+
+        self._change.wait_for(is_due, timeout=seconds_max)
 
     def _pause(self, seconds_max: float) -> None:
         """Wait, unless there is work or the store is closing."""

@@ -9,16 +9,8 @@ from typing import Any, NamedTuple
 import duckdb
 
 from ...contract.wire.telemetry_pb2 import HealthEvent
+from .. import model
 from ..hazard.features import inputs_of_row
-from ..model import (
-    EXPECTED_KIND,
-    UNCHANGED_SCORE_SECONDS,
-    Evidence,
-    Finding,
-    HealthState,
-    HostScore,
-    Reason,
-)
 from .journal import StoredEvent
 from .retention_rules import OPEN_FINDING_EVENTS
 from .table_copies import REPEATED_EVENTS
@@ -37,7 +29,7 @@ Connection = duckdb.DuckDBPyConnection
 _EPOCH = datetime(1970, 1, 1)
 _GPU_SETS = f"""
 SELECT host, device, coalesce(attributes['pci_address'], attributes['last_pci_address'], '')
-FROM devices JOIN hosts USING (host) WHERE NOT simulated AND starts_with(device, 'GPU-') AND (kind = '{EXPECTED_KIND}'
+FROM devices JOIN hosts USING (host) WHERE NOT simulated AND starts_with(device, 'GPU-') AND (kind = '{model.EXPECTED_KIND}'
     OR kind = 'gpu' AND attributes['problem'] IS NULL AND attributes['hidden'] IS NULL)
 """
 #: Last score of each host, with its GPUs, its evidence, strongest first, and the time of its last
@@ -97,7 +89,7 @@ FROM events SEMI JOIN chosen USING (rowid) ORDER BY received, rowid
 class LastScore(NamedTuple):
     """The last score of a host, its number of GPUs, and the state that scoring kept, as JSON."""
 
-    score: HostScore
+    score: model.HostScore
     gpus: int
     memory: str | None = None
     #: Whether *memory* is older than *score*.
@@ -147,7 +139,7 @@ def last_scores(connection: Connection) -> list[LastScore]:
         "readings": 600,
         "scores": 3600,
         "hosts": RECEIVED_SECONDS_MAX,
-        "last_seen": -UNCHANGED_SCORE_SECONDS,
+        "last_seen": -model.UNCHANGED_SCORE_SECONDS,
     }
     since = {name: newest[0] - seconds * 1_000_000 for name, seconds in lookback_seconds.items()}
     scores = connection.execute(_LAST_SCORES, {**since, "last": newest[0]})
@@ -155,14 +147,14 @@ def last_scores(connection: Connection) -> list[LastScore]:
     return [_last_score(dict(zip(names, row, strict=True))) for row in scores.fetchall()]
 
 
-def open_findings(connection: Connection) -> list[Finding]:
+def open_findings(connection: Connection) -> list[model.Finding]:
     """Return the findings that an earlier process did not clear."""
     rows = connection.execute(
         "SELECT host, name, subject, message, epoch_us(since), clears_when FROM findings "
         "WHERE cleared IS NULL ORDER BY since"
     ).fetchall()
     return [
-        Finding(host, name, subject, message, since_us * 1000, 0, clears or "")
+        model.Finding(host, name, subject, message, since_us * 1000, 0, clears or "")
         for host, name, subject, message, since_us, clears in rows
     ]
 
@@ -182,7 +174,7 @@ def cleared_findings(connection: Connection) -> dict[str, list[tuple[str, int]]]
 
 def _last_score(row: dict[str, Any]) -> LastScore:
     """Return the score of a row of _LAST_SCORES."""
-    score = HostScore(
+    score = model.HostScore(
         host=row["host"],
         node_index=row["node_index"],
         simulated=row["simulated"],
@@ -204,7 +196,7 @@ def _last_score(row: dict[str, Any]) -> LastScore:
     return LastScore(score, row["gpus"], row["memory"], row["is_outdated"])
 
 
-def _in_order(row: dict[str, Any]) -> tuple[Evidence, ...]:
+def _in_order(row: dict[str, Any]) -> tuple[model.Evidence, ...]:
     """Return the evidence in its stored order, from which scores are recomputed exactly."""
     evidence = [evidence_of(evidence_row) for evidence_row in row["evidence"]]
     order = row["log_hazard_deltas"] or []
@@ -219,28 +211,28 @@ def _in_order(row: dict[str, Any]) -> tuple[Evidence, ...]:
     )
 
 
-def evidence_of(row: dict[str, Any]) -> Evidence:
+def evidence_of(row: dict[str, Any]) -> model.Evidence:
     """Return the evidence of a row of `evidence`."""
-    fields = {key: row[key] for key in Evidence.__slots__ if key in row}
+    fields = {key: row[key] for key in model.Evidence.__slots__ if key in row}
     fields |= {"value": _number(row["value"]), "reason": _reason(row["reason"])}
     fields["gpu_state"] = _state(row["gpu_state"]) if row["gpu_state"] else None
     fields["hazard_delta"] = _number(row.get("hazard_delta"))
     fields["shared_count"] = row.get("shared_count") or 1
-    return Evidence(**fields, observed_ns=time_ns(row["observed"]))
+    return model.Evidence(**fields, observed_ns=time_ns(row["observed"]))
 
 
 def _number(value: float | None) -> float:
     return nan if value is None else value
 
 
-def _state(name: str) -> HealthState:
+def _state(name: str) -> model.HealthState:
     """Return the state of that name; UNKNOWN if only a newer version has it."""
-    return HealthState.__members__.get(name, HealthState.UNKNOWN)
+    return model.HealthState.__members__.get(name, model.HealthState.UNKNOWN)
 
 
-def _reason(name: str) -> Reason:
+def _reason(name: str) -> model.Reason:
     """Return the reason of that name; NONE if only a newer version has it."""
-    return Reason.__members__.get(name, Reason.NONE)
+    return model.Reason.__members__.get(name, model.Reason.NONE)
 
 
 def time_ns(time: datetime | None) -> int:

@@ -93,14 +93,12 @@ def hosts(records: Iterable[HostRecord]) -> Any:
 
 def devices(records: Iterable[HostRecord]) -> Any:
     """Return rows of `devices`."""
-    return table(
-        "host:str kind:str device:str attributes:map",
-        [
-            (record.host, kind, key, list(attributes.items()))
-            for record in records
-            for kind, key, attributes in record.devices
-        ],
-    )
+    rows = [
+        (record.host, kind, key, list(attributes.items()))
+        for record in records
+        for kind, key, attributes in record.devices
+    ]
+    return table("host:str kind:str device:str attributes:map", rows)
 
 
 @cache
@@ -127,13 +125,11 @@ def signals() -> Any:
 
 def foreign_signals(foreign: dict[int, ForeignSignal]) -> Any:
     """Return rows of `signals` for signals that only agents know."""
-    return table(
-        _SIGNAL_COLUMNS,
-        [
-            (number, f.name, "gauge" if f.is_float else "counter", 64, "by_name", "", "", "", False)
-            for number, f in foreign.items()
-        ],
-    )
+    rows = [
+        (number, f.name, "gauge" if f.is_float else "counter", 64, "by_name", "", "", "", False)
+        for number, f in foreign.items()
+    ]
+    return table(_SIGNAL_COLUMNS, rows)
 
 
 def events(stored: Iterable[StoredEvent]) -> Any:

@@ -128,11 +128,8 @@ class Store(Queue):
             threading.Thread(target=self._write, name=THREAD_NAME_PREFIX + "writer", daemon=True)
         ]
         if period_seconds:
-            self._threads.append(
-                threading.Thread(
-                    target=self._write_ops, name=THREAD_NAME_PREFIX + "ops", daemon=True
-                )
-            )
+            name = THREAD_NAME_PREFIX + "ops"
+            self._threads.append(threading.Thread(target=self._write_ops, name=name, daemon=True))
         else:
             self._ops.remove()
         try:

@@ -11,6 +11,7 @@ from . import (
     events,
     fabric,
     gang,
+    gang_gaps,
     gang_links,
     gpu,
     host,
@@ -21,7 +22,8 @@ from . import (
 _FUNCTIONS = tuple(
     value
     for module in (
-        agent, clock, configuration, events, fabric, gang, gang_links, gpu, host, missing_gpus, pcie,
+        agent, clock, configuration, events, fabric, gang, gang_gaps, gang_links, gpu, host,
+        missing_gpus, pcie,
     )
     for value in vars(module).values()
     if isinstance(value, Detector)

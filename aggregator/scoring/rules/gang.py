@@ -1,4 +1,4 @@
-"""Hosts and GPUs that slow down their gang (`fleet/gangs.py`), and jobs that a host makes wait.
+"""Hosts and GPUs that slow down their gang (`fleet/gangs.py`); gaps: `gang_gaps.py`.
 
 A verdict on a host needs two minutes of windows. The host must be the slow one in seven of ten
 windows (a threshold) and more often than chance, and few other hosts of its gang may be equally
@@ -21,7 +21,7 @@ from ....fingerprints.stragglers import BIRTH_FACTOR, CHANCE_MAX, PAIR_SIZE_MIN,
 from ...arrays import Codes, Flags, Floats, Indexes
 from ...fleet.gang_changes import BUSY_CHANGE_MIN, CHANGE_WORK, POWER_CHANGE_MIN, POWER_SLOW_MIN
 from ...fleet.gang_comparison import GangComparison
-from ...fleet.gangs import CHANGE_CPU, CHANGE_IO, CHANGE_STEAL, WINDOW_NS, WINDOWS
+from ...fleet.gangs import WINDOW_NS, WINDOWS
 from ...rule_catalogue import gang as rules
 from ...rule_declaration import Rule
 from ...sql import quoted
@@ -37,6 +37,7 @@ ALIKE_SHARE_MAX = 0.5
 HOSTS_MIN = 3
 #: Larger gangs need as many windows as a gang of this size, because their chance is smaller.
 _GANG_HOSTS_MAX = 64
+_GANG_HOSTS = range(_GANG_HOSTS_MAX + 1)
 #: A GPU is judged only in a job with at least this many GPUs.
 GPUS_MIN = 6
 #: If only power shows who computes, a host of a smaller gang may be a pipeline stage.
@@ -67,10 +68,7 @@ def _beyond_chance(windows: int, hosts: int) -> int:
 
 #: [windows, hosts]
 _BEYOND_CHANCE = np.array(
-    [
-        [_beyond_chance(n, max(hosts, 1)) for hosts in range(_GANG_HOSTS_MAX + 1)]
-        for n in range(WINDOWS + 1)
-    ]
+    [[_beyond_chance(n, max(hosts, 1)) for hosts in _GANG_HOSTS] for n in range(WINDOWS + 1)]
 )
 
 
@@ -82,15 +80,15 @@ def slow_hosts(view: FleetView) -> Iterator[Symptom]:
         return
     minimum = view.threshold("gang.slow_ratio")
     slow = settled(view, comparison) & (comparison.busy >= minimum)
-    slow &= _is_persistent(view, comparison, comparison.busy_often)
+    slow &= is_persistent(view, comparison, comparison.busy_often)
     few_slow_gpus = _hosts_of_few_slow_gpus(view, comparison)
     slow &= (sizes(comparison) >= HOSTS_MIN) & ~few_slow_gpus
-    slow &= _are_few(comparison, slow)
+    slow &= are_few(comparison, slow)
     change = comparison.busy_change
-    for host in _rows(_changed(view, comparison, change) & ~few_slow_gpus & ~slow):
+    for host in rows_of(changed_hosts(view, comparison, change) & ~few_slow_gpus & ~slow):
         if not change.from_birth[host] or _is_of_usual_part(view, comparison, host):
             yield _changed_symptom(view, comparison, host)
-    for host in _rows(slow):
+    for host in rows_of(slow):
         if not _is_of_usual_part(view, comparison, host):
             continue
         excess, work = float(comparison.busy[host]), float(comparison.work[host])
@@ -108,7 +106,7 @@ def slow_hosts(view: FleetView) -> Iterator[Symptom]:
             yield _slow_symptom(view, comparison, rules.UNKNOWN, host, message)
 
 
-def _changed(view: FleetView, comparison: GangComparison, change: Change) -> Flags:
+def changed_hosts(view: FleetView, comparison: GangComparison, change: Change) -> Flags:
     """Return the hosts that *change* names, in large gangs with few other named hosts."""
     named = change.is_named & view.awake[: change.is_named.size]
     named &= sizes(comparison) >= HOSTS_MIN
@@ -122,7 +120,7 @@ def _changed(view: FleetView, comparison: GangComparison, change: Change) -> Fla
 def _is_of_usual_part(view: FleetView, comparison: GangComparison, host: int) -> bool:
     """Return whether *host* has its gang's usual GPU model: others are slower by design."""
     gpus = view.fleet.devices["gpu"]
-    in_gang = _rows(comparison.of_gpus(gpus.host) == comparison.gang[host])
+    in_gang = rows_of(comparison.of_gpus(gpus.host) == comparison.gang[host])
     groups = view.fleet.peer_groups
     groups.levels(view.fleet)  # add GPUs that are new
     model_by_host = {int(gpus.host[row]): groups.make(row).get("model", "") for row in in_gang}
@@ -145,13 +143,8 @@ def _changed_symptom(view: FleetView, comparison: GangComparison, host: int) -> 
     message = f"computes {100 * excess:.0f} % longer {since} ({_interval(change, host)}): they wait for it"
     rule = rules.SLOW
     if work > WORK_SHARE_MAX * excess:
-        rule, message = (
-            rules.WORKLOAD,
-            (
-                f"{message}, and does {100 * work:.0f} % more work: caused by the workload, not by "
-                "this host"
-            ),
-        )
+        rule, more = rules.WORKLOAD, f"{100 * work:.0f} % more work"
+        message = f"{message}, and does {more}: caused by the workload, not by this host"
     elif np.isfinite(work):
         message = f"{message}, at a normal clock and the same work: the host is slow, and the cause is unknown"
     elif change.from_birth[host] or sizes(comparison)[host] < POWER_HOSTS_MIN:
@@ -218,7 +211,7 @@ def slow_gpus(view: FleetView) -> Iterator[Symptom]:
     gpus, change = view.fleet.devices["gpu"], comparison.gpu_change
     in_gang = comparison.of_gpus(gpus.host)
     members = np.bincount(in_gang[in_gang >= 0], minlength=int(in_gang.max(initial=0)) + 1)
-    for row in _rows(_named_gpus(view, comparison)):
+    for row in rows_of(_named_gpus(view, comparison)):
         host, gang = int(gpus.host[row]), int(in_gang[row])
         if gang < 0 or host >= few.size or not few[host] or members[gang] < GPUS_MIN:
             continue
@@ -241,13 +234,8 @@ def _gpu_symptom(
     )
     rule = rules.SLOW_GPU
     if work > WORK_SHARE_MAX * excess:
-        rule, message = (
-            rules.WORKLOAD,
-            (
-                f"{message}, and does {100 * work:.0f} % more work: caused by the workload, not by "
-                "this GPU"
-            ),
-        )
+        rule, more = rules.WORKLOAD, f"{100 * work:.0f} % more work"
+        message = f"{message}, and does {more}: caused by the workload, not by this GPU"
     elif by_power and (
         change.from_birth[row] or not view.clock_over_baseline[row] >= CLOCK_USUAL_MIN
     ):
@@ -298,9 +286,8 @@ def capped_members(view: FleetView) -> Iterator[Symptom]:
         held &= (ratio <= HELD_RATIO_MAX) & (gang >= 0) & view.awake[gpus.host[rows]]
     gpu_host = gpus.host[rows]
     for host in np.unique(gpu_host[held]).tolist():
-        row = int(
-            np.flatnonzero(held & (gpu_host == host))[np.argmin(ratio[held & (gpu_host == host)])]
-        )
+        own = np.flatnonzero(held & (gpu_host == host))
+        row = int(own[np.argmin(ratio[own])])
         if sizes(comparison)[host] < HOSTS_MIN:
             continue
         yield Symptom(
@@ -329,7 +316,7 @@ def hosts_with_usual_gpus(view: FleetView) -> frozenset[int]:
     gpu_host, member = gpus.host[: gang.size], gang >= 0
     total = np.bincount(gpu_host[member], minlength=hosts)
     usual = np.bincount(gpu_host[member & change.is_usual], minlength=hosts)
-    return frozenset(_rows((total > 0) & (usual == total)))
+    return frozenset(rows_of((total > 0) & (usual == total)))
 
 
 def hosts_keeping_pace(view: FleetView) -> frozenset[int]:
@@ -340,70 +327,9 @@ def hosts_keeping_pace(view: FleetView) -> frozenset[int]:
     with view.with_previous_thresholds():
         before = view.threshold("gang.slow_ratio")
     maximum = ALIKE_SHARE_MAX * min(before, view.threshold("gang.slow_ratio"))
-    keeps_pace = (
-        settled(view, comparison) & (comparison.busy < maximum) & (sizes(comparison) >= HOSTS_MIN)
-    )
-    return frozenset(_rows(keeps_pace))
-
-
-@detects(rules.CONTENDED, rules.STALLED, rules.UNKNOWN, rules.SHARED)
-def gapped_hosts(view: FleetView) -> Iterator[Symptom]:
-    """Name each host with gaps while its job waits, with its cores or disks as a possible cause."""
-    comparison = view.fleet.gangs.comparison
-    if comparison is None:
-        return
-    minimum, pressure = view.threshold("gang.gap_ratio"), view.threshold("gang.pressure_ratio")
-    known = settled(view, comparison)
-    gapped = known & (comparison.gap >= minimum)
-    gapped &= _is_persistent(view, comparison, comparison.gap_often, comparison.gap_run)
-    gapped &= _are_few(comparison, gapped)
-    change = comparison.gap_change
-    changed = _changed(view, comparison, change)
-    for host in _rows(gapped | changed):
-        gap, cpu, io, steal = (
-            float(a[host])
-            for a in (comparison.gap, comparison.cpu, comparison.io, comparison.steal)
-        )
-        if changed[host]:
-            gap = float(change.excess[host])
-            cpu, io, steal = (
-                float(change.companions[companion, host])
-                for companion in (CHANGE_CPU, CHANGE_IO, CHANGE_STEAL)
-            )
-        statement = f"nothing runs on its GPUs {100 * gap:.0f} % of the time, while the others of its job wait"
-        cores = float(np.fmax(cpu, 2 * steal))  # a kernel without PSI reports stolen time only
-        if cores >= pressure and not io > cores:
-            message = f"{statement}: its cores are contended ({_more(cpu)} waiting, {_more(steal)} stolen)"
-            yield _gap_symptom(view, comparison, rules.CONTENDED, host, message, gap)
-        elif io >= pressure:
-            message = (
-                f"{statement}: it waits for data, and they do not ({_more(io)} of the time in I/O)"
-            )
-            yield _gap_symptom(view, comparison, rules.STALLED, host, message, gap)
-        else:
-            message = f"{statement}; neither its cores nor its disks explain it"
-            yield _gap_symptom(view, comparison, rules.UNKNOWN, host, message, gap)
-    yield from _shared_stall(
-        view,
-        comparison,
-        known & (comparison.gap_median >= minimum) & (comparison.io_median >= pressure),
-    )
-
-
-def _shared_stall(view: FleetView, comparison: GangComparison, found: Flags) -> Iterator[Symptom]:
-    """Yield the symptom of each host in gangs that wait alike.
-
-    Build message and query once per gang, since the whole fleet may wait.
-    """
-    by_gang: dict[int, Symptom] = {}
-    for host in _rows(found):
-        gang = int(comparison.gang[host])
-        if gang not in by_gang:
-            message = f"its job waits for data on all hosts alike, {100 * comparison.gap_median[host]:.0f} % of the time: a service they share is the cause, not a host"
-            by_gang[gang] = _gap_symptom(
-                view, comparison, rules.SHARED, host, message, float(comparison.gap_median[host])
-            )
-        yield replace(by_gang[gang], host=host)
+    keeps_pace = settled(view, comparison) & (comparison.busy < maximum)
+    keeps_pace &= sizes(comparison) >= HOSTS_MIN
+    return frozenset(rows_of(keeps_pace))
 
 
 def settled(view: FleetView, comparison: GangComparison) -> Flags:
@@ -423,7 +349,7 @@ def sizes(comparison: GangComparison, among: Flags | None = None) -> Indexes:
     return np.where(member, count[np.where(member, comparison.gang, gangs)], 0)
 
 
-def _is_persistent(
+def is_persistent(
     view: FleetView, comparison: GangComparison, often: Floats, run: Codes | None = None
 ) -> Flags:
     """Return which hosts were slow in *often* (a share) of their windows, beyond noise and chance.
@@ -437,17 +363,13 @@ def _is_persistent(
     return (often >= view.threshold("gang.identity_ratio")) & is_sure
 
 
-def _are_few(comparison: GangComparison, found: Flags) -> Flags:
+def are_few(comparison: GangComparison, found: Flags) -> Flags:
     few = sizes(comparison, found) <= outliers_max(sizes(comparison))
     return (comparison.gang >= 0) & few
 
 
-def _rows(found: Flags) -> list[int]:
+def rows_of(found: Flags) -> list[int]:
     return np.flatnonzero(found).tolist()
-
-
-def _more(ratio: float) -> str:
-    return f"{100 * max(ratio, 0.0):.0f} % more" if np.isfinite(ratio) else "not known"
 
 
 def _slow_symptom(
@@ -464,39 +386,20 @@ def _slow_symptom(
         normal=f"below {1.0 + view.threshold('gang.slow_ratio'):.2f}, "
         f"by {comparison.windows[host]} windows of {WINDOW_NS // 10**9} s",
         message=message,
-        sql=_gang_means_sql(
+        sql=gang_means_sql(
             view, comparison, host, "gpu_fast_1s", "sm_active_ratio", "tensor_active_ratio"
         ),
         speed=1.0 / (1.0 + excess) if rule is rules.SLOW else 1.0,
     )
 
 
-def _gap_symptom(
-    view: FleetView, comparison: GangComparison, rule: Rule, host: int, message: str, gap: float
-) -> Symptom:
-    return Symptom(
-        rule=rule,
-        host=host,
-        device="host",
-        signal=rule.name,
-        value=round(gap, 3),
-        unit="of the time"
-        if rule is rules.SHARED
-        else "more of the time than the others of its gang",
-        normal=f"below {view.threshold('gang.gap_ratio'):g}",
-        message=message,
-        sql=_gang_means_sql(view, comparison, host, "gpu_1s", "utilization_ratio"),
-        speed=max(1.0 - gap, 0.05) if rule in (rules.CONTENDED, rules.STALLED) else 1.0,
-    )
-
-
-def _gang_means_sql(
+def gang_means_sql(
     view: FleetView, comparison: GangComparison, host: int, table: str, *columns: str
 ) -> str:
     hosts, gpus = members(view, comparison, host, int(comparison.gang[host]), HOSTS_SHOWN_MAX)
     means = ", ".join(f"avg({column}) AS {column}" for column in columns)
     return (
-        f"SELECT host, {means} FROM readings.{table} WHERE {_condition(hosts, gpus)} AND {_window_sql(view)} "
+        f"SELECT host, {means} FROM readings.{table} WHERE {members_condition(hosts, gpus)} AND {_window_sql(view)} "
         f"GROUP BY host ORDER BY {columns[0]} DESC"
     )
 
@@ -506,7 +409,7 @@ def _window_sql(view: FleetView) -> str:
     return f"time BETWEEN {view.timestamp_sql(-seconds)} AND {view.timestamp_sql(5)}"
 
 
-def _condition(hosts: list[str], gpus: list[str]) -> str:
+def members_condition(hosts: list[str], gpus: list[str]) -> str:
     named = {"host": hosts, "device": gpus}
     conditions = [
         f"{key} IN ({', '.join(map(quoted, names))})" for key, names in named.items() if names
@@ -525,72 +428,16 @@ def members(
         if len(hosts) + len(gpus) >= most:
             break
         if comparison.shared[member]:
-            gpus += _gang_gpus(view, comparison, member, gang)
+            gpus += gang_gpus(view, comparison, member, gang)
         else:
             hosts.append(view.fleet.names[member])
     return hosts, gpus
 
 
-def _gang_gpus(view: FleetView, comparison: GangComparison, host: int, gang: int) -> list[str]:
+def gang_gpus(view: FleetView, comparison: GangComparison, host: int, gang: int) -> list[str]:
     devices = view.fleet.devices["gpu"]
     of_gang = (devices.host == host) & (comparison.of_gpus(devices.host) == gang)
-    return [devices.names[row] for row in _rows(of_gang)]
-
-
-def gap_sql(view: FleetView, host: int) -> str:
-    """Return the query for the share of each minute in which the GPUs of *host* were empty.
-
-    On a shared host: only the GPUs of its job.
-    """
-    comparison, which = view.fleet.gangs.comparison, f"host = {quoted(view.fleet.names[host])}"
-    if comparison is not None and comparison.shared[host]:
-        which += (
-            f" AND {_condition([], _gang_gpus(view, comparison, host, int(comparison.gang[host])))}"
-        )
-    return (
-        "SELECT time_bucket(INTERVAL 1 MINUTE, time) AS minute, 1 - avg(utilization_ratio) AS empty_ratio "
-        f"FROM readings.gpu_1s WHERE {which} AND time BETWEEN "
-        f"{view.timestamp_sql(-900)} AND {view.timestamp_sql(5)} GROUP BY ALL ORDER BY minute"
-    )
-
-
-@detects(rules.DATA, rules.CORES)
-def waiting_hosts(view: FleetView) -> Iterator[Symptom]:
-    """Name each host with a job of its own that waits for data or for cores more than before."""
-    comparison = view.fleet.gangs.comparison
-    if comparison is None:
-        return
-    pressure = view.threshold("gang.pressure_ratio")
-    waiting = settled(view, comparison) & (sizes(comparison) == 1)
-    waiting &= comparison.gap_more >= view.threshold("gang.gap_ratio")
-    waiting &= comparison.gap_more_often >= view.threshold("gang.identity_ratio")
-    for host in np.flatnonzero(waiting).tolist():
-        cpu, io = float(comparison.cpu_more[host]), float(comparison.io_more[host])
-        if io >= pressure and not cpu > io:
-            waits = f"it waits for I/O {100 * io:.0f} % more of the time"
-            message = "a job on one host does not show whether its own disks and mounts or a shared storage are slow"
-            yield _symptom(view, comparison, rules.DATA, host, f"{waits}: {message}")
-        elif cpu >= pressure:
-            waits = f"tasks wait for its cores {100 * cpu:.0f} % more of the time"
-            message = "a job on one host does not show whether the job needs more cores or others use them"
-            yield _symptom(view, comparison, rules.CORES, host, f"{waits}: {message}")
-
-
-def _symptom(
-    view: FleetView, comparison: GangComparison, rule: Rule, host: int, message: str
-) -> Symptom:
-    gap = float(comparison.gap_more[host])
-    return Symptom(
-        rule=rule,
-        host=host,
-        device="host",
-        signal=rule.name,
-        value=round(gap, 3),
-        unit="more of the time than before",
-        normal=f"below {view.threshold('gang.gap_ratio'):g}",
-        message=f"nothing runs on its GPUs {100 * gap:.0f} % more of the time than before in this job, and {message}",
-        sql=gap_sql(view, host),
-    )
+    return [devices.names[row] for row in rows_of(of_gang)]
 
 
 @detects(rules.SLOW_RUNS)

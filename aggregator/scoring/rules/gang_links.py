@@ -220,11 +220,8 @@ def _job_symptoms(
         f", {quoted(names[host])}" for host in affected[: HOSTS_SHOWN_MAX - 1].tolist()
     )
     for host in affected.tolist():
-        yield replace(
-            symptom,
-            host=host,
-            sql=_port_waits_sql(f"{quoted(names[host])}{others}", since, counter),
-        )
+        sql = _port_waits_sql(f"{quoted(names[host])}{others}", since, counter)
+        yield replace(symptom, host=host, sql=sql)
 
 
 def _shared_network(view: FleetView, ports: _PortRates, members: Indexes) -> str:

@@ -132,12 +132,8 @@ class Backup:
         self._progress.begin("the store", size_of(source.file) + source.wal_bytes)
         size, _ = copy_with_checksum(source.file, part / STORE_FILE, self._progress.advance)
         if source.wal_bytes:
-            copy_with_checksum(
-                wal_of(source.file),
-                wal_of(part / STORE_FILE),
-                self._progress.advance,
-                source.wal_bytes,
-            )
+            wal, target = wal_of(source.file), wal_of(part / STORE_FILE)
+            copy_with_checksum(wal, target, self._progress.advance, source.wal_bytes)
         source.check()
         self._copied_bytes += size + source.wal_bytes
         self._add(JOURNAL_FILE, write_new_file(part / JOURNAL_FILE, source.journal))

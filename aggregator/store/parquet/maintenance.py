@@ -113,13 +113,8 @@ class HistoryMaintenance:
 
     def scan_folder(self) -> Job:
         """Load the recorded files, and repair the folder after a crash."""
-        recorded, gone, live = self.segment_store.transact(
-            lambda c: (
-                segment_files.recorded_segments(c),
-                segment_files.gone_segments(c),
-                parts_of(c),
-            )
-        )
+        reads = segment_files.recorded_segments, segment_files.gone_segments, parts_of
+        recorded, gone, live = self.segment_store.transact(lambda c: [read(c) for read in reads])
         self.segment_store.recorded = {segment.path: segment for segment in recorded}
         yield ""
         cleanup = compare_folder(self._folder, recorded, gone, live)

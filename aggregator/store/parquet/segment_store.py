@@ -135,11 +135,8 @@ class SegmentStore:
             self._encodings[grain, table] = item.pop("encodings")
             if item["rows"]:
                 size, crc32 = segment_files.finish(self.folder, item["path"])
-                segments.append(
-                    ParquetSegment(
-                        grain=grain, table=table, bucket=bucket, bytes=size, crc32=crc32, **item
-                    )
-                )
+                place = {"grain": grain, "table": table, "bucket": bucket}
+                segments.append(ParquetSegment(**place, bytes=size, crc32=crc32, **item))
         self.step("synced")
         for item in segments:
             segment_files.reveal(self.folder, item.path)

@@ -199,12 +199,8 @@ def _rollups(folder: Path, table: str, found: Sequence[ParquetSegment]) -> dict[
     """Return grain -> body of the view."""
     if table not in LAYOUTS:
         return {}
-    return {
-        grain: rollup_view(
-            table, past_sources(folder, [segment for segment in found if segment.grain == grain])
-        )
-        for grain in (MINUTE, HOUR)
-    }
+    segments = {grain: [s for s in found if s.grain == grain] for grain in (MINUTE, HOUR)}
+    return {g: rollup_view(table, past_sources(folder, of)) for g, of in segments.items()}
 
 
 def columns_of(table: str, sources: Iterable[Mapping[str, str]]) -> dict[str, str]:

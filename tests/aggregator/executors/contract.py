@@ -372,7 +372,7 @@ class ExecutorContract:
         rig.advice.fault(node, Action.AVOID)
         rig.until(lambda: rig.is_done(node), "done")
         (entry,) = rig.ledger
-        entry.set_at += 2 * core.CLOCK_SECONDS  # this controller has just started
+        entry.set_at += 2 * evictions.CLOCK_SECONDS  # this controller has just started
         if entry.hold:
             rig.site.remove_hold(entry.hold)
         else:

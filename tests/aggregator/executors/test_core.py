@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.aggregator.executors import core, reports
+from gangline.aggregator.executors import core, ledger_updates, reports
 from gangline.aggregator.executors.core import decide
 from gangline.aggregator.executors.ledger import (
     DOWN,
@@ -123,7 +123,7 @@ def test_what_is_set(
     about = situation(
         advice, node=node, policy=ExecutorPolicy(mark=policy), capabilities=Capabilities("", capabilities),
     )  # fmt: skip
-    core.record_accept(ledger, about, advice)
+    ledger_updates.record_accept(ledger, about, advice)
     (step,) = [
         candidate for candidate in decide(about, ledger) if isinstance(candidate, PlaceHold | Drain)
     ]
@@ -190,7 +190,7 @@ def test_a_mark_that_ended_in_an_outage_is_restored(
     steps = decide(about, ledger)
     assert kinds(steps) == (["Restore"] if restored else [])
     if restored:
-        core.record_accept(ledger, about, about.advice["a1"])
+        ledger_updates.record_accept(ledger, about, about.advice["a1"])
         assert kinds(decide(about, ledger)) == ["PlaceHold"]
 
 
@@ -216,11 +216,11 @@ def test_running_work_leaves_a_node_that_somebody_else_took_out(ledger: Executor
     about = situation(
         replace(ACCEPTED, action="EVICT_NOW"), node=OUT, jobs={"7": JOB}, policy=ExecutorPolicy(mark="drain")
     )  # fmt: skip
-    core.record_accept(ledger, about, about.advice["a1"])
+    ledger_updates.record_accept(ledger, about, about.advice["a1"])
     (hold,) = decide(about, ledger)
     assert isinstance(hold, PlaceHold)
-    core.record_intent(hold, ledger, about)
-    core.record_result(hold, "", ledger, NOW)
+    ledger_updates.record_intent(hold, ledger, about)
+    ledger_updates.record_result(hold, "", ledger, NOW)
     assert kinds(decide(held(about, hold.hold), ledger)) == ["Requeue"]
 
 
@@ -239,10 +239,10 @@ def test_a_drain_is_restored_behind_that_of_somebody_else(
     ledger.add(replace(ENTRY, mark=DRAIN, hold=""))
     able = Capabilities(has_hold=has_hold)
     theirs = situation(DONE, node=OUT, capabilities=able)
-    assert core.reconcile(ledger, theirs)
+    assert ledger_updates.reconcile(ledger, theirs)
     assert kinds(decide(theirs, ledger)) == (["PlaceHold"] if has_hold else [])
     back = situation(DONE, capabilities=able)
-    core.reconcile(ledger, back)
+    ledger_updates.reconcile(ledger, back)
     assert kinds(decide(back, ledger)) == (["PlaceHold"] if has_hold else ["Drain"])
 
 
@@ -250,18 +250,18 @@ def test_a_hold_without_effect_becomes_a_drain(ledger: ExecutorLedger) -> None:
     """Jobs in a site's reservation with `overlap` start on held nodes."""
     ledger.add(replace(ENTRY))
     about = held(situation(DONE, holds=STANDS), "site", overrides_holds=True)
-    assert core.reconcile(ledger, about)
+    assert ledger_updates.reconcile(ledger, about)
     (drain,) = decide(about, ledger)
     assert isinstance(drain, Drain) and not drain.down
-    core.record_intent(drain, ledger, about)
-    core.record_result(drain, "", ledger, NOW)
+    ledger_updates.record_intent(drain, ledger, about)
+    ledger_updates.record_result(drain, "", ledger, NOW)
     drained = replace(about, scheduler=replace(about.scheduler, nodes={"n1": OURS}))
-    assert not core.reconcile(ledger, drained)
+    assert not ledger_updates.reconcile(ledger, drained)
     assert kinds(decide(drained, ledger)) == ["RemoveHold"]
     # A person drained the node: their drain has the effect.
     ledger.add(replace(ENTRY))
     about = replace(about, scheduler=replace(about.scheduler, nodes={"n1": OUT}))
-    assert not core.reconcile(ledger, about)
+    assert not ledger_updates.reconcile(ledger, about)
     # The same at the first decision, and during a maintenance without a drain.
     maintained = Node("n1", "IDLE+MAINTENANCE", out="MAINTENANCE")
     assert core.mark_of(held(situation(ACCEPTED), "site", overrides_holds=True), ACCEPTED) == DRAIN
@@ -316,10 +316,10 @@ def test_a_requeued_job_starts_in_the_next_second(ledger: ExecutorLedger) -> Non
         about = situation(
             advice, jobs={"7": waiting}, holds=holds, now=now, capabilities=Capabilities("", False, True),
         )  # fmt: skip
-        core.reconcile(ledger, about)
+        ledger_updates.reconcile(ledger, about)
         (start,) = (step for step in decide(about, ledger) if isinstance(step, StartNow))
         assert start.begin == begin, now
-    core.record_result(start, "", ledger, NOW + 0.3)
+    ledger_updates.record_result(start, "", ledger, NOW + 0.3)
     assert 0 < core.next_poll_seconds(ledger, about.capabilities, NOW + 0.3, 5.0) < 0.8
 
 
@@ -327,11 +327,11 @@ def test_a_reboot_is_asked_for_once(ledger: ExecutorLedger) -> None:
     policy = ExecutorPolicy(frozenset(ACTIONS))
     advice = replace(ACCEPTED, action="REBOOT")
     about = situation(advice, policy=policy)
-    core.record_accept(ledger, about, advice)
+    ledger_updates.record_accept(ledger, about, advice)
     (step,) = decide(about, ledger)
     assert isinstance(step, Reboot)
-    core.record_intent(step, ledger, about)
-    core.record_result(step, "", ledger, NOW)
+    ledger_updates.record_intent(step, ledger, about)
+    ledger_updates.record_result(step, "", ledger, NOW)
     (answer,) = decide(about, ledger)
     assert isinstance(answer, Answer) and answer.state == "DONE"
 

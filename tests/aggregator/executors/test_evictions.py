@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.aggregator.executors import core, evictions
+from gangline.aggregator.executors import core, evictions, ledger_updates
 from gangline.aggregator.executors.ledger import (
     DRAIN,
     HOLD,
@@ -72,12 +72,12 @@ class World:
         return Situation({"a1": self.advice}, state, self.now, True, self._capabilities)
 
     def decide(self) -> list[Step]:
-        core.reconcile(self.ledger, self.situation())
+        ledger_updates.reconcile(self.ledger, self.situation())
         return core.decide(self.situation(), self.ledger)
 
     def carry_out(self, step: Step, error: str = "") -> None:
-        core.record_intent(step, self.ledger, self.situation())
-        core.record_result(step, error, self.ledger, self.now)
+        ledger_updates.record_intent(step, self.ledger, self.situation())
+        ledger_updates.record_result(step, error, self.ledger, self.now)
 
     def requeue(self, error: str = "") -> None:
         (step,) = (step for step in self.decide() if isinstance(step, Requeue))

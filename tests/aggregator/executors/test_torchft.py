@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gangline.aggregator.advisories.advisory import Action
-from gangline.aggregator.executors import core, torchft
+from gangline.aggregator.executors import core, ledger_updates, torchft
 from gangline.aggregator.executors.core import decide
 from gangline.aggregator.executors.executor import describe
 from gangline.aggregator.executors.ledger import HOLD, SET, Entry, ExecutorLedger
@@ -116,14 +116,14 @@ def test_it_is_done_once_an_advisory_even_if_killed_between(tmp_path: Path) -> N
     ledger.add(replace(ENTRY))
     (kill,) = decide(situation(), ledger)
     assert kill == KillReplicas("a1", kill.why, "n1")
-    core.record_intent(kill, ledger, situation())
+    ledger_updates.record_intent(kill, ledger, situation())
     ledger.save()
     again = ExecutorLedger(tmp_path / "ledger.json")
     (answer,) = decide(situation(), again)
-    assert isinstance(answer, Answer) and core.REPLICAS_UNKNOWN in answer.why
-    core.record_accept(again, situation(), replace(ADVICE, token=6))
+    assert isinstance(answer, Answer) and ledger_updates.REPLICAS_UNKNOWN in answer.why
+    ledger_updates.record_accept(again, situation(), replace(ADVICE, token=6))
     entry = again.get("a1")
-    assert entry is not None and entry.replicas == core.REPLICAS_UNKNOWN
+    assert entry is not None and entry.replicas == ledger_updates.REPLICAS_UNKNOWN
 
 
 @pytest.mark.parametrize(
