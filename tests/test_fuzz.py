@@ -8,7 +8,7 @@ from tests import fuzz
 
 CASES = 300
 #: Targets whose case takes longer, and how many are enough to see both kinds.
-FEWER = {"fleet": 60}
+FEWER = {"fleet": 60, "local-session": 100, "placement-blockers": 60}
 
 
 @pytest.mark.parametrize("target", fuzz.TARGETS)

@@ -159,7 +159,7 @@ class World:
         seconds: int,
         each: Callable[[int], None] | None = None,
         every_seconds: int = 5,
-        last_seconds: int = 10,
+        last_seconds: int = 3,
     ) -> Judgement:
         """Advance *seconds* seconds; *each* is called before each of them with the seconds run so far.
 

@@ -95,6 +95,7 @@ class Clock(StoppedClock):
         return self.now_ns
 
 
+@pytest.mark.usefixtures("operators_file")
 def test_from_the_processes_of_a_gang_to_sql(gang: Gang, tmp_path: Path) -> None:
     """Real ranks step, two agents' collectors read them, SQL has the time of each rank, and the
     judge that of each host.

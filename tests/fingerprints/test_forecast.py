@@ -95,7 +95,14 @@ def test_a_regular_checkpoint_is_predicted_within_its_window() -> None:
     assert ten.demands[0].median == 5000.0 and in_it.demands[0].lower == 1500.0
 
 
-@pytest.mark.parametrize("jitter", [0.02, 0.1, 0.3])
+@pytest.mark.parametrize(
+    "jitter",
+    [
+        pytest.param(0.02, marks=pytest.mark.slow),
+        0.1,
+        pytest.param(0.3, marks=pytest.mark.slow),
+    ],
+)
 def test_windows_hold_as_often_as_stated(jitter: float) -> None:
     """A window of 90 % that holds half of the time is worse than none."""
     held_50 = held_90 = count = 0

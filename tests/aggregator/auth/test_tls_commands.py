@@ -183,6 +183,7 @@ def test_a_file_of_settings_that_is_none_is_said(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("live_operators_files")
 def test_sql_and_admin_go_by_tls_with_certificate_and_token(
     served: Served, secured: Secured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

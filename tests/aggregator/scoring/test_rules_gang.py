@@ -616,7 +616,7 @@ def test_a_hotter_part_in_a_gang_of_the_same_pace_is_not_watched() -> None:
     assert world.score(world.hosts[6]).state is HealthState.HEALTHY
 
 
-@pytest.mark.parametrize("pace", [1.0, 1.1])
+@pytest.mark.parametrize("pace", [1.0, pytest.param(1.1, marks=pytest.mark.slow)])
 def test_a_member_that_recovers_is_no_straggler(pace: float) -> None:
     """A host that stalled while the aggregator started would be drained on its recovery."""
     world = in_large_job(hosts=16)

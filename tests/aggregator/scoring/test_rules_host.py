@@ -170,7 +170,7 @@ def test_a_time_that_cannot_be_is_not_said(code: int) -> None:
     _hang(world, "0000:03:00.0")
     attributes = {"lane": "gpu", "device": "0000:03:00.0", "collector": "gpu_1s", "call": "x" * 999}
     world.event(world.hosts[0], code, "host", "probe.hung", attributes=attributes)
-    world.run(5)
+    world.run(5, last_seconds=5)
     message = only_words(world)
     assert message.startswith("GPU 0000:03:00.0 (GPU-h0-3…) has not answered for 1.0 s, in xxx")
     assert len(message) < 300
@@ -182,7 +182,7 @@ def test_ports_that_hang_together_are_one_finding_of_their_driver() -> None:
     for port in ("mlx5_0/1", "mlx5_1/1", ""):
         _hang(world, port, "host", "rdma_1s")
     _hang(world, "nvme0n1", "host", "disk_1s")
-    world.run(5)
+    world.run(5, last_seconds=5)
     evidence = {item.device: item.message for item in world.score(world.hosts[0]).evidence}
     assert evidence.keys() == {"rdma_1s", "nvme0n1"}
     assert evidence["rdma_1s"].startswith("what rdma_1s reads has not answered for 6 s, since ")
@@ -207,7 +207,7 @@ def test_the_first_gpu_of_a_driver_that_hangs_is_no_finding_of_its_own() -> None
 def test_a_hung_port_and_a_hung_disk(device: str, collector: str, state: HealthState) -> None:
     world = World(seconds=10)
     _hang(world, device, "host", collector)
-    world.run(5)
+    world.run(5, last_seconds=5)
     score = world.score(world.hosts[0])
     assert score.state is state
     assert [evidence.device for evidence in score.evidence] == [device]

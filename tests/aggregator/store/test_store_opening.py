@@ -197,6 +197,7 @@ def test_it_says_why_not_and_what_to_do(case: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("operators_file")
 @pytest.mark.parametrize("case", STARTED)
 def test_it_starts_and_says_what_is_gone(case: str, folder: Path) -> None:
     """DuckDB accepts a truncated WAL: acknowledged readings were lost silently."""
