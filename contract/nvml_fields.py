@@ -54,6 +54,9 @@ class NvmlField:
         return next((i for since, i in reversed(self.ids) if driver >= since), 0)
 
 
+_ECC_PLACES = ("l1", "l2", "device", "register", "texture")
+
+
 def _stable_field(reading: str, field_id: int, since: Version = (), scope: int = 0) -> NvmlField:
     return NvmlField(reading, ((since, field_id),), scope)
 
@@ -64,7 +67,6 @@ def _renumbered_field(reading: str, older: int, newer: int, validation_flag: int
     )
 
 
-_ECC_PLACES = ("l1", "l2", "device", "register", "texture")
 #: Ids 7 to 28 in this order. The convergence barrier unit (cbu) counts no corrected errors.
 _ECC = tuple(
     _stable_field(name, field_id)
