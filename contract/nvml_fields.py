@@ -34,6 +34,8 @@ SW_THERMAL, HW_THERMAL, HW_POWER_BRAKE = 0x20, 0x40, 0x80
 
 #: Assumed version of a driver whose version cannot be read: the newest. Moved fields are checked before use anyway.
 NEWEST: Version = (9999,)
+#: Memories of a GPU whose ECC errors have a field each.
+_ECC_PLACES = ("l1", "l2", "device", "register", "texture")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,6 @@ class NvmlField:
     def id_for(self, driver: Version) -> int:
         """Return the field's id in *driver*; 0 if that driver does not have the field."""
         return next((i for since, i in reversed(self.ids) if driver >= since), 0)
-
-
-_ECC_PLACES = ("l1", "l2", "device", "register", "texture")
 
 
 def _stable_field(reading: str, field_id: int, since: Version = (), scope: int = 0) -> NvmlField:
