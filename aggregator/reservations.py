@@ -193,7 +193,7 @@ class Reservations:
         return renewed
 
     def release(self, name: str, owner: str, token: int, *, by_operator: bool = False) -> bool:
-        """End a reservation; False: it has. Raises PermissionDenied, EtagMismatch."""
+        """End a reservation; False: already ended. Raises PermissionDenied, EtagMismatch."""
         reservation = self._named(name) if by_operator else self._find(name, owner, token)
         if reservation is None:
             return False

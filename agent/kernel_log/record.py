@@ -127,7 +127,7 @@ class LineRule:
 
 
 def rule(name: str, substring: str, **more: Any) -> Callable[[str], LineRule]:
-    """Return what makes the rule from its pattern, in which `.` also matches a newline."""
+    """Return a function from a pattern to its rule; `.` also matches a newline."""
     return lambda pattern: LineRule(name, substring, re.compile(pattern, re.DOTALL), **more)
 
 

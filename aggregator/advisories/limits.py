@@ -152,7 +152,7 @@ def reserved_hosts(editor: StateEditor, excluded: str = "", grave: int = 0) -> I
 def refusal(
     editor: StateEditor, wanted: OutMember, name: str, *, granting: bool, grave: int = 0
 ) -> str:
-    """Return why *wanted* may not be taken out (*granting*: now; *grave*: its severity)."""
+    """Return the limit that forbids a grant (*granting*) or proposal to take out *wanted*."""
     host, place, job = wanted
     members = list(unavailable_hosts(editor))
     out = {member[0] for member in members}

@@ -77,7 +77,7 @@ class AdvisoryBatch:
     outcomes: list[tuple[Any, ...]] = field(default_factory=list)
     #: Reported gangs, by workload; None: it has ended.
     gangs: dict[str, Gang | None] = field(default_factory=dict)
-    #: Advisories with renewed or removed holds, as of that time: ended ones may be forgotten.
+    #: Advisories whose hold was renewed or removed: copies, because ended ones may be forgotten.
     hold_changes: dict[str, Advisory] = field(default_factory=dict)
     #: Advisories with times moved by a clock jump or an outage, for watchers after the write.
     moved: set[str] = field(default_factory=set)

@@ -32,7 +32,7 @@ class Authenticator:
         client_certificates: bool,
         seconds: Callable[[], float],
     ) -> None:
-        """*tls*: the port has it; *client_certificates*: callers may present one."""
+        """*tls*: the port uses TLS; *client_certificates*: callers may present a certificate."""
         self._tokens = tokens
         self._certificate_identity = certificate_identity
         self._seconds = seconds

@@ -41,7 +41,7 @@ GROUPED_SIZES = 4
 
 @dataclass(frozen=True, slots=True)
 class SizePrice:
-    """A size with its bound. `gpu_hours`: of the best plan; inf: none; NaN: not searched."""
+    """A size with its bound. `gpu_hours` of the best plan: inf: none fits, NaN: not searched."""
 
     nodes: int
     gpu_hours_min: float

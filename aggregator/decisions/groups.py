@@ -63,7 +63,7 @@ class GroupTraffic:
 
 @dataclass(frozen=True, slots=True)
 class GroupSpans:
-    """The domains that a gang's groups span. `shares`: of communication across each tier."""
+    """The domains that a gang's groups span. `shares`: part of the traffic that crosses a tier."""
 
     layout: GroupLayout
     kinds: tuple[GroupTraffic, ...]

@@ -243,7 +243,7 @@ class Search:
         return SearchResult(bound + minimum * self.needs.nodes, node_sets, measures)
 
     def extra_gpu_hours(self) -> tuple[Floats | None, float]:
-        """Return nodes' further cost (stranded GPUs, money) above its minimum, and that."""
+        """Return each node's cost of stranded GPUs and money above the minimum, and the minimum."""
         needs = self.needs
         extra = np.zeros(self.pool.rows.size)
         within = self.strands_within(self.pool.nodes)

@@ -60,7 +60,7 @@ def members_of(
     spans: tuple[Sequence[int], Sequence[int]] | None = None,
     groups: GroupSpans | None = None,
 ) -> Members:
-    """Return the inputs of the price. *spans*: of `spans_of`. *groups*: of *nodes*."""
+    """Return the inputs of the price. *spans*: from `spans_of`. *groups*: the groups' spans."""
     domains, unknown = spans or spans_of(table, nodes)
     columns = np.take(table.numbers, nodes, axis=1)
     measured = int(np.count_nonzero(table.measured[nodes]))
@@ -163,7 +163,7 @@ def priced_choice(
     spans: tuple[Sequence[int], Sequence[int]] | None = None,
     groups: GroupSpans | None = None,
 ) -> PlacementChoice:
-    """Return the priced option for *nodes* in rank order. *spans*: of `spans_of`."""
+    """Return the priced option for *nodes* in rank order. *spans*: the result of `spans_of`."""
     table, pool, needs, lost = search.table, search.pool, search.needs, search.lost
     layout = layout_of(needs, nodes.size, gpus_of(table, needs))
     if groups is None and layout is not None:

@@ -28,7 +28,7 @@ SHARE_EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class RequestShape:
-    """Resources of one member. `gpu_share`: of each of its GPUs. `weight`: its frequency."""
+    """Resources of one member. `gpu_share`: used part of each GPU. `weight`: its frequency."""
 
     gpus: int
     gpu_share: float = 1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: Files of a folder, and bytes of each; all together may have four times as many.
+#: Files of a folder, and bytes of each; all files together may have four times these bytes.
 FILES_MAX = 64
 TOML_BYTES_MAX = 2 << 20  # read in pure Python: about a second
 FILE_BYTES_MAX = 16 << 20

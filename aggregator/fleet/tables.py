@@ -98,7 +98,7 @@ class DeviceTable:
         self._elapsed_seconds: Sums = np.zeros(capacity, dtype=np.float32)  # since the base
         self._base_boot: Boots = np.zeros(capacity, dtype=np.uint16)
         self._base_epoch: Codes = np.zeros(capacity, dtype=np.int32)
-        #: Per cell: time since its base in readings that lacked it. Per row: whether any has it.
+        #: Per cell: time since its base in readings without it. Per row: whether any cell has it.
         self._skipped_seconds: Sums = np.zeros((counters, capacity), dtype=np.float32)
         self._has_skipped: Flags = np.zeros(capacity, dtype=bool)
         self._fast: Sums = np.zeros((counters, capacity), dtype=np.float32)

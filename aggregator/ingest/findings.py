@@ -121,7 +121,7 @@ class GpuOwners:
             self._gpus_of[host] = (*self._gpus_of.get(host, ()), key)
 
     def register(self, host: str, keys: Iterable[str], now_ns: int) -> bool:
-        """Update a host's GPUs. True: one of them still belongs to a host that reports."""
+        """Update a host's GPUs. True: a device still belongs to a host that reports."""
         now = {key: None for key in keys if _UUID.fullmatch(key)}
         for key in self._gpus_of.get(host, ()):
             if key not in now and self._owner.get(key) == host:

@@ -18,7 +18,7 @@ from ..scoring.results import Hosts
 from ..scoring.score_columns import columns_of
 
 PREFIX = "gangline_host_"
-#: Maximum series per host: one per family and one of all labels; unknown values have none.
+#: Maximum series per host: one per family and one with all labels. Unknown values have no series.
 SERIES_OF_A_HOST_MAX = 8
 #: Older scores are not exported, because an old state would look current.
 JUDGEMENT_SECONDS_MAX = 60.0

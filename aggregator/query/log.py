@@ -28,7 +28,7 @@ SQL_CHARACTERS_MAX = 4000
 
 @dataclass(frozen=True, slots=True)
 class QueryLogEntry:
-    """A line. `outcome`: that of the QueryError, or ok, denied (its role), cancelled, failed."""
+    """A line. `outcome`: the QueryError's, or ok, denied (by role), cancelled, failed."""
 
     wall_ns: int
     who: str

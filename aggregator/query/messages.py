@@ -120,7 +120,7 @@ class QueryError(Exception):
 
 
 class QueryRefused(QueryError):
-    """The SQL is invalid or not allowed; the message says what is, and where the error is."""
+    """The SQL is invalid or not allowed; the message names the place and the correct form."""
 
     outcome = "refused"
 

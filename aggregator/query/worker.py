@@ -150,7 +150,7 @@ def _begin(connection: Connection, question: Question) -> tuple[int, Any]:
 
 
 def _send_batches(reader: Any, question: Question, stream: Any) -> tuple[int, int, str]:
-    """Send the batches; return rows, bytes, and why the answer was cut ("": it was not)."""
+    """Send the batches; return rows, bytes, and the reason for a cut answer ("": complete)."""
     arrow = _ArrowStream(stream, reader.schema, compressed=question.compressed)
     rows_max, bytes_max = question.rows_max, question.bytes_max
     rows = 0

@@ -29,7 +29,7 @@ _SECOND_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """State of a job for verdicts. `pace` NaN: unknown; `reference`: of the pace of 1."""
+    """State of a job for verdicts. `pace`: NaN if unknown. `reference`: work at a pace of 1."""
 
     run_id: str
     job: str

@@ -175,7 +175,7 @@ class Backup:
         self, stage: Path, part: Path, names: list[str], new: set[str],
         previous: Path | None, known: dict[str, BackupFile],
     ) -> list[str]:  # fmt: skip
-        """Link files of the backup *previous*, copy the rest; return names that are gone."""
+        """Link files of the backup *previous*, copy the rest; return the names of missing files."""
         self._progress.begin("segments and rollups", sum(size_of(stage / name) for name in new))
         gone: list[str] = []
         for name in names:
