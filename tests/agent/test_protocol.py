@@ -249,7 +249,7 @@ def test_a_refused_identity_is_told(talk: Talk, code: str, kind: type[SessionErr
     """Only the first leads to a long wait."""
     talk.step(0.0)
     trailers = [("grpc-status", code), ("grpc-message", "message")]
-    with pytest.raises(SessionError, match=r"RegisterNode: .*: words") as caught:
+    with pytest.raises(SessionError, match=r"RegisterNode: .*: message") as caught:
         talk.conversation.receive(talk.server.answer(REGISTRATION, HEAD + trailers), 0.0)
     assert type(caught.value) is kind
 

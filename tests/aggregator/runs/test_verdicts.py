@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import nan
-from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
 
-from gangline.aggregator import sql
 from gangline.aggregator.runs.job_rows import put_verdicts, read_verdicts
 from gangline.aggregator.runs.verdicts import (
     LEAVE_SECONDS,
@@ -28,8 +26,8 @@ from gangline.aggregator.scoring.job_faults import (
     JobFault,
     Strength,
 )
+from gangline.aggregator.store.duckdb_file import migrations
 
-MIGRATION = Path(sql.__file__).with_name("0022_job_verdicts.sql")
 SECOND_NS = 1_000_000_000
 BEGIN_NS = 1_700_000_000 * SECOND_NS
 RUN = "slurm/7@1"
@@ -157,7 +155,8 @@ def test_verdicts_go_on_after_a_restart() -> None:
     job = Job()
     job.run(600, RACK)
     with duckdb.connect() as connection:
-        connection.execute(MIGRATION.read_text())
+        for _, migration in migrations():
+            connection.execute(migration)
         for _ in range(2):  # the second replaces the first
             changes = VerdictChanges(job.verdicts.of_run(RUN), frozenset())
             put_verdicts(connection, changes, job.now_ns)
