@@ -40,7 +40,7 @@ class FindingWhen(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The meaning of a kind of symptom. `hazard_factor`: its own factor on the hazard.
+    """The meaning of a kind of symptom. `hazard_factor` multiplies the host's hazard.
 
     `shared`: the common cause of several devices of a host ("cooling"): devices with rules of the
     same cause at the same time may have a single fault (`advisories/shared_causes.py`). "":

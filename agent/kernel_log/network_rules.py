@@ -2,7 +2,7 @@
 
 Formats: drivers/net/ethernet/mellanox/mlx5/core (health.c, cmd.c, events.c, en/reporter_rx.c),
 drivers/infiniband/hw/efa/efa_com.c, net/sched/sch_generic.c (dev_watchdog), netdev_printk and
-ibdev_printk (`driver address name: words`), drivers/net/bonding/bond_main.c; for others see
+ibdev_printk (`driver address name: text`), drivers/net/bonding/bond_main.c; for others see the comment of
 `_ADAPTERS`.
 """
 
@@ -63,7 +63,7 @@ _EFA_DEAD = (
     r"Device isn't ready",
     r"Reset indication didn't turn o(?:n|ff)",
 )
-#: Drivers of RDMA adapters, as in the line about a stuck queue.
+#: Drivers of RDMA adapters in the kernel's line about a stuck transmit queue.
 _DRIVERS = "mlx5_core|mlx4_en|bnxt_en|ice|ionic|qede|mana|hns3"
 #: The control queue of an RDMA device, for several drivers.
 _QUEUE_DEAD = (

@@ -63,7 +63,7 @@ class TableTriggers:
             for signal in trigger.trigger_signals:
                 self._by_signal.setdefault(signal, []).append(trigger)
         self._shape: tuple[object, ...] = ()
-        #: Extract the deciding columns from readings of this shape.
+        #: Functions that extract the deciding columns from readings of this shape.
         self._cells = self._valid = _parts(())
         self._last_cells: tuple[Parts, Parts] = ((), ())
 

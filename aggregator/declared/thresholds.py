@@ -56,11 +56,11 @@ THRESHOLDS: dict[str, Threshold] = {
         ),
         (
             "gpu.held_below_ratio", 0.92, 0.5, 0.99, "1",
-            "the same: DEGRADED from this share on",
+            "a GPU limited in this way is DEGRADED below this share of its peers' SM clock",
         ),
         (
             "gpu.unexplained_below_ratio", 0.85, 0.5, 0.99, "1",
-            "the same where they do not",
+            "a GPU is slow below this share of its peers' SM clock if its readings show no reason",
         ),
         (
             "host.cpu_pressure_ratio", 0.60, 0.05, 1.0, "1",

@@ -1,5 +1,5 @@
--- While our clock was ahead, scores were stored of times that are still to come: of a host that was judged since they are
--- left out here and below.
+-- While the aggregator's clock was ahead, scores were stored with later times. Once such a host is judged again, these
+-- scores are left out here and below.
 CREATE OR REPLACE VIEW ops.scores_now AS
 SELECT s.*
 FROM main.scores AS s

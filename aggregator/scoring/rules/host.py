@@ -20,7 +20,7 @@ from ..view import FleetView
 #: Smaller file systems (boot, EFI, container mounts) are not judged.
 SIZE_BYTES_MIN = 4e9
 
-#: Ratio to the peers' rate of pauses (and a threshold).
+#: Multiple of the peers' rate of pauses above which a host has a finding (and above a threshold).
 PEERS_RATIO = 10.0
 TABLE = "gpu_job_1s_changes"
 
