@@ -64,6 +64,7 @@ def test_the_log_of_a_small_fleet_is_folded_in_sooner(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("live_operators_files")
 async def test_no_process_stands_ready_for_questions_that_nobody_asks(lab: Any) -> None:
     """It holds DuckDB and Arrow, 80 MB; the first query starts it."""
     async with lab.aggregator() as aggregator, client(aggregator) as stub:
