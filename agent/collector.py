@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..contract.block import Block
 from ..contract.signal import Pace
@@ -71,9 +71,13 @@ class Collector:
     #: Part that the last `collect` could not read (a port of eight, say), with the remedy; else "".
     access_error: str = ""
 
-    @cached_property
-    def pace(self) -> Pace:
-        return Pace(self.name.rpartition("_")[2])
+    if TYPE_CHECKING:
+        pace: Pace  # a subclass whose name does not end in its pace sets it
+    else:
+
+        @cached_property
+        def pace(self) -> Pace:
+            return Pace(self.name.rpartition("_")[2])
 
     def collect(self) -> Sequence[Block]:
         """Fill and return the collector's blocks. The next turn refills the same objects.

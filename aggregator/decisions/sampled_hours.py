@@ -94,7 +94,7 @@ def _between(quantity: Quantity, normals: Floats) -> Floats:
 def _crossing_normals() -> Floats:
     """Return normals at the points per priced tier: multiples of roots of primes, modulo 1."""
     evenly = np.arange(1, POINTS + 1)[:, None] * np.sqrt(CROSSING_ROOTS) % 1.0
-    return _inverse_normal(evenly)
+    return _inverse_normal(np.asarray(evenly, dtype=np.float64))
 
 
 def topology_lost(members: Members, lost: LostTime) -> Floats:
