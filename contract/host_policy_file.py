@@ -53,6 +53,8 @@ _TEXTS = (
 _SECONDS = ("clear_seconds", "for_seconds", "leave_seconds", "after_boot_seconds")
 _FLAGS = ("once_otherwise", "enforceable")
 _LISTS = {"when": str, "unless": str, "codes": int, "contains": str}
+#: Keys of commits before the first release -> their names.
+_FORMER_KEYS = {"words": "message", "says": "contains"}
 #: Keys that the table of codes sets instead of the row.
 _SET_BY_CODE_TABLE = (
     "severity", "message", "action", "scope", "clears", "clear_seconds", "codes", "contains",
@@ -176,9 +178,10 @@ def _check_type(key: str, value: Any) -> None:
     else:
         known = (*_TEXTS, *_SECONDS, *_FLAGS, *_LISTS)
         near = difflib.get_close_matches(key, known, 1)
-        raise PolicyError(
-            f"unknown key {_printable(key)!r}" + (f"; did you mean {near[0]!r}?" if near else "")
-        )
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        if key in _FORMER_KEYS:
+            hint = f"; it is {_FORMER_KEYS[key]!r} since 0.1.0"
+        raise PolicyError(f"unknown key {_printable(key)!r}{hint}")
     if not good:
         raise PolicyError(f"{key}: expected {wanted}")
 
