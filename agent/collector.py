@@ -111,7 +111,10 @@ class Collector:
         return type(self).slow_devices is not Collector.slow_devices
 
     def warm_up(self) -> None:
-        """Load a library or open a driver before the first turn, within `ext.place`; no device."""
+        """Load a library or open a driver before the first turn, but do not open a device.
+
+        Calls into a driver are between `ext.place.enter` and `leave`.
+        """
 
     def idle(self, until_ns: int) -> None:
         """Do work between turns, such as samples at 10 Hz.
@@ -125,7 +128,10 @@ class Collector:
         return type(self).idle is not Collector.idle
 
     def skip(self) -> bool:
-        """Skip the due turn if it would only repeat NO_DATA, except every NO_DATA_TURNS-th turn."""
+        """Skip the due turn if it would only repeat NO_DATA; return whether it was skipped.
+
+        Every NO_DATA_TURNS-th turn is not skipped.
+        """
         return False
 
     def start(self, publisher: EventPublisher) -> None:

@@ -110,6 +110,7 @@ class FrameBuilder:
     """
 
     def __init__(self, run_id: bytes, boot_id: bytes) -> None:
+        """*run_id*, *boot_id*: 16 bytes each, as in `Stamp`."""
         self.left_out: tuple[tuple[str, str], ...] = ()  # (table, reason) in the last frame
         self.left_out_count = 0  # tables left out since the start
         self._run_id = run_id

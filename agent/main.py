@@ -69,7 +69,10 @@ class ProcessSignals:
     """
 
     def __init__(self, clock: Clock, reload: Callable[[], bool] | None = None) -> None:
-        """*reload* is called on SIGHUP, in the main thread; None: SIGHUP ends the run."""
+        """*reload* is called on SIGHUP, in the main thread.
+
+        None: SIGHUP ends the run, as for a process whose terminal is closed.
+        """
         self.stop = threading.Event()
         self._clock = clock
         self._reload, self._restart = reload, False

@@ -160,7 +160,10 @@ class Reload:
         self._notifier = notifier
 
     def try_reload(self) -> bool:
-        """Return whether the run must end and start over; a further SIGHUP then stays pending."""
+        """Return whether the run must end and start over. Never raises.
+
+        If so, a further SIGHUP stays pending for the new run.
+        """
         try:
             config = self._read()
             self._check(config)

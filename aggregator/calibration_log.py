@@ -97,7 +97,10 @@ class RecoveryRecord(NamedTuple):
 
 
 class CalibrationLog:
-    """Reports and their factors, which take effect once `step` has estimated them."""
+    """Reports and their factors. Belongs to the event loop.
+
+    A report takes effect once `step` has estimated the factors again.
+    """
 
     def __init__(
         self, store: TransactionalStore, now_ns: int, half_life_days: float = HALF_LIFE_DAYS
@@ -146,7 +149,10 @@ class CalibrationLog:
         return (reporter, incident) in self._incidents
 
     def add_recovery(self, one: RecoveryRecord) -> bool:
-        """Add a recovery, for `persisted`. False: known incident. Raises ServiceUnavailable."""
+        """Add a recovery; return False for a known incident. Raises ServiceUnavailable.
+
+        The recovery is on disk after `persisted`.
+        """
         incident = one.report.reporter, one.report.incident
         if incident in self._incidents:
             return False
@@ -172,7 +178,10 @@ class CalibrationLog:
         _drop_oldest(self._throughputs, THROUGHPUTS_MAX)
 
     async def persisted(self) -> None:
-        """Return once all recoveries are on disk. Raises ServiceUnavailable until then."""
+        """Return once all recoveries are on disk.
+
+        Raises ServiceUnavailable if the disk fails; the recoveries are then written later.
+        """
         # A cancelled caller must not cancel the write, or the rows would be written twice.
         task = asyncio.create_task(self._flush())
         self._flushing.add(task)

@@ -23,7 +23,7 @@ OPS_SECONDS_MIN = 0.5
 def parse_listen(
     text: str, *, beyond_loopback: bool, name: str = "listen", otherwise: str = ""
 ) -> tuple[str, int]:
-    """Return (address, port). Raises SettingsError with *otherwise*: further valid values."""
+    """Return (address, port). Raises SettingsError; its message names *otherwise* as also valid."""
     address, port = _address_port(text)
     if not port:
         raise SettingsError(

@@ -156,7 +156,11 @@ def compare(
     elapsed_ns: Times,
     shape: Shape,
 ) -> Steps:
-    """Return the steps of counters (columns x rows). *same*, *elapsed_ns*: by row."""
+    """Return the steps of counters (columns x rows).
+
+    *older_usable*: `unusable` returned DELTA for the older cell. *same*, *elapsed_ns*: a value per
+    row.
+    """
     outcome = unusable(newer, newer_valid, shape)
     usable = outcome == counters.StepOutcome.DELTA
     start_over = usable & ~(same & older_usable)

@@ -39,7 +39,10 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def from_plain(kind: Any, value: Any) -> Any:
-    """Return a *kind* from `to_plain`, without unknown keys. Raises TypeError, KeyError."""
+    """Return a value of type *kind* from a result of `to_plain`, without unknown keys.
+
+    Values that are already dataclasses stay. Raises TypeError, ValueError, AttributeError.
+    """
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         if value is None:

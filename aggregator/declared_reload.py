@@ -60,7 +60,10 @@ class FileStability:
         return self._unstable_polls >= UNSTABLE_POLLS - 1
 
     def compare(self, files: Iterable[DeclaredFile]) -> str | None:
-        """Return "" if *files* are unchanged since the last poll, a message, or None: ask later."""
+        """Return "" if *files* are unchanged since the last poll, else a message.
+
+        None: the contents were only recorded, to be compared at a later poll.
+        """
         before = self._digests
         self._digests = {file.name: hashlib.sha256(file.data).digest() for file in files}
         if self._unstable_polls < UNSTABLE_POLLS:
@@ -78,7 +81,10 @@ Stamps = tuple[tuple[str, int, int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
-    """Result of a poll. `declared` None: unchanged, or `problems`. `stamps` None: poll again."""
+    """Result of a poll. `declared` None: unchanged, or `problems`.
+
+    `stamps` None: the next poll counts the files as changed.
+    """
 
     stamps: Stamps | None
     declared: Declared | None = None

@@ -51,7 +51,10 @@ def os_error_message(error: OSError) -> str:
 def copy_with_checksum(
     source: Path, target: Path, on_bytes_read: OnBytesRead, bytes_max: int | None = None
 ) -> tuple[int, str]:
-    """Copy *source* durably; return (bytes, SHA-256 in hex). Raises OSError."""
+    """Copy *source* durably, at most *bytes_max* bytes; return (bytes, SHA-256 in hex).
+
+    Raises OSError, and may then leave a part of *target*.
+    """
     digest, size = hashlib.sha256(), 0
     with open(source, "rb") as reading, open(target, "xb") as writing:
         for chunk in chunks(reading, on_bytes_read, bytes_max):

@@ -28,7 +28,10 @@ class HostSetError(ValueError):
 
 
 def expand_hosts(text: str, hosts_max: int = HOSTS_MAX) -> list[str]:
-    """Return the distinct names of *text*, at most *hosts_max*. Raises HostSetError."""
+    """Return the distinct names of *text*, in order of its items; sorted if `!`, `&` or `^` occur.
+
+    Raises HostSetError, for more than *hosts_max* names before any expansion.
+    """
     if not _CHARACTERS.fullmatch(text):
         raise HostSetError(_EXPECTED)
     items = [item.strip() for item in _OPERATORS.split(text)]

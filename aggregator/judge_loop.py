@@ -58,7 +58,8 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 REST_SECONDS_MAX = 5.0
 #: Delay of an early turn after its event, so that simultaneous reports are judged together.
 EARLY_DELAY_SECONDS = 0.05
-#: Token bucket of early turns: share of loop time, and burst; beyond it events wait.
+#: Token bucket of early turns: share of loop time, and burst. Over budget, events wait for the
+#: regular turn.
 EARLY_SHARE_MAX = 0.1
 EARLY_BURST_SECONDS = 1.0
 #: Smaller differences silence no host, and may pass between reads of two clocks on a busy machine.

@@ -12,7 +12,10 @@ RESERVED_DESCRIPTORS = 512
 
 
 class Histogram:
-    """A histogram in Prometheus' form, written by one thread; others may read it."""
+    """A histogram in Prometheus' form, written by one thread.
+
+    Other threads may read it, and may see an observation in only some of its numbers.
+    """
 
     def __init__(self, bounds: Sequence[float]) -> None:
         """*bounds*: ascending upper bounds of the buckets; a last bucket has no bound."""

@@ -60,7 +60,10 @@ def sole_writer(path: Path) -> Iterator[None]:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Replace *path* atomically and durably. Raises MirrorFileError."""
+    """Replace *path* atomically and durably. Raises MirrorFileError.
+
+    An interrupted write leaves at most a hidden file, which the next write replaces.
+    """
     check_folder(path.parent)
     temporary = path.with_name(f".{path.name}.new")
     try:

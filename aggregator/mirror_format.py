@@ -185,7 +185,10 @@ def render(
     nodes: Iterable[MirrorNode], *, computed_seconds: int, valid_until_seconds: int, degraded: bool = False,
     slurm: SlurmNodes | None = None, feature: str = "",
 ) -> bytes:  # fmt: skip
-    """Return the file's bytes; *slurm*: its nodes only. Raises MirrorError."""
+    """Return the file's bytes. Raises MirrorError.
+
+    *slurm*: only its nodes, with the list of excludable nodes.
+    """
     chosen = sorted(
         node
         for node in nodes

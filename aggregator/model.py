@@ -166,7 +166,8 @@ class Inputs:
     log_hazard_outcomes: float = (
         0.0  # contribution of outcomes to ln(hazard), included in the evidence
     )
-    #: Change of ln(hazard) if all symptoms had one cause (<= 0), or no devices did (>= 0).
+    #: Change of ln(hazard) if all symptoms had one cause (<= 0), and if no devices shared a cause
+    #: (>= 0).
     log_hazard_one_cause: float = 0.0
     log_hazard_own_causes: float = 0.0
 

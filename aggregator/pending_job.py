@@ -205,7 +205,10 @@ def _gres_of_node(text: str) -> dict[str, int]:
 
 
 def parse_reservations(text: str) -> dict[str, frozenset[str]]:
-    """Return the nodes of active ones of `scontrol -o show reservation`. Raises MirrorError."""
+    """Return the nodes of each active reservation.
+
+    *text*: from `scontrol -o show reservation`. Raises MirrorError.
+    """
     nodes_by_name: dict[str, frozenset[str]] = {}
     for line in text.splitlines():
         fields = _fields(line)

@@ -44,7 +44,10 @@ class Grant(NamedTuple):
 
 
 class Permits:
-    """The active grant, stored to survive a restart; a reboot ends it."""
+    """The active grant, stored to survive a restart.
+
+    A reboot ends the grant, because after a power cut the disk may lack a revocation.
+    """
 
     def __init__(
         self,
@@ -87,7 +90,7 @@ class Permits:
             )
 
     def revoke(self, reason: str) -> None:
-        """Revoke the permit; if that cannot be stored, until the next start. Raises OSError."""
+        """Revoke the permit. Raises OSError if that cannot be stored: a restart grants it again."""
         printable = "".join(c if c.isprintable() else " " for c in reason[:REASON_CHARACTERS_MAX])
         self.active_grant = Grant(reason=printable or "revoked")
         log.warning("hosts may no longer enforce: %s", self.active_grant.reason)

@@ -25,7 +25,11 @@ FILES_MAX = 1024
 
 
 def confine(memory_bytes_max: int) -> None:
-    """Give this process the lowest priority and no new privileges. Raises OSError."""
+    """Limit this process: lowest priority, first to die at out-of-memory, no new privileges.
+
+    It can write no files, and use *memory_bytes_max* more memory. Raises OSError if a limit cannot
+    be set.
+    """
     lower_priority()
     raise_oom_score()
     if ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):

@@ -35,7 +35,7 @@ LOGIN_RESERVATIONS_MAX, LOGIN_NODES_SHARE_MAX = RESERVATIONS_MAX // 2, 0.75
 TTL_SECONDS_MAX = 86_400
 SECOND_NS = 1_000_000_000
 HOUR_NS = 3600 * SECOND_NS
-#: Node-hours per login and held node in 24 hours: a login must not renew them forever.
+#: Node-hours per login and held node in 24 hours: a login could reserve the same nodes forever.
 LOGIN_HOURS_MAX, LOGIN_WINDOW_HOURS = 12, 24
 #: Suggested wait until a reservation may have ended.
 RETRY_SECONDS = 60.0
@@ -174,7 +174,10 @@ class Reservations:
     def renew(
         self, name: str, owner: str, token: int, ttl_ns: int, login_nodes_max: int = HOSTS_MAX
     ) -> HostReservation:
-        """Extend to *ttl_ns* from now. Raises NotFound, PermissionDenied, EtagMismatch."""
+        """Set the end to *ttl_ns* from now, within a day of its start and the login's node-hours.
+
+        Raises NotFound, PermissionDenied, EtagMismatch.
+        """
         reservation = self._find(name, owner, token)
         if reservation is None:
             raise NotFound(
@@ -193,7 +196,10 @@ class Reservations:
         return renewed
 
     def release(self, name: str, owner: str, token: int, *, by_operator: bool = False) -> bool:
-        """End a reservation; False: already ended. Raises PermissionDenied, EtagMismatch."""
+        """End a reservation; False: it had ended. Raises PermissionDenied, EtagMismatch.
+
+        *by_operator*: owner and token are not checked.
+        """
         reservation = self._named(name) if by_operator else self._find(name, owner, token)
         if reservation is None:
             return False
@@ -343,7 +349,10 @@ class Reservations:
 
 
 def _decoded(data: bytes) -> tuple[int, list[HostReservation], list[tuple[str, int, int]]]:
-    """Return the last token, reservations, and ended ones (login, time, node-time)."""
+    """Return the last token, the reservations, and ended ones as (login, wall time, node-time).
+
+    Raises ValueError, TypeError, KeyError, RecursionError.
+    """
     if len(data) > FILE_BYTES_MAX:
         raise ValueError(f"more than {FILE_BYTES_MAX} bytes")
     fields = json.loads(data)

@@ -40,7 +40,9 @@ class FindingWhen(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The meaning of a kind of symptom. `hazard_factor` multiplies the host's hazard.
+    """The meaning of a kind of symptom.
+
+    `hazard_factor`: factor on the host's hazard if nothing else is wrong.
 
     `shared`: the common cause of several devices of a host ("cooling"): devices with rules of the
     same cause at the same time may have a single fault (`advisories/shared_causes.py`). "":

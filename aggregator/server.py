@@ -240,7 +240,10 @@ class Aggregator:
         self._health: Any = cast(Any, health).aio.HealthServicer()
 
     async def start(self) -> None:
-        """Open the store and serve. Raises SettingsError, StoreError, StartError."""
+        """Open the store and serve.
+
+        Raises SettingsError, StoreError or StartError after undoing all.
+        """
         config = self._config
         self.access_control = AccessControl(config, lambda: self._wall_ns() / 1e9)
         endpoints = listen_endpoints(config)

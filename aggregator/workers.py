@@ -41,7 +41,10 @@ class WorkerProcess:
     """A started worker, and the aggregator's end of its socket, `control`."""
 
     def __init__(self, module: str, *arguments: str, own_session: bool) -> None:
-        """Start the worker. *own_session*: it has a CPU share of its own. Raises OSError."""
+        """Start the worker. Raises OSError.
+
+        *own_session*: Linux divides CPU time between sessions first (autogroup, sched(7)).
+        """
         self.control, child_socket = packet_sockets()
         try:
             with child_socket:

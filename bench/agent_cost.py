@@ -1,7 +1,8 @@
 """CPU of the agent at its real rate with cold caches, against the same reads in C (floor.c).
 
-Agent and children count together. The stand-in NVML first counts the agent's calls; the floor makes
-the same number, and both counts over the measured seconds are compared.
+The host is a folder with eight GPUs of the stand-in NVML. All collectors run, and frames go to a
+real aggregator. Agent and children count together. The stand-in first counts the agent's calls; the
+floor makes the same number, and both counts over the measured seconds are compared.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ WARM_UP_SECONDS = 12
 #: Seconds in which calls are counted: two turns of the ten-second readings.
 COUNTED_SECONDS = 20
 MEASURED_SECONDS = 60
-#: Maximum difference between the floor's and the agent's number of calls, as a share.
+#: The run is invalid if the floor's number of calls differs from the agent's by a larger share.
 CALLS_SHARE_MAX = 0.05
 #: Targets (issue 4): ratio of CPU, MB, wake-ups a second.
 MEMORY_MB, WAKES_MAX = 40.0, 25.0
@@ -141,7 +142,10 @@ def _floor(ground: Ground, calls: CallTimer, wanted: Mapping[str, float]) -> Ite
 
 
 def run(seed: int) -> list[Result]:
-    """Measure agent, floor and node_exporter on one folder at the same time; *seed* is ignored."""
+    """Measure agent, floor and node_exporter on one folder at the same time.
+
+    On a shared machine the cost of a second varies by a factor of two. *seed* is ignored.
+    """
     del seed
     with Ground.temporary() as ground, ExitStack() as stack:
         exporter = node_exporter.find(ground.folder / "node_exporter")

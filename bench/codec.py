@@ -80,7 +80,10 @@ def _plain(source: random.Random, seconds: Iterable[list[Block]]) -> tuple[list[
 
 
 def _stream(source: random.Random, what: str, seconds: Iterable[list[Block]]) -> list[Result]:
-    """Measure a stream after its first two frames, which name its tables; check its decoding."""
+    """Measure a stream after its first two frames, which name its tables.
+
+    Raises AssertionError if the stream does not decode to its input.
+    """
     sent, rows = _plain(source, seconds)
     whole = [frames.deflate_frame(frame) for frame in sent]
     encode, decode, differences = [], [], list[bytes]()

@@ -1,6 +1,8 @@
 """Time from a kernel log line to the host's local verdict, and to a proposed advisory.
 
-Each round starts new processes, because only one host of the fleet may be out at a time.
+A real agent reads a FIFO as /dev/kmsg, a real aggregator judges, and a watcher receives the advice.
+Each round starts new processes, because only one host of the fleet may be out at a time. The line
+is written at a random moment within the second.
 """
 
 from __future__ import annotations
@@ -38,7 +40,10 @@ CODE = "xid79"
 
 
 class RoundSeconds(NamedTuple):
-    """Seconds from the line to the host's status and to the watcher, and of an empty call."""
+    """Seconds from the line to the host's status and to the watcher.
+
+    *echo*: seconds of an empty call by the watcher.
+    """
 
     status: float
     proposed: float

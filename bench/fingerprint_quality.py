@@ -42,7 +42,8 @@ WORKLOADS, RUNS_OF_EACH = 600, 4
 HISTORY_RUNS = 2000
 #: Runs of each kind of job; share of a class's runs that may be outside its range, per number.
 RUNS_OF_KIND, OUTSIDE_RATIO = 200, 0.002
-#: Spread factors of numbers that depend on the file system; set after a look at seeds 7 and 101.
+#: Spread factors of numbers that depend on the file system. Set by hand, after a look at seeds 7
+#: and 101 of `run_families.py`.
 WIDENED = {
     "host_stall_ratio": 2.0, "checkpoint_ratio": 2.0, "disk_pressure_ratio": 2.0, "checkpoint_interval_seconds": 3.0,
 }  # fmt: skip

@@ -50,8 +50,8 @@ def collectors_of_files(roots: Roots, pace: str) -> list[Collector]:
 def files_of(roots: Roots, pace: str) -> set[str]:
     """Return the files that the collectors of a pace read in each turn through kept descriptors.
 
-    Files that are reopened each time (unit files, processes) are not included. Call this while no
-    other collector has open descriptors, because it lists those of this process.
+    Files that are reopened each time (unit files, processes) are left out: the agent reads more.
+    Call this while no other collector has open descriptors, because it lists those of this process.
     """
     gc.collect()  # closes the descriptors of an earlier call
     root = str(roots.sys.parent)

@@ -4,8 +4,9 @@
     python -m bench.hostile_agent                 each attack alone, and a control: a minute each
     python -m bench.hostile_agent flood deaf      these attacks alone
 
-The hostile process has the lowest priority (`bench.load.lowest`): its own CPU is not an effect.
-`control` shows the rest of that effect: a process that only uses CPU.
+The hostile process has the lowest priority (`bench.load.lowest`), so that its own CPU use is not
+counted as the aggregator's fault. `control` is a process that only uses CPU: it shows the effect
+that remains.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 This process sends prepared messages on enough gRPC streams to fill a commit within their credit,
 until the last receipt. Judging and history are postponed; limits on reconnects and late frames are
 off. Peers: the same rows from Arrow, 8,000 or a row group (122,880) a commit, by as many threads.
+Shapes: a second in a frame; ten seconds in a frame, whose rows are as numerous as in a host's frame
+of all tables; and backlogs.
 """
 
 from __future__ import annotations

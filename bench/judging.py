@@ -3,7 +3,7 @@
 A process of its own fills the arrays of a fleet directly. Between two judgements it updates them
 like a second of frames: all one-second tables, a tenth of the ten-second tables, and the keyframes
 (a sixtieth) of tables sent on change. The figure includes counter increases, rules, scores,
-columns, and the choice of scores to write.
+columns, and the choice of scores to write. The floor reads every stored cell once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """NVIDIA's launcher: its client at an agent's health check and at the attribution service.
 
-Each version asks by a new connection each time, as its launcher does. Without `GANGLINE_NVRX`
-(tests/rigs/nvrx.sh) the result is empty.
+Peer of the health check: a grpcio echo. Each version asks by a new connection each time, as its
+launcher does. Without `GANGLINE_NVRX` (tests/rigs/nvrx.sh) the result is empty.
 """
 
 from __future__ import annotations

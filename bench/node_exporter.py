@@ -40,7 +40,10 @@ def find(folder: Path) -> Path | None:
 
 @contextmanager
 def scraped(program: Path, root: Path) -> Iterator[tuple[int, list[int]]]:
-    """Run it, scraped once a second; yield its pid and the sizes of its answers in bytes."""
+    """Run node_exporter over a host's folder, scraped once a second.
+
+    Yield its pid and the sizes of its answers in bytes.
+    """
     options = [f"--path.sysfs={root}/sys", f"--path.procfs={root}/proc", f"--path.rootfs={root}"]
     child = subprocess.Popen(
         [program, *options, f"--web.listen-address={ADDRESS}"],

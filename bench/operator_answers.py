@@ -1,7 +1,8 @@
 """Latency of `hosts`, `explain`, `job` and `advise` at the client, for 32 and 1,000 hosts.
 
-All hosts run one job. Peer: an echo of equal size by the same server library. The time of a call
-includes decoding, but not the start of Python (about half a second).
+All hosts run one job; the aggregator is idle, or judges each second. Peer: an echo of equal size by
+the same server library. The time of a call includes decoding, but not the start of Python (about
+half a second).
 """
 
 from __future__ import annotations

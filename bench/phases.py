@@ -78,7 +78,10 @@ class PhaseLoad:
         return struct.pack(f"<{len(cells)}d", *cells)
 
     def run(self, seconds: int) -> tuple[float, float]:
-        """Take *seconds* of samples; return their CPU seconds, and those of the work per second."""
+        """Take the samples of *seconds* seconds.
+
+        Return the CPU seconds of the samples, and the CPU seconds of the work once a second.
+        """
         block, jobs = Block("gpu_fast_1s", ["g"] * GPUS), Block("gpu_fast_10s", ["g"] * GPUS)
         second_columns = [index_of(f"gpu_fast.{name}") for name in SECOND_COLUMNS]
         job_columns = [index_of(f"gpu_fast.{name}") for name in JOB_COLUMNS]
@@ -114,7 +117,10 @@ def _period_seconds(load: PhaseLoad) -> float:
 
 
 def _parts_seconds(seed: int) -> float:
-    """Return the CPU seconds to find the parts of a step of one GPU: maximum of three lengths."""
+    """Return the CPU seconds to find the parts of a step of one GPU in its last two minutes.
+
+    The result is the maximum over three lengths of a step.
+    """
     result: list[float] = []
     for period in (5.0, 8.0, 20.0):
         draw = np.random.default_rng(seed)

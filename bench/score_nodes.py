@@ -90,7 +90,10 @@ def running_echo(size: int) -> Iterator[Call]:
 
 
 class Callers:
-    """A client that calls in a loop, and at the same time the aggregator's own port."""
+    """A client that calls in a loop.
+
+    Calls to the aggregator's own port may take seconds, so they run concurrently.
+    """
 
     def __init__(self, score_process: Call, echo: Call, service: Any) -> None:
         self._score_process, self._echo, self._service = score_process, echo, service

@@ -39,7 +39,7 @@ RECONNECTS = 100_000
 
 
 class ScoreJudge(JudgeLoop):
-    """Judges once, and each second after `evaluate` was received."""
+    """Judges once, and each second after the line `judge` was received."""
 
     is_requested = False
 

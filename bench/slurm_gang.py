@@ -3,7 +3,8 @@
 A real slurmctld and five slurmd without delays (`batch_sched_delay=0,sched_min_interval=0`). The
 loss is `scontrol update state=down`, as an executor sends it; Slurm's time to notice a dead host is
 not included. The requeue is the fastest of Slurm: `StartTime=now` ends its hold of 120 s as soon as
-the second in which it was killed is over (before, it would fail: "Job already killed").
+the second in which it was killed is over (before, it would fail: "Job already killed"). Both start
+a program that only reports that it runs: reading a checkpoint is not included.
 """
 
 from __future__ import annotations

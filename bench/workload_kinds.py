@@ -15,7 +15,8 @@ from gangline.fingerprints.fingerprint import NUMBERS, Floats
 
 Range = tuple[float, float]
 
-#: Classes, in the order of `KindRuns.label`; the last contains kinds without a class.
+#: Classes, in the order of `KindRuns.label`; the last contains kinds without a class. Fine-tuning
+#: is training: from outside it differs only in its duration.
 CLASSES = ("training", "inference", "data preparation", "interactive", "reserved", "")
 #: Share of the runs without GPM, without phases, and with any one other number unknown.
 _WITHOUT_GPM, _WITHOUT_PHASES, _UNKNOWN = 0.2, 0.1, 0.04
@@ -199,7 +200,7 @@ def _draw(random: np.random.Generator, kind: JobKind, count: int) -> Floats:
     sm, tensor, memory = (busy * within(each) for each in (kind.sm, kind.tensor, kind.memory))
     tensor = np.minimum(tensor, sm)
     floor = random.uniform(0.07, 0.3, count)
-    # An agent may not learn the level of a GPU without work.
+    # An agent may be unable to learn the level of a GPU that never works.
     resting = np.where(random.random(count) < 0.5, floor, np.nan)
     load = np.minimum(0.2 * busy + 0.45 * sm + 0.7 * tensor + 0.45 * memory, busy)
     compute_power = floor + (1.0 - floor) * load / np.maximum(busy, 1e-9) * random.uniform(0.5, 1.1, count)  # fmt: skip

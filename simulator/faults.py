@@ -111,8 +111,9 @@ class HostEffects:
         self.iowait: Floats = np.zeros(hosts)
         self.silent: Flags = np.zeros(hosts, bool)
         self.offset_seconds: Floats = np.zeros(hosts)
-        self.imbalance: Floats = np.zeros(hosts)  # ratio of extra work: of a step's slowest rank,
-        self.stage_imbalance: Floats = np.zeros(hosts)  # and of the last stage
+        # Ratio of extra work: in a step's slowest rank, and in the last stage.
+        self.imbalance: Floats = np.zeros(hosts)
+        self.stage_imbalance: Floats = np.zeros(hosts)
 
 
 def _combine(

@@ -71,7 +71,7 @@ class FleetHardware:
         self.corrected: Floats = np.floor(
             np.where(prone, np.exp(random.normal(2.5, 2.0, shape)), 0.0)
         )
-        # Per second; resent packets are of good ports.
+        # Rates a second; `resent` is on good ports too.
         self.trickle: Floats = np.where(prone, np.exp(random.normal(-7.5, 1.0, shape)), 0.0)
         self.resent: Floats = np.where(random.random(shape) < 0.15, 0.02, 0.0)
         self.user: Floats = random.uniform(0.08, 0.16, hosts)

@@ -125,7 +125,10 @@ def build_timelines(
     rows: incidents.Rows,
     next_cause: int,
 ) -> HostTimelines:
-    """Return which *rows*, of classes that end uptimes or kill jobs, occurred, and the effects."""
+    """Return the *rows* that occurred, and their consequences.
+
+    *rows*: incidents of classes that end a host's uptime or kill its job.
+    """
     builder = _TimelineBuilder(context, classes, next_cause)
     builder.run(rows)
     return HostTimelines(

@@ -95,7 +95,10 @@ class MetricsTables:
     def _is_current(
         self, number: int, state: int, plan: Callable[[TableFiles, int, MetricsLayout], None]
     ) -> bool:
-        """Plan a table with a new header and return False; True: it is unreadable (`errors`)."""
+        """Plan a table with a new header and return False.
+
+        If the table is unreadable, add a text to `errors` and return True.
+        """
         if state == FAILED:
             error = self._files.error(number)
             hint = ": let the agent read it" if error == 13 else ""

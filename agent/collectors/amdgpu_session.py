@@ -83,7 +83,10 @@ class RasCounts:
             files.spare(devices)
 
     def read(self, now_ns: int, gpus_max: int) -> None:
-        """Read at most *gpus_max* GPUs whose counts are due; a sleeping GPU is not woken."""
+        """Read at most *gpus_max* GPUs whose counts are due.
+
+        A sleeping GPU is not woken and keeps its counts.
+        """
         for _ in range(min(gpus_max, len(self._gpus))):
             number = self._next
             if now_ns - self._read_ns[number] < RAS_NS:
@@ -144,7 +147,10 @@ class AmdGpuSession:
         self._holdings_ns = -HOLDINGS_NS
 
     def refresh(self) -> int:
-        """List the GPUs if a check shows a change; return the boot time. Raises NoData."""
+        """List the GPUs if a check shows a change; return the boot time.
+
+        Raises NoData without a GPU.
+        """
         now_ns = self._clock.boottime_ns()
         if now_ns >= self._next_check_ns:
             self._next_check_ns = now_ns + CHECK_NS
@@ -180,7 +186,10 @@ class AmdGpuSession:
         self.ras.exclude(devices)
 
     def read_holdings(self, now_ns: int) -> Sequence[KfdHolding] | None:
-        """Return the holdings, at most HOLDINGS_NS old; None without KFD."""
+        """Return the holdings; None without KFD.
+
+        They are read again after HOLDINGS_NS, or when a process came or went.
+        """
         if not (self._roots.sys / "class/kfd/kfd/proc").is_dir():
             self.holdings = None
             return None

@@ -70,12 +70,18 @@ class Cells:
         return None if value is None else int(value)
 
     def put(self, name: str, row: int, value: int | None) -> None:
-        """Set a counter or a state; None: missing. KeyError: not a signal of the lane."""
+        """Set a counter or a state; None: missing.
+
+        Raises KeyError if the lane does not have the signal.
+        """
         block, column, _ = self._columns[name]
         block.put_int(column, row, value)
 
     def column_of(self, name: str) -> tuple[bytearray, bytearray, int]:
-        """Return cells, valid bytes and column of a signal. KeyError: not a signal of the lane."""
+        """Return cells, valid bytes and column of a signal.
+
+        Raises KeyError if the lane does not have the signal.
+        """
         block, column, _ = self._columns[name]
         return block.cells, block.valid, column
 

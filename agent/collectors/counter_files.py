@@ -55,7 +55,10 @@ class PeriodicListing(Generic[T]):
         return self._current[0]
 
     def skip(self) -> bool:
-        """Count a turn without *change_key*; True: the list is empty and the next is not due."""
+        """Return True and count a turn if the last list is empty and the next is not due.
+
+        Not for a listing with *change_key*.
+        """
         if self._turns_left < 2 or self.value:
             return False
         self._turns_left -= 1

@@ -94,7 +94,10 @@ def version_error(of_library: str, of_engine: str) -> str:
 
 
 class DcgmListener(Collector):
-    """DCGM's readings and events. `collect` raises NoData, AccessDenied if the engine refuses."""
+    """DCGM's readings and events.
+
+    `collect` raises NoData without an engine, AccessDenied if the engine refuses.
+    """
 
     name = "dcgm_1s"
 
@@ -505,7 +508,10 @@ class _CodeReports:
             self._last[key] = code
 
     def add(self, report: _CodeReport, timestamp_us: int, clock: Clock) -> None:
-        """Queue a code until other sources may have shown it: only they report it without a GPU."""
+        """Queue a code until the other sources may have shown it.
+
+        A code without a GPU is dropped: only the other sources report such codes.
+        """
         if report.entity != library.NO_GPU and len(self._waiting) < XIDS_MAX:
             self._waiting.append((report, _boottime_ns(timestamp_us, clock)))
 

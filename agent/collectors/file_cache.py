@@ -61,7 +61,10 @@ class FileCache(Generic[T]):
         self._watch(ReadRecorder())
 
     def refresh(self) -> bool:
-        """Recompute the value after a change or `turns_max` turns; return whether it did."""
+        """Recompute the value if a file changed or after `turns_max` turns.
+
+        Return whether the value was recomputed.
+        """
         before, self._last_contents = self._last_contents, self._read_contents()
         self._turns_left -= 1
         if self._turns_left > 0 and before == self._last_contents:

@@ -138,7 +138,10 @@ class GpuSecond(NvmlCollector):
             self._session.schedule_reopen()
 
     def _check_lost(self, rows: Sequence[int]) -> bool:
-        """Report GPUs that were lost or are back; return whether one is back. Unknown: neither."""
+        """Report GPUs that were lost or are back; return whether a GPU is back.
+
+        A GPU of unknown state is left out.
+        """
         states = {self._keys[row]: self._cells.integer("gpu.lost_state", row) for row in rows}
         changes = self._lifecycle.update_lost(
             {k: bool(v) for k, v in states.items() if v is not None}
@@ -152,7 +155,11 @@ class GpuSecond(NvmlCollector):
         return back
 
     def _check_error_codes(self) -> None:
-        """Note whether a GPU answers no call; NVML's code 999 may also mean a closed device."""
+        """Note whether a GPU answers no call.
+
+        Raises AccessDenied if this container may not open the devices, for which NVML returns the
+        same code (999).
+        """
         codes = {
             self._cells.integer("gpu.error_code_state", row) for row in range(len(self._keys))
         } - {None, 0}
@@ -169,7 +176,10 @@ class GpuSecond(NvmlCollector):
         self._record_restarts()
 
     def _record_restarts(self) -> None:
-        """Restart the validation of GPUs whose counters restarted; store their epochs."""
+        """Restart the validation of GPUs whose counters restarted.
+
+        Their epochs are stored, also for later processes.
+        """
         restarted = {key for key in self._lifecycle.epochs if self._lifecycle.take_restarted(key)}
         self._validators.restart(restarted)
         for gpu in self._session.gpus:

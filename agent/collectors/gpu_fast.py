@@ -271,7 +271,10 @@ class _JobStep:
             self.accepted_ns = self.confirmed_ns = now_ns
 
     def settled_seconds(self, now_ns: int) -> float:
-        """Return the step that new estimates must contradict repeatedly; NaN: none, or young."""
+        """Return the step that estimates must contradict before another step counts.
+
+        NaN if there is no step, or the step is young.
+        """
         return self.seconds if now_ns - self.accepted_ns >= YOUNG_NS else nan
 
     def _patience_ns(self, now_ns: int, seconds: float) -> int:

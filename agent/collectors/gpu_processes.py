@@ -207,6 +207,7 @@ class GpuJobs(Collector):
         self._is_excluded = DEVICE_NAME in tuple(devices)
 
     def collect(self) -> Sequence[Block]:
+        """Return the block, with a row per GPU that answered."""
         if self._is_excluded:
             raise AccessDenied("/proc does not respond: processes on the GPUs are not looked up")
         listing = self._listing.take()

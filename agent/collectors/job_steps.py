@@ -122,7 +122,10 @@ def fair_choice(live: dict[str, Candidate]) -> set[str]:
 
 
 class JobSteps(Collector):
-    """Step times. `collect` raises NoData without the folder, AccessDenied if it is closed."""
+    """Step times.
+
+    `collect` raises NoData without the folder, AccessDenied if it may not be read.
+    """
 
     name = "step_1s"
     enters_driver = False  # tmpfs and /proc

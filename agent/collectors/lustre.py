@@ -62,7 +62,10 @@ class _LustreInstances:
         return self._listing.skip()
 
     def read(self) -> dict[str, bytes | None]:
-        """Return each instance's file: None if hidden, empty if excluded. Raises NoData if none."""
+        """Return each instance's file: None if hidden, empty if excluded.
+
+        Raises NoData without an instance.
+        """
         self._listing.refresh()
         instances = list(self._listing.value.items())[:DEVICES_MAX]
         if not instances:

@@ -92,7 +92,10 @@ class GpmInstance:
         self._gpm = Gpm(nvml, handles, targets, [number], addresses=[address])
 
     def read(self, now_ns: int) -> dict[str, float]:
-        """Take a sample; return the means since the last, empty at first. Raises NvmlError."""
+        """Take a sample; return the means since the previous sample. Raises NvmlError.
+
+        The first result is empty.
+        """
         self._gpm.run(now_ns)
         error = self._gpm.error(0)
         if error is not None and error.code not in LACKING:

@@ -87,7 +87,10 @@ def net_1s(
 def net_10s(
     roots: Roots, list_interfaces: InterfaceLister = interfaces_with_device
 ) -> CounterFileCollector:
-    """Return the collector of speed and MTU. `speed` enters the driver under the network lock."""
+    """Return the collector of speed and MTU.
+
+    Reading `speed` calls driver and firmware under the network lock.
+    """
     return CounterFileCollector(
         CollectorSpec(
             "net_10s",

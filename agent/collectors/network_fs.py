@@ -54,7 +54,7 @@ class NfsMounts(Collector):
         self._writer = row_writer(self._block, _COLUMNS)
 
     def collect(self) -> Sequence[Block]:
-        """Return the block, with a row per mounted filesystem. Raises NoData without one."""
+        """Return the block, with a row per mount. Raises NoData without an NFS mount."""
         mount_list = parse_mountstats(self._stats.read())[:DEVICES_MAX]
         mounts = {device_key(mount.point): mount for mount in mount_list}
         if not mounts:

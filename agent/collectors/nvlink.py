@@ -102,7 +102,10 @@ class GpuLinkCollector(GpuPartsCollector):
         count: Callable[[Parts, str], int],
         no_link_reason: str,
     ) -> None:
-        """*count* returns a GPU's links. *no_link_reason*: the NoData message without any."""
+        """*count* returns the number of a GPU's links.
+
+        *no_link_reason*: the NoData message of a host without a link.
+        """
         super().__init__(f"{kind}_10s", roots)
         self._kind, self._fields = kind, fields
         self._count, self._no_link_reason = count, no_link_reason

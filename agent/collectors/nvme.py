@@ -41,7 +41,7 @@ _SMART: Mapping[str, Callable[[SmartLog], float | None]] = {
 
 
 class NvmeControllers(Collector):
-    """State, namespaces and queues of each controller from sysfs, without a command to it."""
+    """State, namespaces and queues of each controller from sysfs; the drive gets no command."""
 
     name = "nvme_10s"
 
@@ -95,7 +95,10 @@ class NvmeSmart(ExcludingCollector):
         self._block = Block("nvme_60s", ())
 
     def collect(self) -> Sequence[Block]:
-        """Return the block; only live controllers have values. Raises NoData without any."""
+        """Return the block; only live controllers have values.
+
+        Raises NoData without a controller.
+        """
         folders = _controllers(self._sys)
         self._block = block_of(self._block, folders)
         self._block.clear()

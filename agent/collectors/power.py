@@ -33,7 +33,10 @@ _SENSORS: Mapping[str, Mapping[str, FileField]] = {
 
 
 def rapl_1s(roots: Roots) -> CounterFileCollector:
-    """Return the collector of RAPL energy since the agent's start. A read interrupts a core."""
+    """Return the collector of energy per RAPL zone since the agent started.
+
+    A read interrupts a core of the package.
+    """
     return CounterFileCollector(
         CollectorSpec(
             "rapl_1s",

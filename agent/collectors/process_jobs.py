@@ -44,7 +44,10 @@ class ProcessJobs:
             self._known.pop(next(iter(self._known)), None)
 
     def attributes(self, pid: int) -> Mapping[str, str]:
-        """Return a process's job as attributes of an event, or {}. *pid*: the host's."""
+        """Return a process's job as attributes of an event; {} if unknown.
+
+        *pid* is of the host's namespace.
+        """
         if pid in self._known:
             return self._known[pid]
         if self._is_foreign or (self._lookup is not None and self._lookup.is_alive()):

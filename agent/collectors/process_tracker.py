@@ -117,7 +117,10 @@ class ProcessTracker:
         )
 
     def observe(self, listing: GpuProcessList, now_ns: int) -> bool:
-        """Take a listing; if it changed or is due, read all processes. Return whether they were."""
+        """Take a listing; return whether all its processes were read.
+
+        They are read if the listing changed or a read is due.
+        """
         self._turns_to_recheck -= 1
         if listing == self._listing and self._turns_to_recheck > 0:
             return False
@@ -172,7 +175,10 @@ class ProcessTracker:
         return self._listing.gpus
 
     def refresh(self, tracked: TrackedProcess) -> None:
-        """Read a process again, as its control group may change; ignore an ended process."""
+        """Read a process again, because its control group may change.
+
+        An ended process is ignored: it may show no control group.
+        """
         snapshot = self._read_process(tracked.gpu_process.pid)
         runs = snapshot.state is ProcessState.RUNNING
         if runs and tracked.snapshot and snapshot.start_ticks == tracked.snapshot.start_ticks:

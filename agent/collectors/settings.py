@@ -148,7 +148,10 @@ class Services(ExcludingCollector):
         self._block = Block("service_60s", ())
 
     def collect(self) -> Sequence[Block]:
-        """Return the block. Raises NoData without a service; AccessDenied: hidden processes."""
+        """Return the block.
+
+        Raises NoData without a service, or AccessDenied instead if processes are hidden.
+        """
         if self.is_excluded(PROC) or self.is_excluded(_ROOT):
             self._block.clear()
             return (self._block,) if self._block.rows else ()

@@ -65,7 +65,9 @@ class BlockedTimes:
 
         A task that is blocked at two checks may have run between them.
         """
-        self._first = {t.identity: self._first.get(t.identity, now_seconds) for t in blocked}
+        self._first = {
+            task.identity: self._first.get(task.identity, now_seconds) for task in blocked
+        }
         return {
             identity: max(0.0, now_seconds - first_seconds)
             for identity, first_seconds in self._first.items()
@@ -164,10 +166,10 @@ class BlockedTasks(ExcludingCollector):
         holders = self._holders.find(processes)
         threads = self._threads_of(holders)
         self.access_error = self._access_error(processes)
-        blocked = {t.identity: t for t in (*processes, *threads) if t.is_blocked}
+        blocked = {task.identity: task for task in (*processes, *threads) if task.is_blocked}
         seconds = self._blocked_times.observe(blocked.values(), now_seconds)
         user_seconds = [seconds[i] for i, t in blocked.items() if not t.is_kernel]
-        gpu_seconds = [seconds[t.identity] for t in threads if t.is_blocked]
+        gpu_seconds = [seconds[task.identity] for task in threads if task.is_blocked]
         values = (
             *self._counts(processes),
             max(user_seconds, default=0.0),

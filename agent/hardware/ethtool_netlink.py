@@ -198,7 +198,10 @@ class EthtoolNetlink:
     """
 
     def __init__(self) -> None:
-        """Open and look up the family. Raises OSError; ENOENT: no ethtool netlink."""
+        """Open and look up the family.
+
+        Raises OSError, with ENOENT if the kernel has no ethtool netlink.
+        """
         self._sequence = 0
         self._socket = socket.socket(
             socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _GENERIC

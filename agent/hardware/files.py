@@ -112,7 +112,10 @@ class NumberFiles:
     """Files with an unsigned number each, read through kept descriptors."""
 
     def __init__(self, paths: Sequence[Path], devices: Sequence[str] = ()) -> None:
-        """*devices*: per path the device whose driver a read enters; without them none."""
+        """*devices*: per path the device whose driver a read enters (`ext.counterfiles`).
+
+        Without *devices* no read enters a driver.
+        """
         self._valid = bytearray(len(paths))
         self._cells = bytearray(8 * len(paths))
         self._numbers = memoryview(self._cells).cast("Q")
@@ -122,7 +125,10 @@ class NumberFiles:
             self._files.add_cell(index)
 
     def read(self) -> list[int | None]:
-        """Return the numbers in the paths' order; None for no number, or all ones."""
+        """Return the numbers in the order of the paths.
+
+        None for a file without a number, or with a number of all ones.
+        """
         self._files.read()
         return [
             number if valid and number not in (BLANK_32, BLANK_64) else None

@@ -78,7 +78,10 @@ def variables_of(descriptor: int) -> dict[str, str]:
 
 
 def start_of(folder: str) -> int:
-    """Return the start of the process in this folder. Raises OSError, ValueError without `stat`."""
+    """Return the start of the process with this folder of /proc, in clock ticks since boot.
+
+    Raises OSError, or ValueError if `stat` is incomplete.
+    """
     with open(f"{folder}/stat", "rb", buffering=0) as file:
         tokens = file.read(4096).rpartition(b")")[2].split()
     if len(tokens) < 20:

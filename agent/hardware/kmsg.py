@@ -105,6 +105,7 @@ class Kmsg:
     """A descriptor with a record per read: /dev/kmsg; a SOCK_SEQPACKET socket or FIFO in tests."""
 
     def __init__(self, descriptor: int) -> None:
+        """Take over *descriptor*: `close` closes it."""
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
 

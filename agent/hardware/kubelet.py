@@ -73,7 +73,10 @@ class Allocation(NamedTuple):
 
 
 def parse_allocations(message: bytes) -> list[Allocation]:
-    """Return the GPU allocations. Raises KubeletError for another message."""
+    """Return the GPU allocations.
+
+    Raises KubeletError unless *message* is a ListPodResourcesResponse.
+    """
     from ...contract.wire.podresources_pb2 import ListPodResourcesResponse
 
     try:
@@ -110,7 +113,10 @@ def _device(device_id: str) -> tuple[str, str]:
 
 
 def list_allocations(path: Path, seconds_max: float = ANSWER_SECONDS_MAX) -> list[Allocation]:
-    """Return the GPU allocations within *seconds_max*. Raises KubeletError, OSError."""
+    """Return the GPU allocations within *seconds_max*.
+
+    Raises KubeletError if the call fails, OSError if the socket is absent or may not be opened.
+    """
     os.stat(path)
     # Imported late: it loads h2, which samplers without kubelet should not load.
     from ..transport.unary_call import CallFailed, call

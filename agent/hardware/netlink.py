@@ -269,7 +269,10 @@ class LinkSocket:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
 
     def request_all(self, sequence: int) -> None:
-        """Request a dump of all links. Raises OSError; EBUSY: the last one is not read yet."""
+        """Request a dump of all links.
+
+        Raises OSError, with EBUSY while the last dump is not read to its end.
+        """
         self._socket.sendto(all_links(sequence), (0, 0))
 
     def receive(self) -> bytes | None:

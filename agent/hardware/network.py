@@ -37,6 +37,7 @@ def bonds(sys: Path) -> dict[str, Path]:
 
 
 def rdma_ports(sys: Path) -> dict[str, Path]:
+    """Return the folder of each RDMA port, by `device/port`."""
     folder = sys / "class/infiniband"
     return {
         f"{device}/{port}": folder / device / "ports" / port

@@ -50,7 +50,10 @@ def device_rules_deny(dev: Path) -> bool:
 
 
 def is_bound(sys: Path, address: str) -> bool | None:
-    """Return whether the NVIDIA driver has the GPU; None if unknown. Does not call the driver."""
+    """Return whether a GPU is bound to the NVIDIA driver; None if unknown.
+
+    This does not call the driver.
+    """
     folder = sys / "bus/pci/drivers/nvidia"
     return (folder / address).exists() if folder.is_dir() else None
 

@@ -91,6 +91,7 @@ def parse_nvme_state(text: str | None) -> int | None:
 
 
 def nvme_namespaces(controller: Path, files: FileReader = FILE_READER) -> list[str]:
+    """Return the names of the controller's namespaces, or of its paths to them."""
     return [name for name in files.names(controller) if _NAMESPACE.match(name)]
 
 
@@ -137,7 +138,10 @@ def read_smart_page(device: Path) -> bytes:
 
 
 def parse_smart_page(page: bytes) -> SmartLog | None:
-    """Return a page's log; None unless it has 512 bytes, or for all ones (off the bus)."""
+    """Return a page's log.
+
+    None unless the page has 512 bytes, and for all ones (a device off the bus).
+    """
     if len(page) != SMART_BYTES or page == b"\xff" * SMART_BYTES:
         return None
     warning, kelvin, spare, threshold, used, *rest = _SMART.unpack_from(page)

@@ -160,6 +160,7 @@ def nvidia_gpus(sys: Path) -> dict[str, str]:
 
 
 def nvswitches(sys: Path) -> list[str]:
+    """Return the sorted PCI addresses of NVSwitches."""
     folder = sys / "bus/pci/devices"
     return [
         address

@@ -99,7 +99,10 @@ class Owner:
 
 
 def parse_cgroup(data: bytes) -> Owner:
-    """Return a process's owner, by lines hierarchy:controllers:path only. Never raises."""
+    """Return a process's owner. Never raises.
+
+    Lines not of the form hierarchy:controllers:path are ignored.
+    """
     lines = data[:CGROUP_BYTES_MAX].split(b"\n")
     if len(data) >= CGROUP_BYTES_MAX:
         lines.pop()  # it may be truncated

@@ -44,6 +44,7 @@ class TaskStat(NamedTuple):
 
     @property
     def start_seconds(self) -> float:
+        """Its start in seconds since boot."""
         return self.start_ticks / _TICKS_PER_SECOND
 
 
@@ -118,7 +119,10 @@ class ProcessScanner:
 
 
 def _read(path: str) -> bytes:
-    """Return the file, or b"". Each read is recorded by itself, because all may take long."""
+    """Return the file's bytes; no bytes if the process has ended.
+
+    Each read is recorded by itself, because all reads together may take long.
+    """
     place.enter(_PROC, b"read stat")
     data = read_bytes(path) or b""
     place.leave()

@@ -104,7 +104,10 @@ def _first_cores(folder: Path, files: FileReader) -> list[Path]:
 
 
 def peer_memory(sys: Path, files: FileReader) -> int | None:
-    """Return the module of GPUDirect RDMA: 1 nvidia_peermem, 2 nv_peer_mem, 0; None: no driver."""
+    """Return the module for RDMA with GPU memory: 0 none, 1 nvidia_peermem, 2 nv_peer_mem.
+
+    None without a GPU driver.
+    """
     modules = files.names(sys / "module")
     if "nvidia" not in modules:
         return None

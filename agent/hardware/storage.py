@@ -78,7 +78,10 @@ def parse_mountinfo(data: bytes) -> list[Mount]:
 
 
 def parse_network_mounts(data: bytes) -> list[Mount]:
-    """Return the network and FUSE filesystems by first mount point, without access to them."""
+    """Return the network and FUSE filesystems, each at its first mount point.
+
+    Do not access paths below a mount point: an unreachable server may block the caller.
+    """
     return [
         mount
         for mount in parse_mounts(data)

@@ -26,7 +26,10 @@ SWITCH_ERRORS = (
 
 
 def platform(data: bytes, version: int) -> dict[str, str]:
-    """Return the values of an nvmlPlatformInfo_t of *version*; {} for too few bytes."""
+    """Return the values of an nvmlPlatformInfo_t of *version*; {} for too few bytes.
+
+    GUIDs and serial numbers of zeros are unknown, and are left out.
+    """
     if len(data) < _PLATFORM_BYTES or version not in _LOCATION_FIELDS:
         return {}
     first = _VERSION_BYTES + _GUID_BYTES

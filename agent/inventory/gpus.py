@@ -90,7 +90,10 @@ def gpus(roots: Roots, left_out: ExcludedGpus = frozenset()) -> list[HostDevice]
 
 
 def _handles(pynvml: Any, roots: Roots, left_out: frozenset[str]) -> Iterator[tuple[str, Query]]:
-    """Yield each GPU's address and attaching call; without a list by index, with address ""."""
+    """Yield each GPU's address and attaching call.
+
+    Without a list of addresses, GPUs are attached by index and have the address "".
+    """
     addresses = driver_gpus(roots.proc) or pci_gpus(roots.sys)
     for address in addresses[:GPUS_MAX]:
         if address not in left_out:

@@ -211,7 +211,10 @@ def _port(roots: Roots, name: str, folder: Path) -> dict[str, str]:
 
 
 def _kinds_by_netlink() -> dict[str, dict[str, str]]:
-    """Return kind and VLAN number of this machine's links; {} without pyroute2 or netlink."""
+    """Return kind and VLAN number of this machine's links.
+
+    The result is empty without pyroute2, or if netlink is refused.
+    """
     attributes_by_link: dict[str, dict[str, str]] = {}
     with contextlib.suppress(Exception):
         _query_netlink(attributes_by_link)

@@ -85,7 +85,10 @@ class CheckpointFile:
         self._folder = folder
 
     def load(self) -> LogPosition | None:
-        """Return the position; None without a readable one: the whole log is read again."""
+        """Return the position.
+
+        None if no position can be read: then the whole log is read again.
+        """
         if self._folder is None:
             return None
         path = self._folder / FILE_NAME
@@ -101,6 +104,7 @@ class CheckpointFile:
         return None
 
     def save(self, position: LogPosition) -> bool:
+        """Replace the position atomically; return whether it was saved."""
         if self._folder is None:
             return True
         new = self._folder / f"{FILE_NAME}.new"

@@ -160,7 +160,10 @@ class GpuFinder:
         self._numbers: dict[str, str] = {}  # the driver's number -> address
 
     def complete(self, parsed: record.ParsedLine, text: str) -> record.ParsedLine:
-        """Return *parsed* with the GPU's address if its number is known or there is one GPU."""
+        """Return *parsed* with the GPU's address if its number is known or the host has one GPU.
+
+        Never raises.
+        """
         if parsed.name == XID and (match := _NUMBERED.search(text)):
             self._numbers[match[1]] = parsed.device
         if parsed.device != "host" or not parsed.name.startswith("gpu."):

@@ -216,7 +216,10 @@ class IncidentTracker:
         )
 
     def _is_outcome_of_last(self, line: LogLine) -> bool:
-        """Return whether the line is the outcome of the last occurrence, an uncorrected error."""
+        """Return whether the line is the outcome of the last occurrence.
+
+        A corrected error (code 0) has no outcome.
+        """
         return self._has_recent(line) and self._last[line.parsed.group].key[2] != 0
 
     def _has_recent(self, line: LogLine) -> bool:

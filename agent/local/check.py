@@ -110,7 +110,10 @@ def _document(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _agent(agent: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the agent's own state, on which no verdict depends; None if unreadable."""
+    """Return the agent's own state; None if it cannot be read, as from another version.
+
+    No verdict depends on it.
+    """
     try:
         return agent and _agent_fields(agent)
     except (KeyError, TypeError, ValueError, AttributeError):

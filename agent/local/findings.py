@@ -156,6 +156,7 @@ class HostFindings:
     def _evaluate_rules(
         self, due: Sequence[RuleTrigger], tables: Mapping[str, TableSnapshot], now_ns: int
     ) -> list[ClearedFinding]:
+        """Evaluate the rules that are due, and expire others; return the cleared findings."""
         cleared: list[ClearedFinding] = []
         lookup = ReadingLookup(tables, now_ns)
         for rule_state in dict.fromkeys([*due, *self._active_rules]):

@@ -119,7 +119,10 @@ class LocalMetricsServer:
         monotonic: Callable[[], float] = time.monotonic,
         cost: Callable[[], float] = time.thread_time,
     ) -> None:
-        """*listen*: as `config.check_listen` allows. *cost*: the calling thread's CPU seconds."""
+        """*listen*: `host:port` or `unix:PATH`, checked by `config.check_listen`.
+
+        *cost* returns the CPU seconds of the calling thread.
+        """
         self._listen = listen
         self._render = render
         self._monotonic = monotonic

@@ -146,7 +146,10 @@ class CpuBudget:
 
 
 class LocalServer:
-    """Answers at *path* from `start` to `close`. Any thread may read its two counters."""
+    """Answers at *path* from `start` to `close`.
+
+    Any thread may read the counters `served` and `refused_connections`.
+    """
 
     def __init__(
         self, path: Path, methods: Mapping[str, Method], limits: LocalServerLimits | None = None

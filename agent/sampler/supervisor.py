@@ -281,6 +281,7 @@ class Supervisor:
 
     @property
     def processes(self) -> Mapping[int, SamplerProcess]:
+        """The live processes by serial."""
         return self._table.processes
 
     @property

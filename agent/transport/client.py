@@ -110,7 +110,10 @@ class Connection:
         self._poll.register(wake, select.POLLIN)
 
     def send_pending(self, now: float, *, finishing: bool) -> bool:
-        """Send the protocol's messages; True: all are sent, if *finishing*."""
+        """Send the protocol's messages. Raises SessionError, OSError.
+
+        If *finishing*, return whether all messages are sent; else return False.
+        """
         if finishing:
             done, more = self.protocol.finish(now, len(self._out))
         else:

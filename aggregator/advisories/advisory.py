@@ -151,7 +151,7 @@ TRANSITIONS: dict[AdvisoryState, frozenset[AdvisoryState]] = {
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """GPU-hours, with their arithmetic. `act_by_ns`: then waiting costs more; 0: never."""
+    """GPU-hours, with their arithmetic. `act_by_ns`: later, waiting costs more; 0: no such time."""
 
     waiting_gpu_hours: float = 0.0
     acting_gpu_hours: float = 0.0

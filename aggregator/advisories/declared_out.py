@@ -62,7 +62,10 @@ def declare_in_service(editor: StateEditor, event: PutBack) -> None:
 
 
 def _release_ended_hold(editor: StateEditor, hold: Hold, reason: str) -> None:
-    """Remove the effect of an ended advisory, and mute it while its fault lasts."""
+    """Remove the effect of an ended advisory, and mute its host for `again_seconds`.
+
+    Without the mute, a fault that lasts would be proposed again at once.
+    """
     if hold.name in editor.state.advisories:
         return
     for advisory in editor.open_advisories(hold.host):

@@ -342,7 +342,10 @@ class AdvisoryEngine:
         )  # fmt: skip
 
     def declare_out(self, out: Sequence[TakenOut], back: PutBack) -> None:
-        """Count hosts as out, or in service, for `persisted`. Raises ResourceExhausted."""
+        """Count hosts as out, or as in service again, as an actor reports them.
+
+        Await `persisted` to make this durable. Raises ResourceExhausted, ServiceUnavailable.
+        """
         self.check_declared_out(out)
         for event in out:
             self._step(event)
@@ -363,7 +366,10 @@ class AdvisoryEngine:
             raise ResourceExhausted(message, CAPACITY_RETRY_SECONDS)
 
     def update_gangs(self, gangs: Sequence[Gang], ended: Sequence[str]) -> None:
-        """Record gangs as a scheduler reports them, for `persisted`. Raises ResourceExhausted."""
+        """Record running gangs as a scheduler reports them.
+
+        Await `persisted` to make this durable. Raises ResourceExhausted, ServiceUnavailable.
+        """
         self.check_gangs(gangs)
         for gang in gangs:
             self.gangs.update(gang)
@@ -413,7 +419,10 @@ class AdvisoryEngine:
         )
 
     def add_outcomes(self, outcomes: Iterable[outcome_rows.OutcomeRecord], now_ns: int) -> int:
-        """Record outcomes, the first of each id; return the number of new ones."""
+        """Record outcomes, the first of each id; return the number of new outcomes.
+
+        Outcomes fade with age at *now_ns*, a time of our clock. Raises ServiceUnavailable.
+        """
         self.check_room()
         new = 0
         for outcome in outcomes:
@@ -432,7 +441,10 @@ class AdvisoryEngine:
         return new
 
     async def persisted(self) -> None:
-        """Return once all events are on disk. Raises ServiceUnavailable: they count later."""
+        """Return once all events are on disk.
+
+        Raises ServiceUnavailable if the write fails; the events count once a later write succeeds.
+        """
         try:
             await self.flush()
         except Exception as error:

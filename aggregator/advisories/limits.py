@@ -152,7 +152,11 @@ def reserved_hosts(editor: StateEditor, excluded: str = "", grave: int = 0) -> I
 def refusal(
     editor: StateEditor, wanted: OutMember, name: str, *, granting: bool, grave: int = 0
 ) -> str:
-    """Return the limit that forbids a grant (*granting*) or proposal to take out *wanted*."""
+    """Return the limit that forbids taking out *wanted*; "" if no limit does.
+
+    *granting*: *wanted* is taken out now, not only proposed. *grave*: severity of the proposal;
+    less severe proposals are ignored.
+    """
     host, place, job = wanted
     members = list(unavailable_hosts(editor))
     out = {member[0] for member in members}

@@ -188,7 +188,10 @@ class Observer:
     def _availability_changes(
         self, machine_state: MachineState, hosts: Sequence[HostScore], judgement: Judgement
     ) -> Iterator[Event]:
-        """Yield hosts that others have out and hosts that are back, except those gone for good."""
+        """Yield hosts that are out for reasons other than our advice, and hosts that are back.
+
+        A host that has disappeared for good does not count as out.
+        """
         now_ns = judgement.computed_ns
         reasons = {State.MAINTENANCE: MAINTENANCE, State.STALE: SILENT}
         out = {

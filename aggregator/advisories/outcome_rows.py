@@ -26,7 +26,8 @@ CALIBRATION_COLUMNS = (
     "interruptions_counted:float expected_counted:float factor:float"
 )
 _KNOTS = range(1, len(KNOTS_PER_HOUR) + 1)
-#: A score counts until the next one (five minutes), at most for this long.
+#: A score counts until the next score, which is stored after five minutes, but at most for this
+#: long: only scored time counts.
 SCORE_SECONDS_MAX = 600
 
 
@@ -69,7 +70,7 @@ def _by_knot(sum_: str) -> str:
     return f"[{', '.join(sum_.format(k=k) for k in _KNOTS)}]"
 
 
-#: Arguments of `ReportedOutcomes.add` by reporter, the largest first.
+#: Arguments of `ReportedOutcomes.add` by reporter, the largest first, as of the newest outcome.
 _REPORTED = f"""
 WITH known AS (
     SELECT *, 0.5 ** ((epoch_us(max(time) OVER ()) - epoch_us(time)) / 86400e6 / $1) AS weight

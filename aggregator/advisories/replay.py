@@ -139,7 +139,11 @@ def replay_rule(
     now_ns: int,
     place: Callable[[str], FailureDomains],
 ) -> ReplayReport:
-    """Return the effects of *rule* in the last *days*. Raises InvalidArgument."""
+    """Return the effects of *rule* in the last *days*, with hosts at their current locations.
+
+    *rule*: a code (`gpu.xid 95`), a row of the policy (`gpu_thermal`), a reason, or a signal.
+    Raises InvalidArgument.
+    """
     if not 1 <= days <= DAYS_MAX:
         raise InvalidArgument("days", f"{days}, expected 1 to {DAYS_MAX}")
     if not 0 < len(rule) <= RULE_CHARACTERS_MAX or not rule.isprintable():

@@ -24,7 +24,10 @@ from .state import MachineState, OpenCase, StateEditor
 
 
 def shared_causes(state: MachineState) -> dict[SharedCauseKey, SharedCause]:
-    """Return the cause of each open case that shares its cause with other hosts."""
+    """Return the cause of each open case that shares its cause with other hosts.
+
+    An ended advisory, whether answered or expired, still names the cause while its cases last.
+    """
     advisories = [
         advisory
         for advisory in (*state.ended.values(), *state.advisories.values())

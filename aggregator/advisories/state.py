@@ -68,7 +68,7 @@ class DeclaredOut:
 
 @dataclass(slots=True)
 class Mute:
-    """A subject without proposals of this gravity until `until_ns`; `graver` ends earlier."""
+    """No proposals of this gravity or less until `until_ns`; `graver`: mutes that end earlier."""
 
     until_ns: int
     gravity: int
@@ -94,7 +94,11 @@ class HostProbation:
 
 @dataclass(slots=True)
 class CircuitBreaker:
-    """The breaker's `position`: closed, open, half-open; `until_ns`: the end of the last two."""
+    """The breaker's `position`: closed, open or half-open.
+
+    `trial`: the advisory that is tried while it is half-open. `until_ns`: the end of the open
+    position, or of the trial.
+    """
 
     position: str = "closed"
     until_ns: int = 0

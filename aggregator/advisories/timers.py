@@ -236,7 +236,10 @@ def _is_return_deferred(editor: StateEditor, host: str) -> bool:
 
 
 def _missing_reason(editor: StateEditor, hold: Hold) -> str:
-    """Return why *hold* of an unseen host is renewed; "" after `missed_seconds`."""
+    """Return why *hold* is renewed for a host without a fault that is not known to be healthy.
+
+    "" after `missed_seconds` in this state.
+    """
     hold.missed_ns = hold.missed_ns or editor.now_ns
     if editor.now_ns - hold.missed_ns >= seconds_ns(editor.limits.missed_seconds):
         return ""

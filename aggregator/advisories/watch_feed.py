@@ -30,7 +30,11 @@ class AdvisoryChange(NamedTuple):
 
 
 class WatchFeed:
-    """Ordered changes of advisories, for watchers on one loop. `started_ms` identifies it."""
+    """Ordered changes of advisories, for watchers on one loop.
+
+    `started_ms`: time of the start; it distinguishes the tokens of this feed from those of earlier
+    feeds.
+    """
 
     def __init__(
         self,

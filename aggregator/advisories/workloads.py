@@ -46,7 +46,10 @@ def name_for(name: str, login: str) -> str:
 
 
 class Gang(NamedTuple):
-    """A workload. `reporter`: LOGIN/ACTOR. `gpus` 0: all of its hosts; checkpoint 0: unknown."""
+    """A workload. `reporter`: LOGIN/ACTOR.
+
+    `gpus` 0: all GPUs of its hosts. `checkpoint_seconds` 0: unknown.
+    """
 
     workload: str
     hosts: tuple[str, ...]
@@ -160,7 +163,10 @@ class ScheduledGangs:
 
 
 class WorkloadLookup:
-    """Finds the workload of an unwell host: by a scheduler, else by processes on its GPUs."""
+    """Finds the workload of an unwell host: by a scheduler, else by processes on its GPUs.
+
+    Used only on the event loop, as *fleet* and *gangs* are.
+    """
 
     def __init__(self, fleet: Fleet, gangs: ScheduledGangs) -> None:
         self._fleet, self._gangs = fleet, gangs

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
-#: Called for a call of a wrong role: principal, gRPC's name of the peer, request.
+#: Called for a call that the caller's role may not make: principal, gRPC peer name, request.
 DeniedCallback = Callable[["Principal", str, Any], Awaitable[None]]
 #: gRPC's name of a handler by (request is a stream, response is a stream).
 KINDS = {
@@ -46,7 +46,7 @@ KINDS = {
 
 log = logging.getLogger(__name__)
 FOLDER = "access"
-#: A caller refused more often (burst: 20 s of this rate) waits THROTTLE_SECONDS each time.
+#: A caller refused more often (burst: 20 s of this rate) waits THROTTLE_SECONDS for each refusal.
 REFUSALS_PER_SECOND_MAX = 5.0
 THROTTLE_SECONDS = 5.0
 #: Cost of an event in rows: it is evaluated, synced to the journal, and searched for in the store.
@@ -158,7 +158,10 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         return wrap_handler(handler, wrap)
 
     def _refusing(self, error: ServiceError) -> Any:
-        """Return a handler that refuses without reading the message."""
+        """Return a handler that refuses without reading the message.
+
+        gRPC reads the message of a unary call before it calls the handler, so this is a stream.
+        """
 
         async def refuse(request: Any, context: Any) -> None:
             await self._access_control.throttle_refusal(None, context.peer())
@@ -233,7 +236,7 @@ class AccessControl:
         seconds: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Read certificates and tokens. Raises SettingsError. *steady*: cannot be set."""
+        """Read certificates and tokens. Raises SettingsError. *steady*: monotonic seconds."""
         self._config, self._steady = config, steady
         self.certificates = _certificates(config)
         try:
@@ -269,7 +272,10 @@ class AccessControl:
         return self.connections.ended_count if self.connections is not None else 0
 
     def bind(self, server: Any, address: str, *, by_token: bool = False) -> int:
-        """Make *server* listen on `address:port`; return the port. Raises RuntimeError."""
+        """Make *server* listen on `address:port`; return the port. Raises RuntimeError.
+
+        *by_token*: do not ask callers for a certificate.
+        """
         if self.certificates is None:
             return int(server.add_insecure_port(address))
         requests_certificate = bool(self._config.tls_client_ca_file) and not by_token
@@ -290,7 +296,7 @@ class AccessControl:
     def admit(self, principal: Principal, request: Any) -> None:
         """Count a call that begins. Raises ResourceExhausted with a retry time."""
         config, running = self._config, self.running_calls.count_of(principal)
-        # Without a login calls have no known caller; a simulated fleet uses an admin's.
+        # Without a login calls have no known caller; a simulated fleet uses an admin's login.
         is_limited = principal.is_authenticated and principal.role is not Role.ADMIN
         if is_limited and running >= config.calls_per_caller_max:
             message = f"{principal} has {running} calls running, which is the limit (calls_per_caller_max)"
@@ -387,7 +393,10 @@ class AgentRateLimit:
         return max(bucket.take(count, now) for bucket, count in takes)
 
     def try_take(self, size_bytes: int, rows: int) -> float:
-        """Count a call if it fits, and return 0; otherwise return the seconds to wait."""
+        """Count a call if it fits, and return 0; otherwise return the seconds to wait.
+
+        A refused call is not counted, so a caller that waits exactly that long is accepted.
+        """
         wait = self.take(0, size_bytes, rows)
         if wait:
             self.take(0, -size_bytes, -rows)
@@ -395,7 +404,7 @@ class AgentRateLimit:
 
 
 def _cost_rows(request: Any) -> int:
-    """Return the cost of a message beyond its bytes: 3000 devices take 11 ms of the loop."""
+    """Return a message's cost beyond its bytes: 3000 devices (0.3 MB) take 11 ms of the loop."""
     devices, events = (getattr(request, name, ()) for name in ("devices", "events"))
     return len(devices) + EVENT_COST_ROWS * len(events)
 

@@ -21,7 +21,7 @@ Metadata = Iterable[tuple[str, Any]]
 
 
 class Authenticator:
-    """Determines the caller. Owned by the event loop's thread, which calls `Tokens.refresh`."""
+    """Determines the caller. Owned by the loop's thread, which must also call `Tokens.refresh`."""
 
     def __init__(
         self,

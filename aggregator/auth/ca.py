@@ -54,7 +54,10 @@ def check_days(days: int) -> None:
 def make_authority(
     folder: Path, trust: str, now: datetime, *, force: bool = False
 ) -> CertificatePaths:
-    """Create a CA for the domain *trust* in *folder*. Raises AuthorityError, OSError."""
+    """Create a CA for the trust domain *trust* in *folder*: the files ca.pem and ca.key.
+
+    Raises AuthorityError, OSError.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _subject(f"Gangline CA of {trust}")
     certificate = (
@@ -126,7 +129,10 @@ class Authority:
         )
 
     def issue(self, role: Role, name: str, days: int, *, force: bool = False) -> CertificatePaths:
-        """Create ROLE-NAME.pem of spiffe://TRUST/gangline/ROLE/NAME. Raises AuthorityError."""
+        """Create ROLE-NAME.pem with the identity spiffe://TRUST/gangline/ROLE/NAME.
+
+        Raises AuthorityError, OSError.
+        """
         if not is_name(name):
             raise AuthorityError(f"{name[:64]!r}: expected {NAME_FORM}")
         uri = x509.UniformResourceIdentifier(f"spiffe://{self.trust}/gangline/{role}/{name}")

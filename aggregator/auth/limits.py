@@ -122,7 +122,11 @@ def too_many(
 
 
 class Connections:
-    """Accepted connections on the service's ports. `refresh` is for one thread."""
+    """Accepted connections on the service's ports.
+
+    Call `refresh` in one thread at a time, but not in the event loop's: it takes some microseconds
+    per connection.
+    """
 
     def __init__(
         self, ports: Collection[int], limits: ConnectionLimits, seconds: Callable[[], float]

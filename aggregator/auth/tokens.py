@@ -37,7 +37,10 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def write_private(path: Path, data: bytes, mode: int) -> None:
-    """Write a file of *mode* atomically and durably: a revoked token must stay revoked."""
+    """Write a file of *mode* atomically and durably. Raises OSError.
+
+    A revoked token must not return after a power cut.
+    """
     new = path.with_name(path.name + ".new")
     with suppress(FileNotFoundError):
         new.unlink()
@@ -54,7 +57,8 @@ def private_folder(folder: Path) -> None:
     """Create a private folder if it is missing; its owner is its parent's owner. Raises OSError."""
     if folder.exists():
         return
-    # A data folder that no aggregator has created yet; `store/store_folder.py` has this mode.
+    # A missing parent is a data folder that no aggregator has created yet; `store/store_folder.py`
+    # uses the same mode.
     folder.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
     try:
         folder.mkdir(mode=0o700)
@@ -151,7 +155,10 @@ def read_tokens(path: Path) -> list[Token]:
 
 
 def update_tokens(path: Path, edit: Callable[[list[Token]], list[Token]]) -> list[Token]:
-    """Replace the file's tokens by *edit* of them, atomically. Raises TokensError, OSError."""
+    """Replace the file's tokens by *edit* of them, atomically and under a lock.
+
+    Only the owner can read the file. Raises TokensError, OSError.
+    """
     private_folder(path.parent)
     with _locked(path):
         try:
@@ -189,7 +196,7 @@ class Tokens:
     def __init__(self, path: Path) -> None:
         """Read *path* if it exists. Raises TokensError."""
         self.path = path
-        #: Whether the file ever existed: then a login is required, even without tokens.
+        #: Whether the file ever existed: then a login is required, even if all tokens are revoked.
         self.configured = False
         #: Why the current file is not active; "" if it is.
         self.error = ""

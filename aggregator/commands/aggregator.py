@@ -64,7 +64,7 @@ def _run(config: AggregatorConfig) -> int:
     gc.set_threshold(
         GC_OBJECTS, *GC_GENERATION_THRESHOLDS
     )  # first, so that imported objects are covered
-    # Imported here: the service takes a second of CPU, too much for --help.
+    # Imported here: the service takes a second of CPU, too much for --help or a wrong setting.
     from ..server import StartError
     from ..store.store_folder import StoreError
 

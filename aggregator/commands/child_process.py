@@ -38,7 +38,10 @@ class ChildCommand:
 
 
 class Children:
-    """Context that owns *folder* and ends all children. Entering raises ChildError."""
+    """Context that owns *folder*; leaving it ends all children, the last started first.
+
+    Entering raises ChildError if the folder is unusable or owned by another run.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -410,7 +410,7 @@ def add_hours(parser: argparse.ArgumentParser) -> None:
 
 
 def number_option(low: float, high: float, message: str) -> Callable[[str], float]:
-    """Return a type of numbers from *low* to *high*; *message* ends its error."""
+    """Return an option type for numbers from *low* to *high*; *message* ends its error."""
 
     def parse(text: str) -> float:
         try:

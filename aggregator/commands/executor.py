@@ -513,7 +513,10 @@ def _doctor(options: argparse.Namespace, site: SchedulerSite) -> int:
 
 
 def _ledger_finding(folder: Path) -> DoctorFinding:
-    """Return whether the ledger is writable. Creates nothing as another user."""
+    """Return whether the ledger is writable.
+
+    Run as another user, this creates nothing: the executor could not write to it.
+    """
     parent = next(path for path in (folder, *folder.parents) if path.exists())
     if not folder.exists() and (os.geteuid() == 0 or not os.access(parent, os.W_OK)):
         return DoctorFinding(

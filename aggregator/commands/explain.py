@@ -22,9 +22,9 @@ from .terminal import clean_texts, printable, width_of
 WIDTH_MAX = 110
 #: Evidence that changes ln(hazard) by less is omitted.
 DELTA_MIN = 0.005
-#: Outcomes that change ln(hazard) by less are omitted: most showed "multiplied by 1".
+#: Outcomes that change ln(hazard) by less are omitted: every host showed "multiplied by 1".
 OUTCOMES_SIGNAL, OUTCOMES_DELTA_MIN = "hazard.outcomes", math.log(1.05)
-#: Evidence of an UNHEALTHY host that multiplies the hazard by more is a present fault.
+#: Evidence that multiplies the hazard of an UNHEALTHY host by more is shown as a present fault.
 BROKEN_TIMES_MIN = 20.0
 #: Older evidence is shown with its age.
 RECENT_SECONDS = 3.0
@@ -49,7 +49,7 @@ NAMED_MAX = 6
 
 
 def main(arguments: list[str]) -> int:
-    """Explain a host or a decision. Exit codes: 3 no aggregator answers; 4 unknown."""
+    """Explain a host or a decision. Exit codes: 3 no aggregator answers; 4 unknown host or ID."""
     parser = _parser()
     options = parser.parse_args(arguments)
     is_decision = options.host == DECISION and options.decision_id
@@ -110,7 +110,7 @@ def unknown_host_message(host: str, names: list[str]) -> str:
 
 
 def explanation_text(score: score_pb2.NodeScore, width: int, query_prefix: str = COMMAND) -> str:
-    """Return the explanation of *score* within *width*. *query_prefix*: of each query."""
+    """Return the explanation of *score*, wrapped to *width*. *query_prefix*: start of queries."""
     parts = [_summary(score)]
     now_ns = score.compute_time.ToNanoseconds()
     evidence = [contribution for contribution in score.contributions if _is_shown(contribution)]

@@ -19,7 +19,8 @@ from .terminal import cut, table
 HEADINGS = ("HOST", "SCORE", "STATE", "HAZARD/DAY", "SPEED", "SLOWER", "HEARD", "JOB", "REASON")
 #: Columns of numbers, right-aligned.
 RIGHT = ("SCORE", "HAZARD/DAY", "SPEED", "SLOWER", "HEARD")
-#: Below this width the reason replaces these columns, which score and STALE imply.
+#: Below this width the reason takes the space of these columns: the score implies the hazard, and
+#: STALE implies the age.
 NARROW_CHARACTERS, NOT_WHEN_NARROW = 100, ("HAZARD/DAY", "HEARD")
 HOST_CHARACTERS_MAX, JOB_CHARACTERS_MAX = 32, 16
 REASON_CHARACTERS_MIN = 24
@@ -97,7 +98,11 @@ def render(
     colour: bool = False,
     slowdowns: Mapping[str, float] | None = None,
 ) -> str:
-    """Return the table of *hosts*, given worst first, at most *width* wide (0: unlimited)."""
+    """Return the table of *hosts*, given worst first, at most *width* wide (0: unlimited).
+
+    *slowdowns*: a job's relative slowdown by host; without slowdowns the table has no SLOWER
+    column.
+    """
     scores = list(hosts)[::-1]
     if not scores:
         return "no hosts yet: none has registered with this aggregator"

@@ -79,7 +79,7 @@ Ask = Callable[[str], list[dict[str, Any]]]
 
 
 def main(arguments: list[str]) -> int:
-    """List jobs or show a job. Exit codes: 3 no aggregator answers, 4 unknown job."""
+    """List jobs or show a job. Exit codes: 3 no aggregator, 4 unknown job or no readings."""
     parser = _parser()
     options = parser.parse_args(arguments)
     shown = options.output or options.last or options.begin or options.end

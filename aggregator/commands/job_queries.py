@@ -57,7 +57,7 @@ class TimeRange:
         return " AND ".join(parts) or "true"
 
     def within(self, since: float, until: float) -> TimeRange:
-        """Return the part in which a job ran. An open start means the last minutes."""
+        """Return the part from *since* to *until*. An open start means the last minutes."""
         begin = self.begin
         if math.isfinite(self.last_seconds):
             begin = max(begin, until - self.last_seconds)
@@ -136,7 +136,7 @@ def step_seconds_for(span_seconds: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PastStory:
-    """A job in a time before, or longer than, the last minutes. *now*: of the newest readings."""
+    """A job in a time before, or longer than, the last minutes. `now`: time of newest readings."""
 
     job: str
     gpus_count: int

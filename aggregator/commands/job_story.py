@@ -253,7 +253,10 @@ def pace_text(job: Row) -> str:
 
 
 def run_line(run: Row) -> str:
-    """Return a line that compares a run with earlier runs of its workload."""
+    """Return a line that compares a run with earlier runs of its workload.
+
+    The comparison also shows a job that was slow from its first step.
+    """
     kind = str(run["workload_class"] or "unknown").replace("_", " ")
     line = f"workload: {kind}"
     if kind != "unknown" and run["class_confidence"]:

@@ -31,7 +31,8 @@ TARGET_CHARACTERS_MAX = 4096
 VALUE_CHARACTERS_MAX = 5000
 #: Stragglers in a tag, and in the file.
 STRAGGLERS_LISTED, STRAGGLERS_MAX = 20, 200
-#: Limits of an unresponsive tracker, about a minute; its own variables take precedence.
+#: An unresponsive tracker fails after these limits, about a minute; variables of the environment
+#: take precedence.
 MLFLOW_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "15", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
 WANDB_SECONDS_MAX = 60.0
 #: Length of a tracker's error message; some end with the remedy.

@@ -47,7 +47,7 @@ REASONS = {n: name.removeprefix("REASON_") for name, n in score_pb2.ReasonCode.i
 
 
 def main(arguments: list[str]) -> int:
-    """Write until ended, or once. Exit codes: 1 not written, or invalid; 3 no aggregator."""
+    """Write until ended, or once. Exit codes: 1 not written (--check: invalid); 3 no aggregator."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.feature and not options.slurm:

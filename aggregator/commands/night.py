@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     import grpc
 
 HOSTS = tuple(f"sim-{number:03}" for number in range(8))
-#: The GPU whose memory breaks; until yesterday in another host. A UUID of the simulator.
+#: The GPU whose memory breaks; until yesterday it was in another host. A test compares the UUID
+#: with the simulator's.
 BROKEN = "GPU-3d4c4be0-fec1-4b1f-b23e-db5faf9ef4e6"
 BROKEN_HOST_BEFORE = "sim-002"
 BROKEN_SLOT_BEFORE = "0000:43:00.0"
@@ -198,7 +199,10 @@ def send_scheduler_reports(channel: grpc.Channel, now_us: int) -> None:
 
 
 def report_outcome(channel: grpc.Channel, now_us: int) -> bool:
-    """Report a job's end on the dead host once there is advice; return whether it was sent."""
+    """Report a job's end on the dead host once there is advice; return whether it was sent.
+
+    Raises grpc.RpcError.
+    """
     advice: Any = AdvisoryServiceStub(channel)  # type: ignore[no-untyped-call]
     outcomes: Any = OutcomeServiceStub(channel)  # type: ignore[no-untyped-call]
     request = advisory_pb2.ListAdvisoriesRequest(node=f"nodes/{DEAD}")

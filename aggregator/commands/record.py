@@ -49,7 +49,7 @@ _NAME = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}", re.ASCII)
 
 
 def main(arguments: list[str]) -> int:
-    """Fetch a recording or list the stored ones. Exit codes: 3 no aggregator, 4 unknown."""
+    """Fetch a recording, or list them. Exit codes: 3 no aggregator, 4 unknown host or recording."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.list and (options.output or options.last or options.name):

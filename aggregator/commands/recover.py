@@ -48,7 +48,10 @@ REPORT_BYTES_MAX = 1 << 16
 
 
 def main(arguments: list[str]) -> int:
-    """Print the ways to continue, or store an outcome. Exit codes: 1 none; 3 no aggregator."""
+    """Print the ways to continue, or store an outcome.
+
+    Exit codes: 1 no way to continue, or refused; 3 no aggregator answers.
+    """
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.report:

@@ -213,13 +213,16 @@ def found_message(scores: Sequence[score_pb2.NodeScore], truth: TruthLog) -> str
 def missing_message(
     scores: Sequence[score_pb2.NodeScore], hosts: int, truth: Sequence[SimulatedFault]
 ) -> str:
-    """Return the first deficiency of the table (worst first); "" when it is correct."""
+    """Return the first deficiency of the table; "" when it is complete and correct.
+
+    *scores*: worst first. *hosts*: number of hosts that must report.
+    """
     reporting = [s for s in scores if s.state not in (score_pb2.UNKNOWN, score_pb2.STALE)]
     if len(reporting) < hosts:
         return f"{len(reporting)} of {hosts} hosts have a score"
     if hosts > 1 and not truth:
         return "the simulated hosts have not reported which of them will fail"
-    wanted = {t.host: REASONS[t.kind] for t in truth}
+    wanted = {fault.host: REASONS[fault.kind] for fault in truth}
     worst = {host_of(s): s for s in scores[: len(wanted)]}
     for fault in truth:
         score = worst.get(fault.host)
@@ -344,7 +347,10 @@ class _DemonstrationRun:
         self._are_gangs_reported = False
 
     def run(self, *, is_new: bool) -> int:
-        """Run until the table is shown; return the exit code. Raises ChildError, CommandError."""
+        """Start the processes, show the table, and return the exit code.
+
+        Raises ChildError, CommandError, OSError.
+        """
         options, children, token_file = self._options, self._children, self._run_token.token_file
         print(f"data and logs under {options.data}; starting the aggregator ...", flush=True)
         if is_new:
@@ -379,7 +385,10 @@ class _DemonstrationRun:
         return (f"declared={file}", *night.SETTINGS)
 
     def _report_night(self, client: ScoreClient, listing: ScoreListing) -> bool:
-        """Send the night's scheduler reports once its hosts are present; return whether."""
+        """Send the night's scheduler reports once its hosts are present.
+
+        Return whether all reports are sent.
+        """
         if not {host_of(score) for score in listing.scores} >= {*night.HOSTS}:
             return False
         now_us = time.time_ns() // 1000

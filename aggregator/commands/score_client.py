@@ -108,7 +108,10 @@ class ScoreClient:
         *,
         in_loop: bool = False,
     ) -> None:
-        """*target*: plain-text address, or options; *in_loop*: use the score process."""
+        """*target*: options, or a plain-text address for calls without a login.
+
+        *in_loop*: the caller calls `hosts` in a loop, so use the score process if there is one.
+        """
         self.connection_options = ConnectionOptions(target) if isinstance(target, str) else target
         self._deadline_seconds = deadline_seconds
         options = [("grpc.max_receive_message_length", REPLY_BYTES_MAX), ("grpc.enable_retries", 0)]
@@ -158,7 +161,10 @@ class ScoreClient:
         return score
 
     def expected_slowdowns(self, job: str) -> tuple[dict[str, float], str]:
-        """Return slowdowns by host of *job*, and their run. Raises CommandError(NOT_FOUND)."""
+        """Return the slowdown of a step of *job* by host, and the run on which it is based.
+
+        Raises CommandError(NOT_FOUND).
+        """
         workload = score_pb2.Workload(job=job)
         reply = self._call(self._stub.ScoreNodes, score_pb2.ScoreNodesRequest(workload=workload))
         names = self.names()

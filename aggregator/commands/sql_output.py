@@ -208,7 +208,11 @@ def _cells(answer: Any) -> list[list[str]]:
 
 
 def write(answer: ArrowAnswer, form: str, output: Path | None, *, rows_max: int, width: int) -> str:
-    """Write the answer (*output* None: to stdout); return why it was cut, or ""."""
+    """Write the answer to *output* (None: standard output); return why it was cut, or "".
+
+    *rows_max*: 0 for all rows. A file appears only when it is complete. Raises QueryError,
+    CommandError.
+    """
     reader = pa.ipc.open_stream(cast(Any, io.BufferedReader(answer, 1 << 18)))
     if form in _BINARY:
         with _binary(output, form) as file:

@@ -315,7 +315,10 @@ def _columns(
 
 
 def _state_band(recording: GpuRecording, states: Sequence[float], top: int) -> list[str]:
-    """Return a rectangle per stretch of columns with the same most frequent state."""
+    """Return a rectangle per stretch of columns with the same most frequent state.
+
+    A second without a sample ends a stretch.
+    """
     columns: dict[int, list[int]] = {}
     for offset_ns, state in zip(recording.offsets_ns, states, strict=True):
         if math.isfinite(state) and 0 <= int(state) < len(recording.states):

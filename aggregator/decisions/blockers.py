@@ -46,7 +46,10 @@ class PlanBlocker:
 
 @dataclass(frozen=True, slots=True)
 class PlanBlockers:
-    """A minimal conflicting set. `is_proven`: beyond the accuracy of the search."""
+    """A minimal conflicting set.
+
+    `is_proven`: it is certain that no plan fits; otherwise the search may have missed a plan.
+    """
 
     blockers: tuple[PlanBlocker, ...]
     is_proven: bool

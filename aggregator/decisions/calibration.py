@@ -52,7 +52,8 @@ DURATIONS: Mapping[str, tuple[float, float, float]] = {
 }
 #: Range of a reported duration: a second, and the week that a request may declare.
 DURATION_HOURS_MIN, DURATION_HOURS_MAX = 1.0 / 3600.0, 168.0
-#: Weight of the assumed median and of the assumed spread of incidents (both assumed).
+#: Weights of the assumed median and of the assumed spread between incidents, in reports (both
+#: weights assumed).
 MEDIAN_REPORTS, SPREAD_REPORTS = 1.0, 4.0
 #: Half the width of the 90 % interval of a normal distribution.
 _Z = 1.6449
@@ -227,7 +228,10 @@ def crossing_costs(
 def _regression(
     longer: Floats, logs: Floats, weights: Floats, group: np.typing.NDArray[np.intp]
 ) -> tuple[Floats, Floats]:
-    """Return costs by tier and their deviations. *longer*: slowdown by each tier at cost 1."""
+    """Return costs by tier and their standard deviations.
+
+    *longer*: slowdown of each run (row) by each tier (column) at a cost of 1.
+    """
     assumed = np.array([price.CROSSING[tier] for tier in PRICED_TIERS])
     prior, precision = assumed[:, 0], (2.0 * _Z / (assumed[:, 2] - assumed[:, 1])) ** 2
     count = int(group.max()) + 1
@@ -256,7 +260,11 @@ def _regression(
 
 
 def _throughputs(reports: Sequence[ThroughputReport]) -> ReportedThroughputs:
-    """Return each workload's median by size, of the reporter with most sizes."""
+    """Return each workload's median at each size.
+
+    All reports of a workload come from the reporter with most sizes, which sets the
+    unit.
+    """
     by_workload: dict[str, dict[str, list[ThroughputReport]]] = {}
     for report in reports:  # the newest come last
         if report.workload:

@@ -41,7 +41,7 @@ GROUPED_SIZES = 4
 
 @dataclass(frozen=True, slots=True)
 class SizePrice:
-    """A size with its bound. `gpu_hours` of the best plan: inf: none fits, NaN: not searched."""
+    """A size with its bound. `gpu_hours`: infinite if no plan fits, NaN if none was searched."""
 
     nodes: int
     gpu_hours_min: float
@@ -271,7 +271,10 @@ def _plan_grouped(
     communication: Quantity | None,
     effort: SearchEffort,
 ) -> ElasticPlan:
-    """Return the result of `plan_sizes` for a gang with groups."""
+    """Return the result of `plan_sizes` for a gang with groups.
+
+    Search one set of nodes per size, then more sets of the cheapest sizes.
+    """
     table, candidates, needs = search.table, search.candidates, search.needs
     options_max, grouped_options = effort.options_max, effort.grouped_options
     sizes = terms.elastic.allowed

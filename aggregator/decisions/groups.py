@@ -21,7 +21,8 @@ from .quantity import Quantity, QuantitySource, assumed, declared
 from .requirements import PRICED_TIERS, SEGMENT_NODES_MAX, GangRequirements, Tier
 
 TENSOR, PIPELINE, DATA = "tensor", "pipeline", "data"
-#: Share of a gang's communication, with its range (assumed: tensor groups most).
+#: Share of a gang's communication, with its range (assumed: tensor groups communicate most,
+#: pipelines least).
 TRAFFIC = {TENSOR: (0.5, 0.2, 0.8), PIPELINE: (0.2, 0.05, 0.5), DATA: (0.3, 0.1, 0.6)}
 #: Maximum numbers of adjacent stages of a pipeline to try.
 ORDERS_MAX = 8
@@ -63,7 +64,10 @@ class GroupTraffic:
 
 @dataclass(frozen=True, slots=True)
 class GroupSpans:
-    """The domains that a gang's groups span. `shares`: part of the traffic that crosses a tier."""
+    """The domains that a gang's groups span.
+
+    `shares`: per priced tier, the share of communication that crosses it, with its interval.
+    """
 
     layout: GroupLayout
     kinds: tuple[GroupTraffic, ...]
@@ -112,7 +116,11 @@ def _distinct(values: Indexes) -> tuple[Indexes, Indexes]:
 
 
 def _crossing(kind: str, values: Indexes) -> tuple[Floats, Flags, Flags]:
-    """Return the share of traffic, and the groups, that cross, and that may cross."""
+    """Return (share of traffic that crosses, groups that cross, groups that may cross).
+
+    *values*: the domain of each member (column) of each group (row); an unknown domain is a
+    negative number, different for each node. The share is (lower, upper) by group.
+    """
     known = values >= 0
     highest = np.where(known, values, -1).max(axis=1)
     lowest = np.where(known, values, np.iinfo(np.int64).max).min(axis=1)
@@ -206,7 +214,10 @@ def _share(weight: Quantity, weights: Sequence[Quantity], total: float) -> Quant
 def in_group_order(
     table: NodeTable, nodes: Indexes, layout: GroupLayout, needs: GangRequirements, costs: Floats
 ) -> tuple[Indexes, GroupSpans]:
-    """Return *nodes* in the cheapest rank order of their groups, with the groups' spans."""
+    """Return *nodes* in the cheapest rank order of their groups, with the groups' spans.
+
+    *costs*: relative cost of crossing each priced tier. Segments stay whole.
+    """
     orders = [
         order
         for order in _orders(table, nodes, layout, needs.segment_nodes)

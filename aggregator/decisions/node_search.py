@@ -243,7 +243,10 @@ class Search:
         return SearchResult(bound + minimum * self.needs.nodes, node_sets, measures)
 
     def extra_gpu_hours(self) -> tuple[Floats | None, float]:
-        """Return each node's cost of stranded GPUs and money above the minimum, and the minimum."""
+        """Return each node's further cost in GPU-hours above the minimum, and the minimum.
+
+        The cost is stranded GPUs and money; None if no node has such a cost.
+        """
         needs = self.needs
         extra = np.zeros(self.pool.rows.size)
         within = self.strands_within(self.pool.nodes)
@@ -264,7 +267,10 @@ class Search:
         return np.asarray(prices[0, self.pool.nodes] * (gpu_hours * self.needs.currency_rate))
 
     def strands_within(self, nodes: Indexes) -> stranding.StrandingGrowth | None:
-        """Return the growth of stranded GPUs by a member on each of *nodes*; None: unpriced."""
+        """Return the growth of stranded GPUs by a member on each of *nodes*.
+
+        None if stranded GPUs have no price, or if members take whole nodes.
+        """
         candidates, needs = self.candidates, self.needs
         gpus = self.table.facts.gpus[nodes]
         if not needs.stranded_gpu_rate or not needs.gpus_per_node or not nodes.size:

@@ -81,7 +81,11 @@ class NodeTable:
 
     @cached_property
     def gpu_prices(self) -> Floats | None:
-        """Price of a GPU-hour in currency: (3, nodes); others' median if not declared."""
+        """Price of a GPU-hour with its interval, in currency: (3, nodes).
+
+        None if no price is declared. A node without a declared price has the median of the others'
+        prices, with their range as interval.
+        """
         declared = self.facts.costs.price.astype(np.float64)
         known = declared[np.isfinite(declared)]
         if not known.size:
@@ -239,7 +243,8 @@ def _order(table: NodeTable, segment_tier: Tier | None) -> TreeOrder:
     if np.isfinite(costs.price).any() or table.preemption.size:
         for declared in (costs.price, costs.preemption):
             value = _mixed(value + declared.view(np.uint32).astype(np.uint64))
-    # Shared power and cooling identify a node: a gang may be spread over these domains.
+    # The nodes that share power or cooling with a node are part of its identity, because a gang
+    # may be spread over these domains.
     for row in (Tier.POWER_DOMAIN.row, Tier.COOLING_DOMAIN.row):
         ids = table.facts.domains.ids[row]
         if ids.size and ids.max() >= 0:

@@ -52,7 +52,8 @@ SHARED_HAZARD_PER_HOUR = (0.002, 0.0, 0.09)
 ROUNDING = 1e-11
 #: Names of factors in scheduler reports (`calibration.py`).
 DETECT_FACTOR, DECIDE_FACTOR, RESTART_FACTOR = "detect", "decide", "restart"
-#: Minutes (assumed): 90 % intervals. A restart lasts from the decision until work.
+#: Minutes (assumed), with 90 % intervals of large training. A restart lasts from the decision
+#: until the gang works again.
 DETECT_MINUTES = (2.0, 0.2, 15.0)
 DECIDE_MINUTES = (1.0, 0.1, 10.0)
 RESTART_MINUTES = (10.0, 2.0, 40.0)
@@ -147,7 +148,7 @@ class GangPrice:
 def lost_time(
     needs: GangRequirements, gpus: int, communication: Quantity | None = None
 ) -> LostTime:
-    """Return the terms that depend only on *needs*, for a gang of *gpus*."""
+    """Return the terms that depend only on *needs*. *communication*: its share of a step."""
     every, writes = needs.checkpoint_interval_hours, needs.checkpoint_write_hours
     given = partial(duration_hours, reports=needs.reports)
     detect = given("detect", needs.detect_hours, DETECT_MINUTES, factor=DETECT_FACTOR)
@@ -217,7 +218,10 @@ def crossing_factor(tier: Tier) -> str:
 
 
 def crossing_shares(domains: int, unknown: int) -> tuple[float, float, float]:
-    """Return the share of even traffic across *domains*; *unknown* nodes may be in others."""
+    """Return the share of even traffic that crosses *domains*, with its interval.
+
+    *unknown*: number of nodes that may be in other domains.
+    """
     lower = 1.0 - 1.0 / max(domains, 1)
     upper = 1.0 - 1.0 / max(domains + unknown, 1)
     return 0.5 * (lower + upper), lower, upper
@@ -289,7 +293,10 @@ def survival(
 
 
 def hazard_sum_max(needs: GangRequirements, shared: Quantity) -> float:
-    """Return the highest sum of hazards for *needs*.survival_min; inf without a floor."""
+    """Return the highest sum of the members' hazards with a survival of *needs*.survival_min.
+
+    Infinite without a floor; negative if *shared* alone is too much.
+    """
     if needs.survival_min <= 0.0:
         return inf
     # The search and the price add the hazards in different orders; the margin keeps the survival of

@@ -61,7 +61,11 @@ def duration_hours(
     reports: ReportedFactors,
     factor: str = "",
 ) -> Quantity:
-    """Return hours: *given* (not NaN), else reported of *factor*, else assumed *minutes*."""
+    """Return a duration in hours.
+
+    *given*: from the request; if NaN, the duration is as reported for *factor*, else the assumed
+    *minutes*.
+    """
     if not isnan(given):
         return declared(given, f"{name} {given * 60.0:g} min (request)")
     reported_factor = reports.get(factor)

@@ -85,7 +85,8 @@ RESTART_ACT_MINUTES = (
 )
 #: Minutes of work since the last copy in a peer's memory.
 REPLICA_AGE_MINUTES = (1.0, 0.1, 10.0)
-#: P(the same node fails again soon) unchanged (assumed), and if the job failed there before.
+#: P(the same node fails again soon) if it continues unchanged (assumed), and if the job failed
+#: there before.
 RECURRENCE, RECURRENCE_KNOWN = 0.2, 0.9
 #: A way that stops healthy processes must save this share of GPUs x hours to come first.
 STOP_SHARE_MIN = 0.01
@@ -139,7 +140,10 @@ class Lender:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointState:
-    """State of the checkpoints; NaN: unknown. `replicas`: node with a copy, by rank."""
+    """State of the checkpoints; NaN: unknown.
+
+    `replicas`: by rank, the node whose memory has a copy of the rank's state.
+    """
 
     age_hours: float = nan
     local_restore_hours: float = nan
@@ -199,7 +203,10 @@ class UndisturbedGang:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPlan:
-    """Ways to continue, the cheapest first (`STOP_SHARE_MIN` counts in this order)."""
+    """Ways to continue, the cheapest first.
+
+    In this order a way that stops healthy processes costs `STOP_SHARE_MIN` more.
+    """
 
     options: tuple[RecoveryOption, ...]
     undisturbed: UndisturbedGang
@@ -217,7 +224,10 @@ def plan_recovery(
     incident: Incident,
     communication: Quantity | None = None,
 ) -> RecoveryPlan:
-    """Return the ways to continue after *incident*. *needs*: remaining hours, all nodes."""
+    """Return the ways to continue after *incident*.
+
+    *needs*: with the remaining hours of the job, and the number of nodes of the whole gang.
+    """
     current = incident.current
     unnamed = current[table.excluded[current] & ~np.isin(current, incident.failed)]
     failed = np.concatenate((incident.failed, unnamed))

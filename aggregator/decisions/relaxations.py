@@ -241,7 +241,7 @@ def relaxations_of(
             relaxations.append(relaxation)
 
     def order(relaxation: PlanRelaxation) -> tuple[bool, float]:
-        # Without an exchange rate of delay, changes that start now come first.
+        # Without an exchange rate a delay has no known cost: changes that start now come first.
         is_later = relaxation.start_hours is not None and not request.needs.delay_rate
         return is_later, relaxation.price.total.value
 
@@ -272,7 +272,10 @@ def _restored(
 def _mildest(
     request: BlockedRequest, constraint: str, base: ChangedRequest, removed: Sequence[str]
 ) -> list[ChangedRequest]:
-    """Return the mildest changes of *constraint* with which *base* fits."""
+    """Return the mildest changes of *constraint* after which *base* fits.
+
+    *removed*: the constraints that are removed in *base*.
+    """
     needs = base.needs
     if constraint == CANDIDATES:
         return _given_up(request, base)
@@ -369,7 +372,10 @@ def _first_that_fit(
 
 
 def _largest(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """Return the largest number from *low* to *high* that holds, as all lower ones do; 0: none."""
+    """Return the largest number from *low* to *high* that holds; 0: none.
+
+    *holds* must be true of all numbers below a number of which it is true.
+    """
     if high < low or not holds(low):
         return 0
     while low < high:
@@ -540,7 +546,7 @@ def repair_wait_hours(out: int, needed: int, median_hours: float) -> tuple[float
 
 
 def expected_repair_wait(out: int, needed: int, median_hours: float) -> Quantity:
-    """Return the mean hours to repair *needed* of *out* nodes, with its interval."""
+    """Return the mean hours to repair *needed* of *out* nodes, with 90 % interval (lognormal)."""
     shares, normals = _wait_points()
     # The density of the order statistic: a beta distribution.
     density = (needed - 1) * np.log(shares) + (out - needed) * np.log1p(-shares)

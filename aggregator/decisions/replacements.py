@@ -18,7 +18,7 @@ from .node_table import NodeTable
 from .price import LostTime, crossing_shares
 from .requirements import PRICED_TIERS, GangRequirements, Tier
 
-#: Failures in one domain are no coincidence if their probability, over a tier, is below.
+#: A domain is suspected if failures so concentrated in any domain of its tier are less likely.
 CHANCE_MAX = 0.05
 #: Tiers where one fault takes down several nodes.
 SUSPECT_TIERS = (Tier.NVLINK_DOMAIN, Tier.RACK, Tier.LEAF, Tier.POWER_DOMAIN, Tier.COOLING_DOMAIN)
@@ -60,7 +60,8 @@ def suspect_domains(table: NodeTable, members: Indexes, failed: Indexes) -> list
             inside = int((ids[failed] == domain).sum())
             if inside < 2 or size == total:
                 continue
-            # P(at least *inside* failures are in it), if all sets of members are equally likely.
+            # P(at least *inside* of the failures are in *domain*), if each set of members is
+            # equally likely to fail.
             subsets = sum(
                 comb(size, count_inside) * comb(total - size, count - count_inside)
                 for count_inside in range(inside, min(size, count) + 1)

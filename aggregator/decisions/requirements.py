@@ -90,7 +90,8 @@ class GangRequirements:
     currency_rate: float = 0.0
     #: Origin of each of these rates, as text.
     rate_origins: Mapping[str, str] = field(default_factory=dict)
-    #: Share of each GPU, cores and bytes per member, if `Candidates.room` knows them.
+    #: Share of each GPU, and cores and bytes of the node, per member: a node must have these free
+    #: if `Candidates.room` is known.
     gpu_share: float = 1.0
     cores: float = 0.0
     memory_bytes: float = 0.0

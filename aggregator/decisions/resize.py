@@ -35,7 +35,7 @@ from .violations import violations
 
 #: The groups of a running gang keep the set of nodes that is best for even traffic.
 EVEN_TRAFFIC = SearchEffort(grouped_options=1)
-#: Minutes to reshard the state for another number of nodes, with an interval (assumed).
+#: Minutes to reshard the training state for another number of nodes, with 90 % interval (assumed).
 RESHARD_MINUTES = (5.0, 1.0, 20.0)
 #: A gain below this share of the largest size's GPUs x hours left does not justify a change, unless
 #: the request has a limit.

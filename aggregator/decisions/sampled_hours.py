@@ -127,7 +127,10 @@ def narrowed(one: Quantity, width: float) -> Quantity:
 
 
 def slowest_width(members: Members) -> float:
-    """Return the slowest member's interval with independent errors, relative to common ones."""
+    """Return the slowest member's interval with independent errors, relative to common errors.
+
+    More members than `SLOW_MEMBERS` would make it slightly narrower.
+    """
     slowest = np.argsort(members.speed_lower, kind="stable")[:SLOW_MEMBERS]
     speed = members.speed[slowest]
     below = np.maximum(speed - members.speed_lower[slowest], 0.0) / Z90

@@ -40,7 +40,8 @@ REACH_PER_DOUBLING = 0.15
 REACH_VALUE = 2.0
 #: Above this root mean square of the distances, in logarithms, the curve is reported as not smooth.
 IRREGULARITY_MIN = 0.05
-#: The 95 % quantiles of Student's t from 1 degree of freedom on, then the normal one.
+#: The 95 % quantiles of Student's t from 1 degree of freedom on; beyond these the quantile of the
+#: normal distribution applies.
 _T_QUANTILES = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81, 1.80, 1.78, 1.77, 1.76)
 
 #: Forms with `a`: a gang of one node always does its work.
@@ -71,7 +72,10 @@ def _fit(nodes: Floats, throughput: Floats, forms: Sequence[tuple[int, ...]]) ->
 
 @dataclass(frozen=True)
 class ScalingCurve:
-    """Throughput by ascending size. With two or more sizes there are fits, the best first."""
+    """Throughput by ascending size, in the unit of the reported points.
+
+    With two or more sizes there are fits, the best first.
+    """
 
     nodes: Floats
     throughput: Floats

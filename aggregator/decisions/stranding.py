@@ -28,7 +28,10 @@ SHARE_EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class RequestShape:
-    """Resources of one member. `gpu_share`: used part of each GPU. `weight`: its frequency."""
+    """Resources that one member takes on a node.
+
+    `gpu_share`: share of each of its GPUs. `weight`: relative frequency of such requests.
+    """
 
     gpus: int
     gpu_share: float = 1.0
@@ -101,7 +104,7 @@ def _demand_of(shapes: Sequence[RequestShape]) -> _Demand:
 
 
 def stranded_gpus(room: FreeRoom, demand: Sequence[RequestShape]) -> Floats:
-    """Return each node's free GPUs that *demand* cannot use. Raises ValueError."""
+    """Return each node's free GPUs that *demand* cannot use. Raises ValueError: invalid demand."""
     wanted = _demand_of(demand)
     free = room.gpus[:, :, None]
     total = room.gpus.sum(axis=1)[:, None]

@@ -18,7 +18,8 @@ from .problems import Problems, SourceLocation, quote_value
 from .reported_inventory import LABEL_NAMES, characters_max, place_of
 from .toml_file import Content
 
-#: Minimum similarity at which an unknown column is a typing error.
+#: Minimum similarity at which an unknown column is taken for a typing error, not for a column of
+#: another tool.
 _SIMILARITY_MIN = 0.75
 
 LABELS_MAX, LAYERS_MAX = 256, 16

@@ -115,7 +115,10 @@ def declared_rows(declared: Declared) -> Rows:
 
 
 def stored_rows(connection: duckdb.DuckDBPyConnection) -> tuple[int, Rows]:
-    """Return number and rows of the version in force; old ones lack LATER_KINDS."""
+    """Return the number and the rows of a store's version in force. Raises duckdb.Error.
+
+    An old store has no tables of LATER_KINDS.
+    """
     newest = connection.execute("SELECT max(number) FROM declared_versions").fetchone()
     rows = dict[str, set[Row]]()
     for kind in KINDS:

@@ -26,7 +26,7 @@ MATCH_COST_MAX = 256
 #: Characters of `who` and `why`; those of a name or pattern: `contract/topology.py`.
 WHO_CHARACTERS_MAX = 128
 WHY_CHARACTERS_MAX = 512
-#: Maximum length of a window and an override; a person must check and repeat longer ones.
+#: Maximum length of a window and an override; then a person checks and declares it again.
 MAINTENANCE_DAYS_MAX = 366
 OVERRIDE_DAYS_MAX = 366
 #: Codes of an override.

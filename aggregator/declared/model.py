@@ -182,7 +182,10 @@ class Declared:
         return next((o for o in matching if is_rolled_out(o.rollout, host) is not upcoming), None)
 
     def threshold(self, name: str, *, before: bool = False) -> float:
-        """Return a number of `THRESHOLDS`; *before*: as before its roll-out. Raises KeyError."""
+        """Return a number of `THRESHOLDS`: as declared, else its default. Raises KeyError.
+
+        *before*: as it is on hosts that its roll-out has not reached.
+        """
         if before and name in self.rollouts:
             return self.rollouts[name].before
         return self.thresholds.get(name, THRESHOLDS[name].default)

@@ -73,7 +73,10 @@ def rule_matches(rule: str, name: str) -> bool:
 
 
 def is_allowed_rule(name: str, rules: Collection[str]) -> bool:
-    """Return whether *rules* allow an override to name *name*; an empty set allows any."""
+    """Return whether *rules* allow an override to name *name*.
+
+    Empty *rules* allow any name: a version that was valid before is loaded without this check.
+    """
     return not rules or (
         name not in NEVER_NOISE and any(matches_pattern(rule, name) for rule in rules)
     )

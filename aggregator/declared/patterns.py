@@ -17,7 +17,8 @@ from .limits import MATCH_COST_MAX
 
 #: Maximum of `*` and brackets in a pattern: more make it slow to match and hard to read.
 PARTS_MAX = 4
-#: Maximum hosts in a set and in all sets; maximum numbers in brackets beside wildcards.
+#: Maximum hosts in a set, and in all sets of all files; maximum numbers in the brackets of a
+#: pattern with wildcards.
 SET_HOSTS_MAX, NAMED_HOSTS_MAX, PATTERN_NUMBERS_MAX = 50_000, 1_000_000, 10_000
 _WILD = re.compile(r"[*?]")
 _PATTERN_TEXT = re.compile(r"[A-Za-z0-9._*?-]*")
@@ -90,7 +91,10 @@ def _wildcard_pattern(text: str) -> HostPattern:
 
 
 def matches_pattern(text: str, pattern: str) -> bool:
-    """Return whether *text* matches *pattern* with `*`, `?` and `[..]`."""
+    """Return whether *text* matches *pattern* with `*`, `?` and `[..]`, like `fnmatchcase`.
+
+    `fnmatchcase` itself compiles patterns again when there are more than 256.
+    """
     return _compiled(pattern)(text) is not None if wildcard_count(pattern) else text == pattern
 
 

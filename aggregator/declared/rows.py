@@ -16,7 +16,8 @@ from .loader import DeclaredFile
 from .model import Declared, ExchangeRates
 from .thresholds import THRESHOLDS
 
-#: Versions with stored files, and their bytes; the version in force is never deleted.
+#: Versions with stored files, and the bytes of these files; the oldest are deleted first, but
+#: never the version in force.
 FILES_RETAINED_VERSIONS, FILES_RETAINED_BYTES_MAX = 20, 64 << 20
 #: Versions that are reported.
 VERSIONS_RETAINED = 1000

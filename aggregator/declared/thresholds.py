@@ -16,7 +16,10 @@ class Rollout(NamedTuple):
 
 @lru_cache(maxsize=65_536)
 def rollout_rank(host: str) -> float:
-    """Return the position of *host* in every roll-out, from 0 (first) to 1 (last)."""
+    """Return the position of *host* in every roll-out, from 0 (first) to 1 (last).
+
+    The position is fixed, so a host reached at 1 % is also reached at 10 %.
+    """
     return int.from_bytes(blake2b(host.encode(), digest_size=6).digest()) / 2**48
 
 
@@ -31,7 +34,10 @@ def rollout_message(share: float) -> str:
 
 
 class Threshold(NamedTuple):
-    """A number that rules use and an operator may set: its default and range."""
+    """A number that rules use and an operator may set: its default and range.
+
+    To add a number, add a row to THRESHOLDS, and use it in a rule.
+    """
 
     name: str
     default: float

@@ -33,7 +33,7 @@ from .toml_lines import LineIndex
 DAY_NS = 86_400 * 1_000_000_000
 _NONE: list[TomlEntry] = []
 KINDS = ("place", "expected", "maintenance", "override", "cost", "tenant")
-#: Higher prices, exchange rates and preemptions (once a minute) are errors.
+#: Higher prices and exchange rates are errors, as are more preemptions per hour than one a minute.
 PRICE_MAX, RATE_MAX, PREEMPTIONS_MAX = 1e6, 1e9, 60.0
 _CODE_MAX = 2**32 - 1
 _PLACE_TEXTS = (
@@ -66,7 +66,10 @@ def parse_toml(
     now_ns: int,
     rules: frozenset[str] = frozenset(),
 ) -> None:
-    """Add the declarations of *text* to *content*, its errors to *problems*. Never raises."""
+    """Add the declarations of *text* to *content*, and its errors to *problems*. Never raises.
+
+    *rules*: the names that an override may have; empty: any name.
+    """
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:

@@ -11,7 +11,10 @@ _QUOTES = ('"""', "'''")
 
 
 class LineIndex:
-    """The lines of tables and keys, by a best guess: tomllib does not report them."""
+    """The lines of tables and of their keys, for messages: tomllib does not report lines.
+
+    This is a best guess; a wrong guess only puts a wrong line number in a message.
+    """
 
     def __init__(self, text: str) -> None:
         self._tables: dict[tuple[str, int], int] = {}

@@ -37,7 +37,10 @@ LOGGED_MAX = 1000
 
 
 class AttributionServer:
-    """The HTTP server: `start`, then `close`. Raises OSError or ValueError for *listen*."""
+    """The HTTP server: call `start`, then `close`.
+
+    Raises OSError if *listen* cannot be bound, ValueError if it is invalid.
+    """
 
     def __init__(
         self, board: AttributionBoard, listen: str, wall: Callable[[], float] = time.time

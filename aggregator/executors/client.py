@@ -93,7 +93,10 @@ class PendingPlan:
 
 
 class AggregatorClient:
-    """Connection to the aggregator: `start`, then read `advice` after each call of *wake*."""
+    """Connection to the aggregator: call `start`, then read `advice` after each call of *wake*.
+
+    Besides the watch's thread only a single thread may use it.
+    """
 
     def __init__(
         self,
@@ -314,7 +317,10 @@ class AggregatorClient:
         return NodeDictionary(reply.version, tuple(reply.names))
 
     def buckets(self) -> dict[str, int] | None:
-        """Return each host's bucket, 0 is best; None while degraded. Raises ClientError."""
+        """Return the bucket of each host's score, from 0 (best). Raises ClientError.
+
+        None while the aggregator's data is degraded.
+        """
         reply = self._ask(self._scores.ScoreNodes, score_pb2.ScoreNodesRequest(), SCORES_SECONDS)
         if self._dictionary is None or self._dictionary.version != reply.dictionary_version:
             self._dictionary = self.node_dictionary()

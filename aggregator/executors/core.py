@@ -62,7 +62,8 @@ from .model import (
 HOLD_SECONDS_MIN = 1.0
 #: The end of a hold is moved if it differs by more than this from the advisory's expiry.
 EXTEND_SECONDS_MIN = 30.0
-#: A mark that is missing within this time after it was set is read again; later a person removed it.
+#: A mark that is missing within this time after it was set is read again; after this time, a
+#: person is assumed to have removed the mark.
 SETTLE_SECONDS = 5.0
 #: A mark that is missing within this time before its end has expired: clocks of the two machines differ.
 END_MARGIN_SECONDS = 5.0

@@ -99,7 +99,12 @@ def _hosts(listed: str, key: str) -> frozenset[str]:
 
 
 def read_cycle_info(folder: Path, job: str) -> CycleInfo | None:
-    """Return the newest cycle of *job*, if any. Raises CycleInfoError, OSError."""
+    """Return the newest cycle of *job* in *folder*; None if it has no such file.
+
+    Users can write these files: the link may lead only to a regular file of the job in the same
+    folder, a second link is not followed, and opening a FIFO does not block. Raises
+    CycleInfoError, OSError.
+    """
     try:
         target = os.readlink(folder / f"cycle_info.{job}.current")
     except FileNotFoundError:

@@ -52,7 +52,8 @@ STUCK_SECONDS = 60.0
 RETRY_SECONDS, RETRY_SECONDS_MAX = 5.0, 60.0
 #: A job is left on the node after this many returns: the executor's marks do not keep it off.
 RETURNS_MAX = 4
-#: Smaller differences of two times are differences of two machines' clocks.
+#: Smaller differences of two times may come from the clocks of two machines: only a run that
+#: started longer after the requeue is a new run.
 CLOCK_SECONDS = 2.0
 #: A longer note about a job is cut.
 JOB_NOTE_CHARACTERS_MAX = 120

@@ -66,7 +66,10 @@ class Executor:
         figures: ExecutorFigures | None = None,
         exporter: OtlpLogExporter | None = None,
     ) -> None:
-        """*wake*: set when advice changed; *stopped*: ends `run`; *exporter*: gets each step."""
+        """*wake*: set by the client when advice changed; *stopped*: set to end `run`.
+
+        *figures*: the figures of /metrics; *exporter*: receives a record of each step.
+        """
         self._config, self._policy = config, config.policy()
         self._scheduler, self._client, self._ledger, self._names = scheduler, client, ledger, names
         self._launchers = launchers
@@ -106,7 +109,10 @@ class Executor:
             self._wake.clear()
 
     def turn(self) -> float:
-        """Read, decide, act, report; return the seconds until the next turn. Logs failures."""
+        """Read, decide, act and report; return the seconds until the next turn.
+
+        Failures of the scheduler, the aggregator and the ledger are logged, not raised.
+        """
         try:
             if self._capabilities is None:
                 self._capabilities = self._scheduler.capabilities()
@@ -267,7 +273,7 @@ class Executor:
         )
 
     def _apply(self, commands: Sequence[model.Step]) -> dict[model.Step, str]:
-        """Carry out *commands*, ending replicas in parallel; return the failed ones' errors."""
+        """Carry out *commands*, replicas in parallel; return the error of each failed command."""
         kills = [one for one in commands if isinstance(one, model.KillReplicas)]
         if not kills:
             return self._scheduler.apply(commands)

@@ -76,7 +76,10 @@ class Extender:
         return table if table.valid_until > self._wall() else NO_TABLE
 
     def refresh(self) -> None:
-        """Read the mirror file if it has changed; once expired, all nodes pass."""
+        """Read the mirror file if it has changed.
+
+        A missing or invalid file is logged; all nodes pass once the last valid mirror expires.
+        """
         try:
             status = self._path.stat()
             stamp = status.st_mtime_ns, status.st_ino

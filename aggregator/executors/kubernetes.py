@@ -210,7 +210,11 @@ class Kubernetes(model.Scheduler):
     def _edit(
         self, name: str, change: Callable[[Mapping[str, float]], Mapping[str, float]]
     ) -> None:
-        """Change a node's holds; repeat after a conflict. Raises SchedulerError."""
+        """Change the holds of a node; after a conflict repeat, up to ATTEMPTS_MAX times.
+
+        Each repetition begins with the newest version of the node. Raises SchedulerError, also if
+        the node does not exist.
+        """
         node = self.current_nodes().get(name)
         path = f"/api/v1/nodes/{urllib.parse.quote(name)}"
         for attempt in range(ATTEMPTS_MAX):

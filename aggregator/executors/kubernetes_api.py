@@ -86,7 +86,7 @@ class ApiAccess:
 
 
 def find_access(server: str = "", kubeconfig: str = "") -> ApiAccess:
-    """Return access by *server*, *kubeconfig* or service account. Raises SchedulerError."""
+    """Return access by *server*, else *kubeconfig*, else service account. Raises SchedulerError."""
     if server:
         return _proxy_access(server)
     if kubeconfig:
@@ -196,7 +196,10 @@ def _load_certificate(tls: ssl.SSLContext, user: Any) -> None:
 
 
 class ApiServer:
-    """The API server, for several threads. All methods raise ApiError."""
+    """The API server: all calls share a connection, and each watch has its own.
+
+    Several threads may use it. All methods raise ApiError.
+    """
 
     def __init__(self, access: ApiAccess, seconds_max: float = CALL_SECONDS) -> None:
         """*seconds_max*: timeout of a call."""
@@ -313,7 +316,7 @@ def _silence(access: ApiAccess, error: Exception) -> ApiError:
 
 
 class ApiWatch:
-    """Iterates (kind, object) of changes until the server ends the watch. Raises ApiError."""
+    """Iterates (kind, object), also bookmarks, until the server ends the watch. Raises ApiError."""
 
     def __init__(
         self, access: ApiAccess, connection: http.client.HTTPConnection, path: str

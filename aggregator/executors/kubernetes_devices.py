@@ -66,7 +66,10 @@ def parse_rule(document: Any) -> DeviceRule | None:
 
 
 def find_devices(slices: Iterable[Any], node: str, uuids: Sequence[str]) -> list[SlicedDevice]:
-    """Return the devices of *node* with *uuids*; [] unless each UUID has exactly one."""
+    """Return the devices of *node* with *uuids*; [] unless each UUID has exactly one device.
+
+    *slices*: ResourceSlice objects as JSON, of any API version.
+    """
     wanted, found = {uuid.lower() for uuid in uuids}, dict[str, set[SlicedDevice]]()
     for one in slices:
         try:

@@ -164,7 +164,10 @@ class NodeHealthPublisher:
         self._api.close()
 
     def turn(self) -> int:
-        """Publish changed health, the worst buckets first; return the number of nodes."""
+        """Publish changed health, the worst buckets first; return the number of written nodes.
+
+        Failures of the aggregator and of the API server are logged, not raised.
+        """
         try:
             health = self._read_health()
             self._problem = ""

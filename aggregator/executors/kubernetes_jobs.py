@@ -83,7 +83,11 @@ class GangPod:
 def parse_pod(
     document: Any, gpu_resources: Collection[str], gang_labels: Sequence[str] = ()
 ) -> GangPod | None:
-    """Return the pod of the API server's JSON; None without GPUs, or for a DaemonSet's."""
+    """Return the pod of *document*, the API server's JSON.
+
+    None for a pod without GPUs, a DaemonSet's pod or a static pod. *gang_labels*: the site's
+    labels that name a gang; they precede GANG_LABELS. Raises KeyError, TypeError, ValueError.
+    """
     metadata, spec, status = document["metadata"], document["spec"], document.get("status") or {}
     gpus = gpus_of_pod(spec, gpu_resources)
     if not gpus and not spec.get("resourceClaims"):
@@ -164,7 +168,7 @@ def gpus_of(container: Any, gpu_resources: Collection[str]) -> int:
 
 
 def count_gpus(quantities: Mapping[str, Any], gpu_resources: Collection[str]) -> int:
-    """Return the number of GPUs among extended resources; a share alone counts as one."""
+    """Return the number of GPUs among extended resources; shares alone count as one GPU."""
     counts = [
         (name, int(count))
         for name, count in ((name, str(one)) for name, one in quantities.items())

@@ -41,7 +41,7 @@ POD_SETS_MAX, PODS_MAX = 8, 100_000
 
 @dataclass(frozen=True, slots=True)
 class PodSet:
-    """Identical pods of a workload. `selector`: required node labels, with the flavors'."""
+    """Identical pods of a workload. `selector`: required node labels, also those of the flavors."""
 
     name: str
     count: int
@@ -74,7 +74,10 @@ class CheckAnswer:
 
 
 def parse_workload(document: Any, gpu_resources: Collection[str]) -> KueueWorkload:
-    """Return the Workload of the API server's JSON. Raises KeyError, TypeError, ValueError."""
+    """Return the Workload of *document*, the API server's JSON.
+
+    Raises KeyError, TypeError, ValueError, AttributeError.
+    """
     metadata, status = document["metadata"], document.get("status") or {}
     pod_sets = []
     for one in (document["spec"].get("podSets") or [])[:POD_SETS_MAX]:
@@ -464,7 +467,10 @@ class KueueController:
                 raise
 
     def undo(self) -> list[str]:
-        """Answer all checks READY; return the completed actions. Raises SchedulerError."""
+        """Answer all pending checks READY, and mark the checks as not served.
+
+        Return the completed actions. Raises SchedulerError.
+        """
         if not self._begin():
             return []
         own = self._current(self._checks).keys()

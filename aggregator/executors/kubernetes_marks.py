@@ -49,7 +49,7 @@ class NodeCondition:
 
 @dataclass(frozen=True, slots=True)
 class KubernetesNode:
-    """The fields of a node that executors use; `taints` as JSON, which a patch writes back."""
+    """Fields of a node that executors use; `taints` as JSON, because a patch writes all taints."""
 
     name: str
     version: str
@@ -217,7 +217,10 @@ def standing_holds(node: KubernetesNode, now: float) -> dict[str, float]:
 
 
 def has_expired(node: KubernetesNode, now: float) -> bool:
-    """Return whether a mark of executors on *node* is past its end or has no end."""
+    """Return whether a taint or an annotation of executors on *node* is past its end or has no end.
+
+    If a person removed the taint, only the annotation is left.
+    """
     if standing_holds(node, now) != node.holds:
         return True
     if node.is_tainted and not node.holds:

@@ -72,7 +72,10 @@ class ConfigMapLedger(ExecutorLedger):
         return None if text is None else str(text)
 
     def write_text(self, text: str) -> None:
-        """Replace the version last read or written here. Raises LedgerError if there is another."""
+        """Replace the version that this process read or wrote last.
+
+        Raises LedgerError, also if another executor has written since.
+        """
         if len(text) > LEDGER_BYTES_MAX:
             raise LedgerError(f"{self.place}: more than {LEDGER_BYTES_MAX} bytes; lower marks_max")
         try:
@@ -136,7 +139,10 @@ class ExecutorLease:
         self._thread: threading.Thread | None = None
 
     def acquire(self, stopped: threading.Event) -> bool:
-        """Wait until this process holds the Lease; False once *stopped* is set."""
+        """Wait until this process holds the Lease; return False once *stopped* is set.
+
+        While the API server does not respond, the wait continues.
+        """
         waited_for = ""
         while not stopped.is_set():
             try:

@@ -34,7 +34,11 @@ class WatchedObjects(Generic[T]):
         parse: Callable[[Any], T | None],
         name_of: Callable[[Any], str],
     ) -> None:
-        """*path*: the list's; *parse*: returns an object's stored form, None to ignore it."""
+        """*path*: the list; *parse*: returns the stored form of an object, None to ignore it.
+
+        *name_of*: returns the key of an object. Both callables may raise KeyError, TypeError and
+        ValueError.
+        """
         self._api, self._path, self._parse, self._name_of = api, path, parse, name_of
         self._objects: dict[str, tuple[int, T | None]] = {}
         #: The newest version of the list and the events.
@@ -50,7 +54,10 @@ class WatchedObjects(Generic[T]):
         self.wake: Callable[[], None] = lambda: None
 
     def start(self, seconds_max: float) -> None:
-        """Start the watch, and wait for the first list. Raises SchedulerError."""
+        """Start the watch, and wait for the first list. Several threads may call this method.
+
+        Raises SchedulerError if no list arrives in *seconds_max*.
+        """
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -72,7 +79,7 @@ class WatchedObjects(Generic[T]):
             self._thread.join(CLOSE_SECONDS)
 
     def current(self) -> dict[str, T]:
-        """Return all objects. Raises SchedulerError while the connection is lost."""
+        """Return all objects. Raises SchedulerError while disconnected: objects may be outdated."""
         with self._lock:
             if self._problem:
                 raise SchedulerError(f"{self._path}: {self._problem}")

@@ -34,7 +34,10 @@ LOGGED_MAX = 1000
 
 
 class Launchers:
-    """Support for launchers: `start`, `update` after each turn, `close`."""
+    """Support for launchers: call `start`, `update` after each turn of the executor, and `close`.
+
+    Without a setting that needs it, neither the thread nor the server runs.
+    """
 
     def __init__(
         self,

@@ -102,7 +102,11 @@ class Entry:
 
 @dataclass(slots=True)
 class WeightChange:
-    """A node's changed weight: `before` it, as `given` last, and `earlier` than that."""
+    """A changed weight of a node.
+
+    `before`: the original weight; `given`: the weight last sent to the scheduler; `earlier`: the
+    weight until then.
+    """
 
     before: int
     given: int

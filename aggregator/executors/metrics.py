@@ -76,7 +76,7 @@ class ExecutorFigures:
     def note_advice(
         self, advice: Mapping[str, Advice], ledger: ExecutorLedger, actions: frozenset[str]
     ) -> list[Advice]:
-        """Record the first sight of each open advisory; return those of *actions*."""
+        """Return the unanswered open advisories of *actions*; record the first sight of each."""
         now = self.wall()
         is_open = [
             one

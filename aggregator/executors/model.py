@@ -380,7 +380,7 @@ class SetWeight(Step):
 
 @dataclass(frozen=True, slots=True)
 class KillReplicas(Step):
-    """End the torchft replicas on `node` (`torchft.py`), so that the other replicas continue."""
+    """End the torchft replicas on `node`, by `torchft.py`, so that other replicas continue."""
 
     node: str
 
@@ -486,4 +486,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
-        """Carry out *steps* of SCHEDULER_STEPS; return the error of each failed step."""
+        """Carry out *steps* of SCHEDULER_STEPS; return the error of each failed step.
+
+        A step whose effect already exists succeeds.
+        """

@@ -57,7 +57,7 @@ class PlannedRecovery:
 
 @dataclass(slots=True)
 class FollowedRecovery:
-    """A job that was requeued off `node`, until it runs again. Times: this machine's clock."""
+    """A job requeued off `node`, until it runs again. Times: seconds of this machine's clock."""
 
     advisory: str
     job: ScheduledJob
@@ -75,7 +75,11 @@ def plan_request(
     host_of: Callable[[str], str],
     free: Collection[str],
 ) -> recovery_pb2.PlanRecoveryRequest | None:
-    """Return the plan request for *job*, which loses *node*; None if its nodes are unknown."""
+    """Return the plan request for *job*, which loses *node*.
+
+    None if the aggregator does not know the job's nodes. *free*: nodes that the scheduler could
+    give the job.
+    """
     members = sorted(job.nodes)
     hosts = [host_of(one) for one in members]
     if node not in job.nodes or any(host not in indexes for host in hosts):
@@ -142,7 +146,10 @@ def read_plan(
 def report_of(
     one: FollowedRecovery, state: SchedulerState, now: float, cluster: str, ahead: float
 ) -> recovery_pb2.ReportRecoveryRequest | None:
-    """Return the report of a finished recovery, or None. *ahead*: the aggregator's clock."""
+    """Return the report of a finished recovery; None while the recovery continues.
+
+    *ahead*: seconds by which the aggregator's clock is ahead of this machine's clock.
+    """
     job = state.jobs.get(one.job.name)
     runs = (
         job is not None

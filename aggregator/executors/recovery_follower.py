@@ -150,7 +150,7 @@ class RecoveryFollower:
                 self._reports.append(report)
 
     def send(self) -> None:
-        """Send the queued reports; only a refused one is dropped. Raises ClientError."""
+        """Send the queued reports; drop only a refused report. Raises ClientError."""
         while self._reports:
             try:
                 self._client.report_recovery(self._reports[0])

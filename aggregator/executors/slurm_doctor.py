@@ -84,7 +84,7 @@ def config_findings(
 
 
 def rights_finding(run: Run, node: str) -> DoctorFinding:
-    """Return the finding of a trial reservation, which alone shows this right."""
+    """Return whether a trial reservation succeeds: only a trial shows this right."""
     name = "gangline_doctor"
     try:
         run(

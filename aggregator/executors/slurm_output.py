@@ -27,7 +27,8 @@ COMMENT = re.compile(r"(?:^|[\s,;])gangline:([a-z_]{1,20})(?:=([0-9]{1,7}))?", r
 CHECKPOINT_SECONDS_MAX = 7 * 86_400
 #: Limit of cached comments; at the limit the cache is cleared.
 COMMENTS_MAX = 100_000
-#: Flags of a reservation whose jobs start on nodes held by another (seen on 22.05.8).
+#: Flags of a reservation whose jobs start on its nodes although another reservation holds these
+#: nodes (seen on 22.05.8).
 OVERRIDING_FLAGS = frozenset({"MAINT", "OVERLAP"})
 
 ENDED_STATES = frozenset(
@@ -198,7 +199,7 @@ def parse_reservations(text: str) -> dict[str, NodeHold]:
 
 
 def host_names(listed: str) -> list[str]:
-    """Return the names in a host list; [] for "(null)". Raises SchedulerError."""
+    """Return the names in a list of Slurm or Flux; [] for "(null)". Raises SchedulerError."""
     listed = listed.strip()
     if listed in NO_TIMES or listed.strip("()") == "None assigned":
         return []

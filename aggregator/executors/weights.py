@@ -22,7 +22,10 @@ def weight_steps(
     preferred: Collection[str],
     ledger: ExecutorLedger,
 ) -> list[SetWeight]:
-    """Return a step for each new weight, with its nodes; others get back their own."""
+    """Return a step for each new weight, with the nodes that get it.
+
+    Nodes in neither *buckets* nor *preferred* get back their original weight.
+    """
     groups: dict[int, list[str]] = {}
     for name in sorted({*buckets, *preferred, *ledger.weights}):
         node = nodes.get(name)

@@ -100,7 +100,7 @@ class Activity:
         self._baseline[rows] = np.where(unthrottled, mean, restarted)
 
     def _detect_reset(self, rows: Indexes, second: DeviceTable) -> None:
-        # Energy counts from the driver's load: a decrease in a boot is a reset or a reload.
+        # Energy counts since the driver was loaded: a decrease in a boot is a reset or a reload.
         energy = np.nan_to_num(second.gauge("energy_joules")[rows], nan=-1.0)
         known, boot = energy >= 0.0, second._boot[rows]
         fell = (energy < self._energy[rows]) & (boot == self._energy_boot[rows])
@@ -195,7 +195,7 @@ class GpuResets:
                     setattr(self, name, grown(array, self._devices.capacity))
 
     def advance(self, boottime_ns: Times) -> None:
-        """Record the GPUs that were reset since the last call, by hosts' last frames."""
+        """Record the GPUs reset since the last call. *boottime_ns*: last frame of each host."""
         self._fit()
         rows = slice(0, self._devices.count)
         counts = self._activity.resets + self._devices.renewals

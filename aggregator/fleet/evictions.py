@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 #: Returns whether a device has an active finding.
 HasFindings = Callable[[str], bool]
 
-#: A device not reported for this long has disappeared: every table is more frequent.
+#: A device not reported for this long has disappeared: every table is more frequent, and no
+#: reading is valid for longer.
 GONE_NS = 180_000_000_000
 #: Candidates chosen at once, because this examines all rows of the host.
 CANDIDATES_MAX = 64

@@ -145,7 +145,10 @@ class Fleet:
         booted_ns: int = 0,
         labels: Mapping[str, str] = MappingProxyType({}),
     ) -> int:
-        """Add or update the host *name*; return its node index, which never changes."""
+        """Add or update the host *name*; return its node index, which never changes.
+
+        *booted_ns*: the host's boot time on the aggregator's clock; 0: unknown.
+        """
         host = self.index.get(name)
         if host is None:
             host = self._new_host(name)
@@ -208,7 +211,7 @@ class Fleet:
         return True
 
     def observe(self, name: str, frame: Received, received_ns: int) -> None:
-        """Store a live frame. Never raises for odd content; a late one only marks the host."""
+        """Store a frame. Never raises for odd content; a late frame only marks the host as alive."""
         host = self.index.get(name)
         if host is None:
             return
@@ -356,7 +359,11 @@ class Fleet:
             self._backlog_ns[host] = received_ns
 
     def add_finding(self, finding: Finding, findings_max: int | None = None) -> bool:
-        """Add a finding, unless it exists. False: no space (*findings_max*)."""
+        """Add a finding; an existing finding of the same host, name and subject stays.
+
+        Return False if there is no space. *findings_max*: limit of all findings; None:
+        FINDINGS_MAX.
+        """
         key = finding.host, finding.name, finding.subject
         is_known = key in self.findings or finding.host == AGGREGATOR_HOST
         if not is_known and len(self.findings) >= (
@@ -517,7 +524,10 @@ class Fleet:
 
     @property
     def gpus_read(self) -> Flags:
-        """Return which GPUs had any reading, of any table, in their host's current boot."""
+        """Return which GPUs had any reading in their host's current boot.
+
+        A reading of any table counts, because operators may switch collectors off.
+        """
         gpus = self.devices["gpu"]
         boot, is_read = self.boot[gpus.host], np.zeros(gpus.count, dtype=bool)
         for table in self.tables.values():

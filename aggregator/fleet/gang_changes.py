@@ -41,7 +41,7 @@ PACE_SHARE_MIN = 0.2
 #: Fine windows per coarse window, and coarse windows until a member that was slow from the start is
 #: named; each has several steps, so few suffice.
 COARSE_WINDOWS, COARSE_BIRTH_STREAK = 6, 5
-#: With longer reported steps a fine window shows a part of a step: only coarse ones count.
+#: With longer reported steps a fine window shows a part of a step: only coarse windows count.
 FINE_STEP_SECONDS_MAX = 5.0
 #: If fewer of a gang's GPUs count SM cycles, power is used.
 READ_SHARE_MIN = 0.8
@@ -49,7 +49,8 @@ READ_SHARE_MIN = 0.8
 #: Windows before the past is valid, of which the first are ignored. A window covers no whole number
 #: of steps, so the pace is smoothed over several.
 PACE_WINDOWS_MIN, WARMUP_WINDOWS, SMOOTHED_WINDOWS = 6, 2, 3
-#: Windows in the past; slow windows before a report, and before the past restarts.
+#: Windows in the past; slow windows before a fall is reported; slow windows (an hour) after which
+#: the past restarts.
 PAST_WINDOWS, SLOW_WINDOWS, SLOW_WINDOWS_MAX = 60, 3, 360
 #: Minimum fall, absolute and relative to the scatter of the pace.
 FALL_MIN, SCATTER_FACTOR = 0.015, 4.0
@@ -68,7 +69,7 @@ class GpuReadings(NamedTuple):
 
 
 class BusyChanges(NamedTuple):
-    """Changes of each host and GPU. `by_power`: gangs whose busy time power estimates."""
+    """Changes of each host and GPU. `by_power`: gangs whose busy time is estimated from power."""
 
     hosts: Change
     gpus: Change
@@ -116,7 +117,10 @@ class _Scale:
         group: Indexes,
         by_power: Flags,
     ) -> None:
-        """Add a fine window. *counts*: GPUs that it includes; *of*: host of each GPU."""
+        """Add a fine window. *counts*: GPUs for which the window counts; *of*: host of each GPU.
+
+        *group* (by host) and *gpu_group*: as in `ChangeMonitor.update`.
+        """
         values, size = np.array(readings), gpu_group.size
         known = np.isfinite(values) & counts
         self._sums[:, :size][known] += values[known]

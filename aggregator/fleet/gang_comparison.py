@@ -52,7 +52,10 @@ class GangComparison(NamedTuple):
     gpu_limit_before: Floats
 
     def of_gpus(self, hosts: Codes) -> Indexes:
-        """Return the gang of each GPU row (-1: none). *hosts*: host of each row."""
+        """Return the gang of each GPU row, -1: none.
+
+        *hosts*: host of each row, including hosts that are newer than this comparison.
+        """
         gang = np.full(hosts.shape, -1, dtype=np.intp)
         known = hosts < self.gang.size
         gang[known] = self.gang[hosts[known]]

@@ -223,7 +223,7 @@ class GangMonitor:
     def _assign_gpus(
         self, fleet: Fleet, gang: Indexes, gpus_held: Indexes
     ) -> tuple[Indexes, Flags]:
-        """Store GPUs outside their host's gang; return each GPU's gang, and shared hosts."""
+        """Store GPUs outside a host's gang; return each GPU's gang, and which hosts are shared."""
         result: dict[str, tuple[Indexes, Flags]] = {}
         for kind in ("gpu", "gpu_fast"):
             devices = fleet.devices[kind]
@@ -350,7 +350,8 @@ class GangMonitor:
         stalls = self._gap_changes.update(
             values["gap"], companions, group, np.full(count, GAP_CHANGE_MIN)
         )
-        # While a member stalls the others wait; stalls may alternate.
+        # While a member stalls the others wait, and the member that stalled least looks slow;
+        # stalls may alternate.
         stalled = np.bincount(group[stalls & (group >= 0)], minlength=count) > 0
         calm = np.where(per_member(stalled.astype(np.float64), group) > 0, -1, group)
         gpu_calm = np.where(

@@ -32,7 +32,10 @@ class InventoryCache:
         self._attributes: dict[tuple[str, ...], Attributes] = {}
 
     def intern(self, devices: Sequence[Device]) -> dict[tuple[str, str], Attributes]:
-        """Return (kind, key) -> attributes, without devices that have none."""
+        """Return (kind, key) -> attributes of a host.
+
+        Devices without attributes are included only if their kind is in ALWAYS_LISTED_KINDS.
+        """
         inventory: dict[tuple[str, str], Attributes] = {}
         for device in devices:
             attributes = self._shared(device)

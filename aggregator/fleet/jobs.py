@@ -203,7 +203,10 @@ class Jobs:
             self._remove(host, key)
 
     def sweep(self, now_ns: int, host_now_ns: Times) -> None:
-        """Remove processes without recent reports on some of the hosts."""
+        """Remove processes without recent reports on some of the hosts.
+
+        *host_now_ns*: each host's CLOCK_BOOTTIME at *now_ns*.
+        """
         for host in range(now_ns // 1_000_000_000 % SWEEP_SECONDS, len(host_now_ns), SWEEP_SECONDS):
             if host in self._hosts:
                 self._forget(host, int(host_now_ns[host]) - REPORT_AGE_NS_MAX)

@@ -60,7 +60,10 @@ class ExpectedGpus(NamedTuple):
         }
 
     def stored(self, *, listed: bool) -> list[tuple[str, str, dict[str, str]]]:
-        """Return expected GPUs that the registration lacks, as devices of EXPECTED_KIND."""
+        """Return expected GPUs that the registration lacks, as devices of EXPECTED_KIND.
+
+        *listed*: the registration has any devices.
+        """
         found = self.registered.found if self.registered and listed else NO_GPUS
         gone = missing(self.expected, found)
         return [

@@ -39,7 +39,7 @@ WIDTHS: tuple[frozenset[str], ...] = tuple(
 )  # fmt: skip
 #: Limits and clock settings within a bucket count as equal; in hertz (NVIDIA's step is 15 MHz).
 SETTING_HERTZ = 15e6
-#: Offsets of a key's bits: clock without a name, limit, setting, MIG, make. 0: simulated.
+#: Offsets of bits: highest clock (without a name), limit, setting, MIG, make. Bit 0: simulated.
 _CEILING, _LIMIT, _SETTING, _MIG, _MAKE = 1, 14, 26, 38, 40
 _TWELVE_BITS, _THIRTEEN_BITS, _MAKES_MAX = 0xFFF, 0x1FFF, 1 << 20
 Keys = NDArray[np.int64]
@@ -173,7 +173,7 @@ def _cells(fleet: PeerSource) -> list[NDArray[Any]]:
 
 
 def _settings(fleet: PeerSource, has_name: Flags) -> Keys:
-    """Return each key's part from readings; without a model, by the highest SM clock."""
+    """Return each key's part from readings. Without a model the highest SM clock groups GPUs."""
     ten, minute = fleet.tables["gpu_10s"], fleet.tables["gpu_60s"]
     mode = fleet.tables["gpu_10s_changes"]
     megahertz = _quantized(ten.gauge("sm_clock_max_hertz"), 1e6, _THIRTEEN_BITS)

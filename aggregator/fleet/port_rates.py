@@ -16,7 +16,7 @@ TRAFFIC_COLUMNS = (("rdma_1s", "received_bytes"), ("rdma_1s", "transmitted_bytes
 
 
 class CongestionCounter(NamedTuple):
-    """A counter that rises while a port waits. `rate_min`: a host's lower rates are ignored."""
+    """A counter that rises while a port waits. Rates below `rate_min` (assumed) are ignored."""
 
     table: str
     column: str
@@ -24,7 +24,8 @@ class CongestionCounter(NamedTuple):
     description: str
 
 
-#: InfiniBand: data without credits. RoCE: notifications of DCQCN, before pauses.
+#: InfiniBand: data without credits. RoCE: notifications of DCQCN, because most fabrics that pause
+#: ports mark packets first.
 CONGESTION_COUNTERS = (
     CongestionCounter("rdma_1s", "transmit_wait_count", 1000.0, "wait for credits"),
     CongestionCounter("rdma_1s_changes", "congestion_notifications_handled_packets", 10.0, "are told to slow down"),

@@ -20,7 +20,8 @@ from .gang_comparison import GangComparison
 LIMIT_WATTS = 5.0
 #: From this many hosts of a gang at their limit they are a stage of its work, and not faulty.
 STAGE_HOSTS_MIN = 3
-#: This many GPUs below their limit show the power of a host's work, up to this ratio.
+#: This many GPUs of a host below their limit show the power of its work; up to this ratio of power
+#: it is the same work.
 FREE_MIN, SAME_WORK_RATIO_MAX = 3, 1.02
 #: Peers of a GPU: all alike, all at a shared limit, or its gang.
 ALL, AT_LIMIT, IN_GANG = 0, 1, 2
@@ -39,7 +40,10 @@ class PowerLimited(NamedTuple):
 
 
 class PeerMeasure(NamedTuple):
-    """Per GPU: peers' median clock (NaN: too few), number, spread; `basis` of the group."""
+    """Per GPU: median clock of its peers (NaN: too few), their number, and their spread.
+
+    `basis`: ALL, AT_LIMIT or IN_GANG.
+    """
 
     median_hertz: Floats
     peers: Codes
@@ -65,7 +69,10 @@ def power_limited(
 
 
 def at_shared_limit(limits: PowerLimited, rows: Indexes) -> Flags:
-    """Return which *rows* are at a usual limit: a lower one must be reported."""
+    """Return which *rows* are at a limit that is not lower than usual.
+
+    Other rows are excluded, because a lower limit must be reported.
+    """
     is_at_limit = limits.rows[rows]
     if not is_at_limit.any():
         return is_at_limit

@@ -14,11 +14,11 @@ from ..arrays import Codes, Floats, Indexes
 from .peers import FIELDS, HOSTS_MIN, LIMIT, MIG, PEERS_MIN, SETTING, WIDTHS, PeerSource
 from .power_limits import ALL, PeerMeasure, PowerLimited, at_shared_limit, measure_at_limit
 
-#: Error of a clock as a measure of pace (assumed: memory-bound work depends less on it).
+#: Error of a clock as a measure of pace (assumed: memory-bound work hardly depends on clocks).
 CLOCK_ERROR = 0.01
 #: Below this share of its peers a host has a slow GPU: its value is reported as measured.
 MEASURED_SHARE_MAX = 0.92
-#: Limit of the normal spread of a host's slowest GPU below the median (outliers: 7 %).
+#: Limit of the spread of a host's slowest GPU below the median of healthy parts (outliers: 7 %).
 SPREAD_MAX = 0.05
 
 

@@ -74,7 +74,10 @@ class ReportedSteps:
         self._row_job = np.append(self._row_job, np.array(new, dtype=np.intp))
 
     def by_host(self, jobs: Sequence[Job], gang: Indexes, shared: Flags) -> Floats:
-        """Return the step time of each host's ranks in its *gang*; NaN: none reported."""
+        """Return the step time of each host's ranks in its gang; NaN: none reported.
+
+        *gang*: index in *jobs* for each host, -1: none; *shared*: hosts that run several jobs.
+        """
         result = np.full(gang.size, np.nan)
         if not self.current.host.size or not jobs:
             return result
@@ -100,7 +103,7 @@ def _is_only(host: Indexes) -> Flags:
 
 
 def gang_steps(by_host: Floats, group: Indexes, count: int) -> Floats:
-    """Return the step time of each gang (*group*); NaN if too few hosts report."""
+    """Return each gang's step time; NaN if too few hosts report. *group*: gang of each host."""
     members = np.bincount(group[group >= 0], minlength=count)
     known = np.bincount(group[(group >= 0) & np.isfinite(by_host)], minlength=count)
     enough = (known > 0) & (known >= REPORTING_SHARE_MIN * members)

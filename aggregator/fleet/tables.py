@@ -56,7 +56,10 @@ class DeviceTable:
         tracked_counters: Container[str] | None = None,
         tracked: Container[str] | None = None,
     ) -> None:
-        """*tracked*: signals to keep; *tracked_counters*: among them for `recent`. None: all."""
+        """*tracked*: names of the signals to keep; None: all.
+
+        *tracked_counters*: names of the counters among them that `recent` needs; None: all.
+        """
         self.on_change = signals[0].on_change
         self.period_seconds = float(PERIOD_SECONDS[signals[0].pace])
         signals = [s for s in signals if tracked is None or s.name in tracked]
@@ -98,7 +101,8 @@ class DeviceTable:
         self._elapsed_seconds: Sums = np.zeros(capacity, dtype=np.float32)  # since the base
         self._base_boot: Boots = np.zeros(capacity, dtype=np.uint16)
         self._base_epoch: Codes = np.zeros(capacity, dtype=np.int32)
-        #: Per cell: time since its base in readings without it. Per row: whether any cell has it.
+        #: Per cell: time spanned by readings since its base that lacked the cell. Per row: whether
+        #: any cell has such a time.
         self._skipped_seconds: Sums = np.zeros((counters, capacity), dtype=np.float32)
         self._has_skipped: Flags = np.zeros(capacity, dtype=bool)
         self._fast: Sums = np.zeros((counters, capacity), dtype=np.float32)

@@ -108,7 +108,10 @@ class FaultTable:
         return float(np.min(times[np.isfinite(times)], initial=np.inf))
 
     def with_nodes(self, nodes_count: int) -> FaultTable:
-        """Return the same faults in a fleet of *nodes_count* nodes. Raises EventsError."""
+        """Return the same faults in a fleet of *nodes_count* nodes, of which the rest never failed.
+
+        Raises EventsError if the file names more nodes, or the fleet exceeds NODES_MAX.
+        """
         if not len(self.nodes) <= nodes_count <= NODES_MAX:
             raise EventsError(
                 f"a fleet of {nodes_count} nodes: the file names {len(self.nodes)} nodes; expected that many "
@@ -128,7 +131,10 @@ def read_events(path: Path) -> FaultTable:
 
 
 def nodes_in_file_name(path: Path) -> int | None:
-    """Return the number of nodes in a file's name ("..._400_nodes_..."), else None."""
+    """Return the number of nodes in a file's name ("..._400_nodes_..."), else None.
+
+    The events themselves name only nodes that failed at some time.
+    """
     match = re.search(r"(?:^|[^0-9])([0-9]{1,6})_nodes(?:[^a-z]|$)", path.name)
     return int(match[1]) if match else None
 

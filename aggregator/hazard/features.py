@@ -86,7 +86,8 @@ class ModelForm(NamedTuple):
     name: str
     names: tuple[str, ...]
     ridge: float
-    #: The feature whose order the ranking keeps, with a weight above zero.
+    #: The feature whose order the ranking keeps: `names` increase with it, and its weight stays
+    #: above zero.
     ordered_by: str = ""
 
 
@@ -164,7 +165,8 @@ def inputs_of_row(row: Mapping[str, Any]) -> Inputs | None:
         if features
         else (),
         log_hazard_outcomes=row["log_hazard_outcomes"] or 0.0,
-        # Before version 13 all hazards were multiplied, whatever their number.
+        # Before version 13 the hazards of all faults were multiplied, and the interval ignored
+        # their number.
         log_hazard_one_cause=row.get("log_hazard_one_cause") or 0.0,
         log_hazard_own_causes=row.get("log_hazard_own_causes") or 0.0,
     )

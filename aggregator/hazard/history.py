@@ -24,7 +24,7 @@ ALL, HARDWARE = "all classes", "hardware"
 DECAYS_DAYS = (7.0, 30.0, 90.0)
 #: Decay time of the count in `fault_rank_of`.
 RANK_DECAY_DAYS = 30.0
-#: Decay time of counts by class; a few hundred faults do not support more than one.
+#: The only decay time of counts by class: a few hundred faults do not support several.
 BY_CLASS_DAYS = 30.0
 
 

@@ -34,7 +34,10 @@ class Estimate:
 
 
 class Ranking:
-    """Units ordered by score, with an outcome. *groups*: rank within each; None: among all."""
+    """Units ordered by score, with an outcome. All figures take the units' weights.
+
+    *groups*: rank within each group (a day); None: among all units.
+    """
 
     def __init__(self, score: Floats, outcome: Floats, groups: Indexes | None = None) -> None:
         self.order = np.lexsort((-score,) if groups is None else (-score, groups))
@@ -47,7 +50,8 @@ class Ranking:
             last = np.flatnonzero(np.append(group[1:] != group[:-1], True)) + 1
         else:
             last = np.array([len(score)])
-        #: Units before the end of each run of equal scores, first 0; and which ends close a group.
+        #: Number of units before the end of each run of equal scores, first 0; and the ends that
+        #: close a group.
         self._ends = np.concatenate(([0], np.flatnonzero(np.append(fresh, True)) + 1))
         self._closing = np.searchsorted(self._ends, last)
 
@@ -134,7 +138,10 @@ class BootstrapFigure:
 
 
 def draws_of_ranking(positive: Indexes, draws: int) -> int:
-    """Return *draws*, or 0 if too few nodes failed for an interval of AUC and recall."""
+    """Return *draws*, or 0 if too few nodes failed for an interval of AUC and recall.
+
+    *positive*: the nodes of the positive units.
+    """
     return draws if len(np.unique(positive)) >= NODES_POSITIVE_MIN else 0
 
 

@@ -30,9 +30,9 @@ TEXT_CHARACTERS_MAX = 1_000
 FIGURES_MAX = 64
 #: Upper bound of a day's hazard: a fault per hour.
 LOG_HAZARD_PER_DAY_MAX = math.log(HOURS_A_DAY)
-#: Spread of a host's hazard if not measured: hosts of a fleet differ this much (assumed).
+#: Spread of a host's hazard if not measured: hosts of a fleet differ by this factor (assumed).
 SPREAD_ASSUMED = 3.0
-#: Maximum spread of a model; a silent host may be in any state and has 100.
+#: Maximum spread of a model. A silent host has 100, because it may be in any state.
 SPREAD_MAX = 30.0
 
 #: (days since the return, faults per 1,000 node-days there), at the middle of each interval.

@@ -61,7 +61,10 @@ class ModelRegistry:
             log.error("the stored hazard model is not used, a prior is used instead: %s", error)
 
     def train(self, *, simulated: bool = False) -> TrainingResult:
-        """Train on the stored record, and use the model unless it is worse. Raises EventsError."""
+        """Train on the stored record, store the model, and use it unless it is worse. Blocks.
+
+        Raises EventsError if there is too little data to train or compare; then nothing is stored.
+        """
         with self._training:
             now_us = self._wall_ns() // 1000
             with self._store.reading() as cursor:

@@ -59,7 +59,10 @@ class Recording(NamedTuple):
 def add_finding(
     incidents: list[FaultIncident], since_us: float, end_us: float, class_name: str
 ) -> None:
-    """Add a later finding of *class_name* to its host's *incidents*."""
+    """Add a finding of *class_name* to the last of its host's *incidents*, or as a new incident.
+
+    All *incidents* began before the finding.
+    """
     last = incidents[-1] if incidents else None
     if last is not None and since_us <= max(last.end_us, last.start_us + INCIDENT_US):
         incidents[-1] = FaultIncident(

@@ -141,7 +141,7 @@ class FormEvaluation:
 
     @cached_property
     def bootstraps(self) -> tuple[BootstrapFigure, BootstrapFigure]:
-        """Return both figures over fleets drawn alike for every form, if enough nodes failed."""
+        """Both figures over drawn fleets, the same for every form; no draws if few nodes failed."""
         nodes = np.arange(self._nodes)
         positive = np.concatenate([fold.node[fold.positive > 0] for fold in self._folds])
         draws = draws_of_ranking(positive, DRAWS)
@@ -259,7 +259,7 @@ def ranks_better(one: FormEvaluation, other: FormEvaluation) -> bool:
 def train(
     faults: FaultTable, outcome: str, source: str, days_measured: HostDays | None = None
 ) -> HazardModel:
-    """Return the model of *faults* and measurements. Raises EventsError for too few."""
+    """Return the model of *faults* and measurements. Raises EventsError for too few faults."""
     which = np.isfinite(faults.start)
     if outcome == HARDWARE:
         which = which & faults.hardware

@@ -100,7 +100,7 @@ class ActiveFindings:
 
 
 class GpuOwners:
-    """Owner of each GPU. *is_silent*: a host has been silent, so that its name is free."""
+    """Owner of each GPU. *is_silent*: whether a host was silent long enough to free its name."""
 
     def __init__(
         self,
@@ -121,7 +121,10 @@ class GpuOwners:
             self._gpus_of[host] = (*self._gpus_of.get(host, ()), key)
 
     def register(self, host: str, keys: Iterable[str], now_ns: int) -> bool:
-        """Update a host's GPUs. True: a device still belongs to a host that reports."""
+        """Update a host's GPUs. True: another host that still reports has such a GPU.
+
+        The GPU stays with that host until the host is silent or registers without it.
+        """
         now = {key: None for key in keys if _UUID.fullmatch(key)}
         for key in self._gpus_of.get(host, ()):
             if key not in now and self._owner.get(key) == host:

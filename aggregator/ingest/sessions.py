@@ -258,7 +258,8 @@ class Sessions:
         )
 
     def _check_for_clone(self, new: Session, now_ns: int) -> None:
-        # Two machines with one run id: both continue, and both are reported.
+        # Two machines with different names and the same run id: both continue, and both are
+        # reported.
         other = self._by_run.get(new.run_id)
         if other is None or other.host == new.host or other.boot_id == new.boot_id:
             return
@@ -410,7 +411,7 @@ def _check_signal(signal: SignalDefinition, foreign: dict[int, ForeignSignal]) -
 
 
 def check_events(request: ReportEventsRequest) -> None:
-    """Check all events, and drop unknown fields. Raises InvalidArgument for all of them."""
+    """Check all events, and drop unknown fields. Raises InvalidArgument: no event is accepted."""
     request.DiscardUnknownFields()
     _check_count("events", request.events, EVENTS_MAX)
     for event in request.events:

@@ -19,7 +19,7 @@ _NS = 1_000_000_000
 
 #: Prefix of their names.
 ALARMS = "aggregator."
-#: The live file should contain five minutes of closed readings; three times is too much.
+#: The live file should contain five minutes of closed readings; three times that is too much.
 HISTORY_LATE_SECONDS = 900.0
 
 
@@ -223,7 +223,7 @@ def _of_the_disk(config: AggregatorConfig) -> tuple[Alarm, ...]:
 
 
 def _history_late(values: Values) -> float | None:
-    """Return how long closed readings wait for their export, or the last check is ago."""
+    """Return how long closed readings wait for their export, or the age of history's last check."""
     names = "history_lag_seconds", "history_turn_age_seconds"
     known = [values[name] for name in names if name in values]
     return max(known, default=None)

@@ -53,7 +53,7 @@ class SelfMonitor:
         about: dict[str, str] | None = None,
         hosts: Callable[[int], Sequence[Metric]] = lambda _: (),
     ) -> None:
-        """*usage*: returns the resource usage at a wall time (ns); *hosts*: their series."""
+        """*usage*: the resource usage at a wall time (ns). *hosts*: the series of hosts then."""
         self._hosts = hosts
         self._sources, self._usage = sources, usage
         self._wall_ns, self._monotonic_ns = wall_ns, monotonic_ns
@@ -66,7 +66,7 @@ class SelfMonitor:
         self.messages: tuple[str, ...] = ()
 
     def poll(self) -> AlarmChanges:
-        """Collect all figures, store some, and return the changed alarms."""
+        """Collect all figures, store them at every STORED_POLLS-th poll; return changed alarms."""
         values = self._pull()
         values |= self._latency()
         if self._poll_count % STORED_POLLS == 0:
@@ -133,7 +133,7 @@ class MonitorThread:
         server: AggregatorMetricsServer | None,
         poll_logs: Callable[[], None] = lambda: None,
     ) -> None:
-        """*on_changes*: called with changed alarms here; *poll_logs*: after each poll."""
+        """*on_changes*: gets changed alarms in this thread. *poll_logs*: called after each poll."""
         self._monitor, self._on_changes, self._server = monitor, on_changes, server
         self._poll_logs = poll_logs
         self._loop = asyncio.new_event_loop()

@@ -161,7 +161,7 @@ REPORTED_ERRORS: dict[str, type[QueryError]] = {
 def exit_error(
     report: ChildReport | None, settings: QuerySettings, question: Question
 ) -> QueryError:
-    """Return the error of a process that ended silently; None: its fork server ended."""
+    """Return the error of a process that ended silently. *report* None: its fork server ended."""
     if report is None or report.event is ChildEvent.FAILED:
         return QueryFailed("the process that runs queries ended. Run the query again")
     status = os.waitstatus_to_exitcode(report.value)

@@ -335,7 +335,10 @@ def snapshot_path(folder: Path) -> Path:
 
 
 def check(connection: Connection, sql: str) -> None:
-    """Accept a single statement that only reads. Raises QueryRefused, duckdb.Error."""
+    """Accept a single statement that reads, and calls only allowed functions.
+
+    Raises QueryRefused, or duckdb.Error for invalid SQL.
+    """
     size = len(sql.encode(errors="replace"))
     if size > SQL_BYTES_MAX:
         raise QueryRefused(f"the statement has {size} bytes, at most {SQL_BYTES_MAX} are allowed")
@@ -439,7 +442,8 @@ def _check_tables(connection: Connection, sql: str, tree: Any) -> None:
         [[name for _, name in named]],
     ).fetchall()
     for schema, name in internal_views:
-        # Views of information_schema are checked only in that schema.
+        # Views of information_schema are checked only in that schema: other tables may have the
+        # same name.
         key = (schema if schema == INFORMATION else "", name)
         if key in named and name not in CATALOG_VIEWS:
             message = f"{name} is not allowed: it shows settings or files of the machine; {HINT}"

@@ -59,7 +59,8 @@ HOST_RETURNED = Rule(
 )
 #: Time for an inventory to be complete after a boot or a start of the agent (assumed).
 SETTLING_SECONDS = 60.0
-#: A rule per declared property, not a fault: an error in a file concerns every host.
+#: A rule per declared property. Not a fault of the host: an error in a file would make every host a
+#: lemon.
 UNEXPECTED = Rule(
     "hardware.unexpected", HealthState.WATCH, Reason.POLICY, "the host has what was declared",
     enter_seconds=SETTLING_SECONDS, leave_seconds=5.0, finding=FindingWhen.COSTLY,

@@ -23,7 +23,8 @@ RECOVERY = Rule(
     enter_seconds=2.0, leave_seconds=10.0, hazard_factor=1000.0,
     reads=("gpu.recovery_action_state",), fault_class=HazardClass.DRIVER,
 )
-#: UNKNOWN, or UNHEALTHY for codes of an unusable GPU. A reset takes seconds.
+#: UNKNOWN, or UNHEALTHY for codes of an unusable GPU. A GPU that is being reset answers like this
+#: for seconds.
 NO_ANSWER = Rule(
     "gpu.no_answer", HealthState.UNKNOWN, Reason.GPU_UNUSABLE, "the GPU answers NVML's calls again for 10 s",
     enter_seconds=10.0, leave_seconds=10.0, hazard_factor=10.0,
@@ -107,7 +108,8 @@ REMAPS = (
         "has {value:.0f} memory banks with no spare row left: the next bad row there cannot be remapped",
     ),
 )
-#: Reports by the driver about a part's memory; each counts by itself.
+#: Reports by the driver about a part's memory. The limits are the driver's, so each report counts
+#: by itself.
 MEMORY_FAULTS = (
     ThresholdRule(
         suspect_rule("gpu.memory_unrepairable", Reason.HBM_REMAP, REPLACED, 50.0, leave_seconds=5.0),

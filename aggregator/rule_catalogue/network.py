@@ -19,7 +19,7 @@ RETRANSMITS = Rule(
     enter_seconds=8.0, hazard_factor=10.0, shared="network",
     reads=("rdma.link_layer_code",), counts=(*TRAFFIC, *(f"rdma.{counter}" for counter in RETRANSMISSIONS)),
 )
-#: A retraining port is back sooner (assumed; the host's own policy waits as long).
+#: A port that retrains or is reset is back sooner (assumed; the host's own policy waits as long).
 DOWN_SECONDS = 30.0
 PORT_DOWN = Rule(
     "rdma.down", HealthState.UNHEALTHY, Reason.RAIL_DOWN, "the port is ACTIVE for 60 s, or was disabled on purpose",

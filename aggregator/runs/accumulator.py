@@ -192,7 +192,10 @@ class RunAccumulator:
         return {self._number[key]: run for key, run in self._active.items()}
 
     def rows_of_runs(self) -> tuple[Indexes, Indexes, Indexes]:
-        """Return each run GPU's row, its row in the fast tables (-1: none), and its run."""
+        """Return for each GPU of a run: its row, its row in the fast tables, its run's number.
+
+        -1: the GPU has no row in the fast tables.
+        """
         held = np.flatnonzero(self._row_run >= 0)
         return held, self._fast_row[held], self._row_run[held]
 
@@ -225,7 +228,7 @@ class RunAccumulator:
     def _holders(
         self, fleet: Fleet, now_ns: int, gangs: frozenset[ScheduledGang]
     ) -> dict[int, int]:
-        """Return GPU row -> its run, without GPUs of two jobs. End the runs that are over."""
+        """Return GPU row -> run's number, without GPUs of two jobs. End the runs that are over."""
         devices, seen = fleet.devices["gpu"], set[str]()
         holders: dict[int, int] = {}
         shared: set[int] = set()

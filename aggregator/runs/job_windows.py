@@ -80,7 +80,7 @@ class JobRecord:
 
 
 class JobWindows:
-    """Windows of all jobs: `step` once a second; `records`: running; `ended`: recent."""
+    """Windows of all jobs: `step` once a second. `records`: running jobs; `ended`: recent jobs."""
 
     def __init__(self) -> None:
         self.records: dict[str, JobRecord] = {}
@@ -106,7 +106,7 @@ class JobWindows:
         return running or ended[-1:]
 
     def step(self, fleet: Fleet, accumulator: RunAccumulator, now_ns: int) -> list[JobRecord]:
-        """Add the last second, and any ended window; return the jobs that have ended."""
+        """Add the last second's readings and any ended windows; return the jobs that have ended."""
         ended = self._follow(accumulator.active_runs, now_ns)
         gpus, fast_rows, run_of = accumulator.rows_of_runs()
         self._fit(fleet.devices["gpu"].capacity)

@@ -40,7 +40,10 @@ class KnownRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunAssessment:
-    """Comparison of a run with earlier ones. `similarity` NaN: none is similar."""
+    """Comparison of a run with earlier runs.
+
+    `similarity` NaN: no earlier run is similar, and `workload_id` is the run's own id.
+    """
 
     summary: RunSummary
     workload_id: str

@@ -31,7 +31,8 @@ from .verdicts import JobState, JobVerdicts
 
 log = logging.getLogger(__name__)
 
-#: Period of comparing an active run, first after a minute (`accumulator.RUN_SECONDS_MIN`).
+#: Period of comparing and storing an active run; the first time is after a minute
+#: (`accumulator.RUN_SECONDS_MIN`).
 REPEAT_SECONDS = 600.0
 #: Comparisons per turn: with 100,000 runs each takes milliseconds.
 ASSESSED_PER_TURN = 4

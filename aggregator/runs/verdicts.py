@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 from ..scoring.job_faults import LINK, UNKNOWN, JobFault, Strength
 
-#: A verdict ends if its fault was unseen for this long, when it was last seen.
+#: A verdict ends if its fault was not seen for this long; its end is the time when the fault was
+#: last seen.
 LEAVE_SECONDS = 45.0
-#: Minimum fall of the pace to blame a link with errors, or to report it unexplained.
+#: Minimum fall of the pace to blame a link with errors, and to report a fall without explanation.
 LINK_FALL_MIN, UNEXPLAINED_FALL_MIN = 0.03, 0.10
 #: An unexplained fall is reported after this time, because checkpoints and evaluations are shorter.
 UNEXPLAINED_SECONDS_MIN = 60.0
@@ -29,7 +30,7 @@ _SECOND_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """State of a job for verdicts. `pace`: NaN if unknown. `reference`: work at a pace of 1."""
+    """State of a job for verdicts. `pace`: NaN if unknown. `reference`: name of the pace of 1."""
 
     run_id: str
     job: str
@@ -216,7 +217,7 @@ class JobVerdicts:
 def _acting(
     state: JobState, faults: Sequence[JobFault], fell_ns: int
 ) -> list[tuple[JobFault, float]]:
-    """Return the faults, with slowdowns, of the strongest kind or on broken hosts."""
+    """Return the faults of the strongest kind and of all broken hosts, with slowdowns."""
     broken = [fault for fault in faults if fault.strength is Strength.STOPS]
     if state.is_standing and broken:
         return [(fault, 1.0) for fault in broken]

@@ -26,7 +26,7 @@ from ..arrays import Floats
 from ..model import Evidence, Reason
 from .evidence_sql import timestamp_sql
 
-#: Hazards with separate outcomes: without a symptom, a weak one, several, about to fail.
+#: Hazards whose outcomes are counted apart: no symptom, a weak symptom, several, about to fail.
 KNOTS_PER_HOUR = (3e-4, 3e-3, 3e-2, 3e-1)
 _LOG_KNOTS = np.log(KNOTS_PER_HOUR)
 #: Range of the factor, however few or many outcomes there are.
@@ -34,7 +34,7 @@ FACTOR_BOUNDS = (0.1, 10.0)
 #: Minimum of interruptions, and of expected ones, in a ratio: the factor of the knot below supplies
 #: the rest. An outcome changes a hazard by at most 1 / 21, less than 5 %.
 INTERRUPTIONS_MIN = 21.0
-#: With 3 or more reporters none counts more than twice the mean; with 100, this share.
+#: With 3 or more reporters none counts more than twice the mean; with 100 or more, this share.
 REPORTER_SHARE_MIN = 0.02
 #: Distinct reporters; later ones are counted together.
 REPORTERS_MAX = 1000

@@ -33,7 +33,8 @@ from .symptom import Symptom
 log = logging.getLogger(__name__)
 
 SECOND_NS = 1_000_000_000
-#: Version of the row format, and the readable previous one, which stores whole rules.
+#: Version of the row format, and the readable previous version, which stores whole rules. Rows of
+#: other versions are ignored.
 FORMAT, FORMAT_BEFORE = 2, 1
 #: A host's row is written again after this, even if its score stays the same.
 PERIOD_NS = 60 * SECOND_NS
@@ -66,7 +67,7 @@ class MemoryLog:
         for host in due:
             if symptoms := tracked.get(host):
                 self._written_ns[host] = now_ns
-                parts = {(t.worst.device, t.worst.signal) for t in symptoms.values()}
+                parts = {(state.worst.device, state.worst.signal) for state in symptoms.values()}
                 read = frozenset(part for part in parts if fleet.was_read(host, *part))
                 body = partial(encode, symptoms, RestoredParts(fleet.boot_id(host), read), now_ns)
                 rows.append(HostMemory(fleet.names[host], now_ns, body))
@@ -124,7 +125,7 @@ def decode(body: str, host: int, now_ns: int) -> tuple[TrackedSymptoms, Restored
             tracked_symptom, worst=worst, latest=replace(tracked_symptom.latest, host=host)
         )
     elapsed_ns = now_ns - content["time_ns"]  # below 0: our clock was set back
-    paused = {key: t for key, t in symptoms.items() if elapsed_ns < 0 or not t.active}
+    paused = {key: state for key, state in symptoms.items() if elapsed_ns < 0 or not state.active}
     parts = frozenset((device, signal) for device, signal in content["read_parts"])
     return symptoms | freeze(paused, elapsed_ns), RestoredParts(
         bytes.fromhex(content["boot_id"]), parts

@@ -24,7 +24,8 @@ from .symptom import Symptom
 
 #: States not worth reporting next to a maintenance window.
 _QUIET = (HealthState.HEALTHY, HealthState.MAINTENANCE)
-#: The part of a maintenance message with the state without the window.
+#: The part of a maintenance message with the state without the window: a stored score has that
+#: state nowhere else.
 _HIDDEN_STATE = re.compile(r", until [-0-9: ]+ UTC; else ([A-Z]+): (.*)", re.DOTALL)
 #: Clear condition of that state: its own condition was not stored.
 _CLEARS_ON_RECHECK = "the next check finds no difference"

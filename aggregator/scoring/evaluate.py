@@ -198,7 +198,7 @@ def _active_of(rule: RuleFunction, previous: Judgement) -> list[Symptom]:
         (symptom, previous.tracked_symptoms.get(symptom.host, {}).get(symptom.key))
         for symptom in previous.rule_symptoms.get(rule, ())
     )
-    return [s for s, t in tracked if t is not None and t.active]
+    return [symptom for symptom, state in tracked if state is not None and state.active]
 
 
 def _find_waits(
@@ -253,7 +253,7 @@ def _track(
             tracked = hysteresis.freeze(tracked, jump_ns)
         over = [name for name, hosts in ended.items() if host in hosts]
         after = hysteresis.step(tracked, shown, view.now_ns, over)
-        stopped = {key: t for key, t in stopped.items() if key[0] not in over}
+        stopped = {key: symptom for key, symptom in stopped.items() if key[0] not in over}
         after |= hysteresis.freeze(stopped, elapsed_ns)
         # even then, symptoms that need no reading, such as events, are taken
         if not view.awake[host]:

@@ -24,7 +24,8 @@ from ..model import Evidence, Reason
 from .evidence_sql import CORRECTED, LINK_DOWNS, LINK_ERRORS, REMAPS, query_of
 from .view import FleetView
 
-#: Faults of other hosts within this time are one cause: 27 % begin within ten minutes.
+#: Faults of other hosts count as one cause within this time: 27 % begin within ten minutes of
+#: another host's fault.
 NEAR_US = 600_000_000
 
 #: host, start (us), class
@@ -78,8 +79,8 @@ class FaultHistory:
                 incidents[host] = (*record[:-1], closed)
         if is_old:
             recent = {
-                h: tuple(incident for incident in record if incident.start_us >= oldest_us)
-                for h, record in incidents.items()
+                host: tuple(incident for incident in record if incident.start_us >= oldest_us)
+                for host, record in incidents.items()
             }
             incidents = {host: record for host, record in recent.items() if record}
         return FaultHistory(incidents, open_faults, len(index), *_arrays(incidents, index))
@@ -103,7 +104,7 @@ class FaultHistory:
 def _arrays(
     incidents: Mapping[str, tuple[FaultIncident, ...]], index: Mapping[str, int]
 ) -> tuple[Indexes, Floats, Flags]:
-    known = [(index[host], h) for host, h in incidents.items() if host in index]
+    known = [(index[host], record) for host, record in incidents.items() if host in index]
     node = np.repeat(
         np.array([host_index for host_index, _ in known], dtype=np.intp),
         [len(host_incidents) for _, host_incidents in known],

@@ -19,7 +19,7 @@ from .score import ObservedSymptom, speed_interval
 from .symptom import Symptom
 from .view import FleetView
 
-#: A symptom last seen earlier belongs to an earlier job: it lasts for an hour.
+#: A symptom last seen earlier belongs to an earlier job: a slow host's symptom lasts for an hour.
 OBSERVED_SECONDS_MAX = 60.0
 LINK_REASONS = frozenset((Reason.NVLINK_ERRORS, Reason.FABRIC, Reason.RAIL_DOWN, Reason.PCIE))
 HANGS = frozenset(rule.name for rule in (agent.DEVICE_HANGS, agent.DRIVER_HANGS, agent.HANGS))
@@ -41,7 +41,10 @@ class Strength(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobFault:
-    """A cause that acts on a job's speed. `hosts`: members that show it, the worst first."""
+    """A cause that acts on a job. Slowdowns are shares of the job's speed.
+
+    `hosts`: the members that show the cause, the worst first.
+    """
 
     job: tuple[str, str, int]
     identity: str  # the same as long as the fault is the same

@@ -27,7 +27,7 @@ class ReportedFactor(NamedTuple):
 
 @dataclass(frozen=True)
 class ReportedThroughputs:
-    """Throughput by size; workload i has `starts[i]` to `starts[i + 1]`."""
+    """Throughput by size, in the reports' unit; workload i has `starts[i]` to `starts[i + 1]`."""
 
     workloads: tuple[str, ...] = ()
     starts: Indexes = field(default_factory=lambda: np.zeros(1, dtype=np.intp))

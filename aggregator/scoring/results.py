@@ -80,7 +80,10 @@ class HostInputs:
 
 
 class Hosts(Sequence[HostScore]):
-    """A score per host, by node index. *computed_scores*: of hosts that are not plainly healthy."""
+    """A score per host, by node index.
+
+    *computed_scores*: the scores of hosts that are not plainly healthy.
+    """
 
     def __init__(self, inputs: HostInputs, computed_scores: Mapping[int, HostScore]) -> None:
         self.inputs, self.computed_scores = inputs, computed_scores

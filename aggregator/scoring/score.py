@@ -48,7 +48,8 @@ HAZARD_PER_HOUR_MAX = 60.0
 #: Clear conditions shown for a state.
 CLEARS_MAX = 3
 
-#: Pieces of evidence per host: the headline, and the largest of those that add hazard.
+#: Maximum pieces of evidence per host. The largest EVIDENCE_MAX - 1 that add to the hazard come
+#: before others; the headline is always included.
 EVIDENCE_MAX = 48
 
 
@@ -142,7 +143,10 @@ def score_host(host: HostInput, observed: Sequence[ObservedSymptom]) -> HostScor
 
 
 class Causes(NamedTuple):
-    """Hazards per hour that symptoms add, by fault. `apart`: the rest without shared causes."""
+    """The hazard per hour that each symptom adds, and the number of devices with its fault.
+
+    `apart`: the further hazard if no devices shared a cause.
+    """
 
     hazards: Sequence[float]
     devices: Sequence[int]
@@ -177,7 +181,10 @@ def causes(symptoms: Sequence[Symptom], calm: float) -> Causes:
 def _explained(
     symptoms: Sequence[Symptom], each: Sequence[float], shared: Sequence[str]
 ) -> tuple[list[float], list[int]]:
-    """Return hazards and device counts if *shared* causes explain all they may."""
+    """Return hazards and device counts if *shared* causes explain all they may.
+
+    *each*: the hazard of each symptom by itself.
+    """
     faults = [symptom.fault_of(shared) for symptom in symptoms]
     strongest: dict[str, int] = {}
     devices: dict[str, set[str]] = {}

@@ -14,7 +14,7 @@ from .symptom import Symptom
 EXTERNAL_REASONS = frozenset(
     (Reason.RAIL_DOWN, Reason.FABRIC, Reason.POWER_CAP, Reason.THERMAL_THROTTLE, Reason.STORAGE)
 )
-#: State by itself -> state with a cause outside. A slow host stays DEGRADED.
+#: State of a host by itself -> with a cause outside. A slow host stays DEGRADED: its jobs are slow.
 EXTERNAL_STATES = {
     HealthState.UNHEALTHY: HealthState.SUSPECT,
     HealthState.SUSPECT: HealthState.WATCH,

@@ -43,7 +43,10 @@ class Symptom:
     precedence: tuple[float, ...] = (inf,)
 
     def fault_of(self, shared: Container[str]) -> str:
-        """Return the fault's owner, equal for one fault. *shared* causes explain all they may."""
+        """Return the fault's owner if *shared* causes explain all they may.
+
+        Symptoms with the same owner are one fault.
+        """
         if self.fault_source:
             return self.fault_source
         return f"shared {self.rule.shared}" if self.rule.shared in shared else self.parent_device

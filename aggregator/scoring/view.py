@@ -257,7 +257,10 @@ class FleetView:
         return evidence_sql.counter_query(table, column, key, unit, self.now_ns, seconds)
 
     def sql_with_peers(self, table: str, row: int, column: str, unit: str, among: str = "") -> str:
-        """Return the query for the rate of a device's counter and of its peers (*among*)."""
+        """Return the query for the rate of a device's counter and of its peers.
+
+        *among*: the query for the peers, if not all.
+        """
         host, device = self.name(table, row)
         key, simulated = (self.fleet.names[host], device), bool(self.fleet.simulated[host])
         return evidence_sql.peers_comparison(

@@ -38,7 +38,10 @@ class AdminService(AdminServiceServicer):
         self._training: asyncio.Future[TrainingResult] | None = None
 
     async def HoldStore(self, request: admin_pb2.HoldStoreRequest, context: Any) -> None:
-        """Hold the store until the caller disconnects. Raises ServiceUnavailable."""
+        """Hold the store until the caller disconnects.
+
+        Raises ServiceUnavailable, ResourceExhausted.
+        """
         hold = hold_checkpoints(self._store)
         entering = asyncio.get_running_loop().run_in_executor(None, hold.__enter__)
         try:
@@ -162,7 +165,7 @@ class PermitService(PermitServiceServicer):
         return self._permit_message()
 
     async def GrantPermit(self, request: permit_pb2.GrantPermitRequest, context: Any) -> bytes:
-        """Grant a permit (roles: `principal.py`). Raises InvalidArgument."""
+        """Grant a permit (roles: `principal.py`). Raises InvalidArgument, ServiceUnavailable."""
         seconds = request.seconds
         reason = reason_with_login(current_principal(context), request.reason)
         return await self._idempotency_cache.once(

@@ -297,7 +297,10 @@ class AdvisoryService(AdvisoryServiceServicer):
     async def WatchAdvisories(
         self, request: wire.WatchAdvisoriesRequest, context: Any
     ) -> AsyncIterator[wire.AdvisoryEvent]:
-        """Yield open advisories, or changes since the token, then each change."""
+        """Yield the open advisories, or the changes since the token, then each change.
+
+        Raises InvalidArgument, ResourceExhausted.
+        """
         feed = self._engine.feed
         number = _number(request.resume_token, feed.started_ms)
         reason = "too many watch advice already; one of them has to end"
@@ -317,7 +320,10 @@ class AdvisoryService(AdvisoryServiceServicer):
         return wire.AdvisoryEvent(resume_token=token, advisory=self._message(change.advisory))
 
     def _message(self, advisory: Advisory, expires_ns: int | None = None) -> wire.Advisory:
-        """Return the message with the workload's name as reported, without a login."""
+        """Return the message with the workload's name as reported, without a login.
+
+        *expires_ns*: None: the engine's time.
+        """
         until_ns = self._engine.expires_ns(advisory) if expires_ns is None else expires_ns
         message = advisory_message(advisory, until_ns, self._engine.store_identity)
         message.workload = name_for(advisory.job, current_login())
@@ -441,7 +447,10 @@ class AdvisoryService(AdvisoryServiceServicer):
     async def ReportUnavailableNodes(
         self, request: wire.ReportUnavailableNodesRequest, context: Any
     ) -> bytes:
-        """Count nodes as out, or in service again. Raises InvalidArgument, ResourceExhausted."""
+        """Count nodes as out, or in service again.
+
+        Raises InvalidArgument, ResourceExhausted, ServiceUnavailable.
+        """
         by = actor_with_login(current_principal(context), actor_of(request.actor))
         engine = self._engine
         state = engine.machine.state
@@ -573,7 +582,7 @@ def _page(token: str) -> int:
 
 
 def _number(token: str, started_ms: int) -> int | None:
-    """Return the number to continue after; None: all open ones. Raises InvalidArgument."""
+    """Return the number to continue after; None: all open advisories. Raises InvalidArgument."""
     if not token:
         return None
     started, dash, number = token.partition("-")

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from ..errors import ResourceExhausted
 from ..principal import current_login
 
-#: Maximum share of the slots per login. All callers without a login are one, with all slots.
+#: Maximum share of the slots per login. Callers without a login count as a single caller with all
+#: slots.
 LOGIN_SHARE_MAX = 0.5
 #: A login that holds no slot gets one until this many times the slots are held.
 OVERCOMMIT = 2

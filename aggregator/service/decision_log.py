@@ -37,7 +37,7 @@ class DecisionLog:
         self._lock = asyncio.Lock()
 
     def add(self, encoded: bytes | mmap, count: int) -> bool:
-        """Queue a batch of *count* decisions. False: the queue is full, and it is dropped."""
+        """Queue a batch of *count* decisions. False: the queue is full; the batch is dropped."""
         size = memoryview(encoded).nbytes
         if len(self._batches) >= BATCHES_WAITING_MAX or self._bytes + size > BATCHES_BYTES_MAX:
             self.count_dropped(count)

@@ -263,7 +263,10 @@ def _sized(piece: bytes) -> tuple[bytes, bytes]:
 
 
 def decoded_batch(encoded: bytes | mmap) -> tuple[list[DecisionRecord], dict[str, bytes]]:
-    """Return the arguments of `encoded_batch`. Raises ValueError, KeyError, struct.error."""
+    """Return the arguments of `encoded_batch`.
+
+    Raises ValueError, KeyError, TypeError, struct.error.
+    """
     view = memoryview(encoded)
     (count,) = _SIZE.unpack_from(view)
     pieces = list(_pieces(view, _SIZE.size))

@@ -22,7 +22,10 @@ FIELD = "gang.sizes"
 def sizes_of(
     gang: placement_pb2.GangRequirements, reported: ReportedThroughputs
 ) -> ElasticSizes | None:
-    """Return the sizes that a gang may have; None: fixed. Raises InvalidArgument."""
+    """Return the sizes that a gang may have; None: a fixed size. Raises InvalidArgument.
+
+    *reported*: used if the request has no throughputs.
+    """
     curve = curve_of(gang, reported)
     if not gang.HasField("sizes"):
         return None

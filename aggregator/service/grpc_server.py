@@ -51,7 +51,7 @@ def make_server(
     by_token: bool = False,
     denied: Mapping[str, DeniedCallback] | None = None,
 ) -> grpc.aio.Server:
-    """Return a server without services. Other arguments are for the login check."""
+    """Return a server without services. *calls*: counters; later arguments: for the login check."""
     return grpc.aio.server(
         interceptors=[
             ErrorInterceptor(calls),

@@ -123,7 +123,10 @@ class OutcomeService(OutcomeServiceServicer):
         )
 
     def _add(self, rows: Sequence[OutcomeRecord], throughputs: Sequence[ThroughputReport]) -> int:
-        """Add outcomes, for `persisted`; return the number of new ones."""
+        """Add outcomes, on disk after `persisted`; return the count of new ones.
+
+        Raises ServiceUnavailable.
+        """
         new = [r for r in throughputs if self._engine.count_new_outcomes([(r.reporter, r.outcome)])]
         count = self._engine.add_outcomes(rows, self._wall_ns())
         if self._calibration is not None:

@@ -34,7 +34,8 @@ from .validation import check_text
 TABLES_MAX = 16
 #: Maximum plans that run or wait; further callers must retry after RETRY_SECONDS.
 PLANS_MAX, RETRY_SECONDS = 16, 1.0
-#: Bounds of a workload's communication share: fingerprints count bytes (assumed).
+#: Bounds of a workload's communication share, as factors (assumed): fingerprints count bytes, not
+#: overlap.
 SHARE_INTERVAL = (0.5, 1.5)
 
 #: A new snapshot's nodes are prepared if a plan was requested within this many versions.
@@ -75,7 +76,10 @@ class PlacementService(PlacementServiceServicer):
     async def PlanPlacement(
         self, request: placement_pb2.PlanPlacementRequest, context: Any
     ) -> placement_pb2.PlanPlacementResponse:
-        """Return options, or the constraints that prevent them. Raises ServiceError."""
+        """Return options, or the constraints that prevent them.
+
+        Raises InvalidArgument, NotFound, FailedPrecondition, ServiceUnavailable, ResourceExhausted.
+        """
         began = time.perf_counter()
         messages.claim_reservations(request.candidates, current_login())
         question = self._question(request)
@@ -231,7 +235,10 @@ class PlacementService(PlacementServiceServicer):
     def running_table(
         self, snapshot: Judgement, gang: placement_pb2.GangRequirements
     ) -> tuple[NodeTable, Quantity | None]:
-        """Return the table for a running gang, which omits an unknown workload."""
+        """Return the table for a running gang.
+
+        The table omits the workload if the job has no fingerprint yet.
+        """
         try:
             return self.table(snapshot, gang)
         except NotFound:

@@ -329,7 +329,7 @@ def reserved_nodes(message: placement_pb2.PlacementCandidates, snapshot: Judgeme
 
 
 def members_of(requested: Sequence[int], job: str, snapshot: Judgement) -> Indexes:
-    """Return a running gang's nodes, as requested or as seen. Raises InvalidArgument."""
+    """Return a running gang's nodes: *requested*, else those of *job*. Raises InvalidArgument."""
     if requested:
         return node_list_of("current_node_index", requested, snapshot)
     if not job:

@@ -34,7 +34,8 @@ from .exchange_rates import RATE_MAX
 POLL_SECONDS, WATCHES_MAX = 0.1, 64
 #: Versions between searches for a better plan, and the maximum between responses.
 SEARCH_VERSIONS, QUIET_VERSIONS = 5, 10
-#: Default margin as a share of GPUs x hours: only a cheaper plan replaces a valid one.
+#: Default margin as a share of GPUs x hours: only a plan that is cheaper by more replaces a valid
+#: plan.
 CHANGE_SHARE_MIN = 0.005
 #: Maximum node names in a reason.
 REASON_NODES_MAX = 5
@@ -78,7 +79,10 @@ class WatchedPlan:
     def turn(
         self, question: PlanQuestion, answer: Callable[[], wire.PlanPlacementResponse]
     ) -> wire.WatchPlanResponse | None:
-        """Return a snapshot's response, if any. *answer*: computes a full plan."""
+        """Return a snapshot's response, if any. *answer*: computes a full plan.
+
+        Raises InvalidArgument for impossible current nodes.
+        """
         version = question.snapshot.version
         if self._is_first:
             self._check_current(question)
@@ -217,7 +221,10 @@ class PlanWatches:
         turn: Callable[[WatchedPlan], Awaitable[wire.WatchPlanResponse | None]],
         write: Callable[[wire.WatchPlanResponse], Awaitable[object]],
     ) -> None:
-        """Write responses until the caller disconnects. Raises InvalidArgument, those of *turn*."""
+        """Write responses until the caller disconnects.
+
+        Raises InvalidArgument, ResourceExhausted, and the errors of *turn*.
+        """
         reason = "no further plan can be watched; end some, or ask PlanPlacement"
         with self._slots.slot(WATCHES_MAX, reason, CAPACITY_RETRY_SECONDS):
             await self._watch(requests, snapshot, turn, write)

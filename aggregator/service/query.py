@@ -93,7 +93,10 @@ class QueryService(QueryServiceServicer):
         self.log.close()
 
     async def Query(self, request: query_pb2.QueryRequest, context: Any) -> None:
-        """Stream the answer. Raises InvalidArgument, ResourceExhausted, DeadlineExceeded."""
+        """Stream the answer.
+
+        Raises InvalidArgument, ResourceExhausted, DeadlineExceeded, ServiceUnavailable.
+        """
         record = _QueryRecord(self._who(context), request.sql, self._wall_ns(), time.monotonic())
         try:
             await self._answer(request, context, record)
@@ -143,7 +146,10 @@ class QueryService(QueryServiceServicer):
             raise _service_error(error, self._config.data) from error
 
     async def _refresh_snapshot(self, question: Question) -> int:
-        """Request a file that covers *question*; return the newest time in it, in us."""
+        """Request a file that covers *question*, and wait if that takes a few seconds.
+
+        Return the newest time that the query names, in microseconds since 1970.
+        """
         with contextlib.suppress(OSError):  # the query itself reports the error
             self.pool.start()  # load DuckDB while the file is written
         now_ns = self._wall_ns()

@@ -46,7 +46,10 @@ class RecoveryService(RecoveryServiceServicer):
     async def PlanRecovery(
         self, request: recovery_pb2.PlanRecoveryRequest, context: Any
     ) -> recovery_pb2.PlanRecoveryResponse:
-        """Return the ways to continue. Raises ServiceError."""
+        """Return the ways to continue.
+
+        Raises InvalidArgument, NotFound, FailedPrecondition, ServiceUnavailable, ResourceExhausted.
+        """
         snapshot = self._placement.snapshot()
         messages.check_epoch("dictionary_version", request.dictionary_version, snapshot)
         current = messages.members_of(

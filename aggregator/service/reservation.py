@@ -48,12 +48,15 @@ class ReservationService(ReservationServiceServicer):
         wall_ns: Callable[[], int],
         choose: Callable[[ChoiceRecord], None] = lambda _: None,
     ) -> None:
-        """*placement*: has the snapshot and its excluded nodes; *choose*: records an option."""
+        """*placement*: has the snapshot, with excluded nodes. *choose*: records a chosen option."""
         self._reservations, self._placement, self._wall_ns = reservations, placement, wall_ns
         self._choose = choose
 
     async def Reserve(self, request: wire.ReserveRequest, context: Any) -> wire.ReserveResponse:
-        """Reserve all nodes or none. Raises InvalidArgument, FailedPrecondition."""
+        """Reserve all nodes or none.
+
+        Raises InvalidArgument, FailedPrecondition, ResourceExhausted, ServiceUnavailable.
+        """
         who, owner = current_principal(context), _owner_of(request, context)
         ttl_ns = _ttl_ns(request.ttl)
         check_text("workload", request.workload, WORKLOAD_CHARACTERS_MAX)
@@ -87,7 +90,10 @@ class ReservationService(ReservationServiceServicer):
         return reply
 
     async def Renew(self, request: wire.RenewReservationRequest, context: Any) -> wire.Reservation:
-        """Change the expiry of a reservation. Raises ServiceError."""
+        """Change the expiry of a reservation.
+
+        Raises InvalidArgument, NotFound, PermissionDenied, EtagMismatch, ServiceUnavailable.
+        """
         owner, snapshot = _owner_of(request, context), self._placement.snapshot()
         reservation = self._reservations.renew(
             request.name,
@@ -102,7 +108,10 @@ class ReservationService(ReservationServiceServicer):
     async def Release(
         self, request: wire.ReleaseReservationRequest, context: Any
     ) -> wire.ReleaseReservationResponse:
-        """End a reservation; operators and admins may end any. Raises ServiceError."""
+        """End a reservation; operators and admins may end any.
+
+        Raises InvalidArgument, PermissionDenied, EtagMismatch, ServiceUnavailable.
+        """
         who, owner = current_principal(context), _owner_of(request, context)
         known = self._reservations.release(
             request.name, owner, request.fencing_token, by_operator=_is_operator(who)

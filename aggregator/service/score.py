@@ -127,7 +127,10 @@ class ScoreChanges:
         return self.latest.version, self._whole[1]
 
     def since(self, version: int) -> tuple[int, bytes] | None:
-        """Return (current version, update since *version*), or None if that is unknown."""
+        """Return (current version, update since *version*), or None if *version* is unknown.
+
+        The update is empty without changes. It is serialized once for all watchers at *version*.
+        """
         now = self._last_announced
         if (
             self.latest is None
@@ -156,7 +159,10 @@ class ScoreWatchers:
         self._slots = CallerSlots()
 
     async def watch(self, bookmark: str, write: Callable[[bytes], Awaitable[object]]) -> None:
-        """Write updates until the caller disconnects. Raises InvalidArgument."""
+        """Write updates until the caller disconnects.
+
+        Raises InvalidArgument, ServiceUnavailable, ResourceExhausted.
+        """
         position = parse_bookmark(bookmark)
         snapshot = self._snapshot()
         reason = "too many watch already; end some, or ask ScoreNodes"
@@ -248,7 +254,10 @@ class SnapshotSource(Protocol):
 
 
 class ScoreService(ScoreServiceServicer):
-    """Coroutines of grpc.aio. Replies of type bytes are serialized already."""
+    """Coroutines of grpc.aio. A `ServiceError` becomes its status in the interceptor.
+
+    Replies of type bytes are serialized already; `status.serialised` passes them unchanged.
+    """
 
     def __init__(self, source: SnapshotSource, scores_port: Callable[[], int] = lambda: 0) -> None:
         """*scores_port*: returns the port for callers that poll; 0: this port."""
@@ -279,7 +288,10 @@ class ScoreService(ScoreServiceServicer):
     async def ListNodeScores(
         self, request: score_pb2.ListNodeScoresRequest, context: Any
     ) -> score_pb2.ListNodeScoresResponse:
-        """Return a page of all nodes, worst first. Raises InvalidArgument."""
+        """Return a page of all nodes, worst first, without ended simulated nodes.
+
+        Raises InvalidArgument, ServiceUnavailable.
+        """
         size = page_size_of(request.page_size)
         full, hours = _is_full(request.view), _hours(request)
         snapshot, order, begin = self._listing(request.page_token)
@@ -304,7 +316,11 @@ class ScoreService(ScoreServiceServicer):
         return reply
 
     async def ScoreNodes(self, request: score_pb2.ScoreNodesRequest, context: Any) -> bytes:
-        """Return packed columns; without a filter, bytes of the snapshot. Raises ServiceError."""
+        """Return packed columns; without a filter, they are serialized once per snapshot.
+
+        Raises FailedPrecondition for a dictionary of another epoch, InvalidArgument,
+        ServiceUnavailable.
+        """
         snapshot = self._snapshot()
         wanted = request.dictionary_version
         if wanted not in (0, snapshot.dictionary_version):
@@ -341,13 +357,19 @@ class ScoreService(ScoreServiceServicer):
     async def WatchNodeScores(
         self, request: score_pb2.WatchNodeScoresRequest, context: Any
     ) -> None:
-        """Stream all nodes, then their changes within a second. Raises ServiceError."""
+        """Stream all nodes, then their changes within a second.
+
+        Raises InvalidArgument, ServiceUnavailable, ResourceExhausted.
+        """
         await self._watchers.watch(request.bookmark, context.write)
 
     async def GetNodeDictionary(
         self, request: score_pb2.GetNodeDictionaryRequest, context: Any
     ) -> bytes:
-        """Return all names, by node index; serialized once until they change."""
+        """Return all names, by node index; serialized once until they change.
+
+        Raises ServiceUnavailable.
+        """
         snapshot = self._snapshot()
         counts = len(snapshot.names), len(snapshot.gpus)
         key = (snapshot.dictionary_version, *counts, self._scores_port())

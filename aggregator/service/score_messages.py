@@ -170,7 +170,10 @@ def columns_message(
     gpus: bool,
     workload: RequestedWorkload | None = None,
 ) -> bytes:
-    """Return a serialized ScoreNodesResponse of the nodes *chosen*, over *hours*."""
+    """Return a serialized ScoreNodesResponse of the nodes *chosen*, over *hours*.
+
+    *workload*: adds its expected slowdown per node.
+    """
     score_columns = snapshot.columns
     if hours != HORIZON_HOURS:
         hazards = score_columns.hazard_per_hour.astype(np.float64)
@@ -226,7 +229,7 @@ def _gpu_columns(
 def verdict_of(
     snapshot: Snapshot | None, index: Mapping[str, int], host: str
 ) -> wire.HostVerdict | None:
-    """Return the verdict on *host* for its agent; None: not judged. *index*: by host."""
+    """Return the verdict on *host* for its agent; None: not judged. *index*: node index by host."""
     node = index.get(host)
     if snapshot is None or node is None or node >= len(snapshot.hosts):
         return None

@@ -73,7 +73,10 @@ class ScoreProcess:
         return self._worker.pid if self._worker else 0
 
     async def start(self) -> None:
-        """Start a process that listens, and restart it at its end. Raises ScoreProcessError."""
+        """Start a process that listens, and restart it whenever it ends.
+
+        Raises ScoreProcessError, OSError.
+        """
         try:
             await self._begin()
         except BaseException:

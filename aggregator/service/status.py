@@ -52,7 +52,10 @@ Detail = tuple[str, Message]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """The first interceptor: turns ServiceError into its status, others into INTERNAL."""
+    """Turns a ServiceError into its status, other exceptions into INTERNAL and a log entry.
+
+    It is the first interceptor, so that it also answers for the login check.
+    """
 
     def __init__(self, calls: CallCounters | None = None) -> None:
         """*calls*: counters of calls and failures."""

@@ -39,7 +39,10 @@ def check_real(field: str, value: float, high: float) -> None:
 
 
 def span_seconds(field: str, span: Duration) -> float:
-    """Return *span* in seconds. Raises InvalidArgument for nanos out of range."""
+    """Return *span* in seconds.
+
+    Raises InvalidArgument for nanos out of range or of the other sign.
+    """
     if abs(span.nanos) >= SECOND_NS or span.seconds * span.nanos < 0:
         message = f"{span.seconds} s and {span.nanos} ns, expected nanos from 0 to 999,999,999"
         raise InvalidArgument(field, message)

@@ -60,7 +60,7 @@ class AnswerJournal:
         os.ftruncate(self._descriptor, self._size)
 
     def append(self, records: Sequence[AnswerRecord]) -> None:
-        """Write and fsync all of *records*, or none. Raises ServiceUnavailable."""
+        """Write and fsync all *records*, or none. Raises ServiceUnavailable, ResourceExhausted."""
         data = b"".join(map(encode_answer, records))
         with self._lock:
             if self._size + len(data) > ANSWERS_BYTES_MAX:

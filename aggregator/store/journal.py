@@ -187,7 +187,10 @@ class EventJournal:
             self._failure = ""
 
     def _replace(self, data: bytes) -> None:
-        """Replace the journal with a file of *data*, durable after `_sync_folder`."""
+        """Replace the journal with a file of *data*. Raises OSError; then the old file stays.
+
+        The replacement survives a power cut only after `_sync_folder`.
+        """
         new = self._path.with_name(self._path.name + NEW_SUFFIX)
         descriptor = os.open(new, _FLAGS | os.O_TRUNC, 0o640)
         try:

@@ -47,7 +47,7 @@ class NewFile:
                 self.connection.unregister("new_rows")
 
     def run(self, insert: str, columns: int) -> None:
-        """Run an INSERT of *columns*; commit at CELLS_WAITING_MAX. Raises duckdb.Error."""
+        """Run an INSERT of *columns* columns; commit at CELLS_WAITING_MAX. Raises duckdb.Error."""
         ((count,),) = self.connection.execute(insert).fetchall()
         self._uncommitted_cells += count * (columns + NAMES_CELLS)
         if self._uncommitted_cells >= CELLS_WAITING_MAX:

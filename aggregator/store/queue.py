@@ -26,7 +26,8 @@ SCORES_WAITING_MAX = 100_000
 FINDINGS_WAITING_MAX = 20_000
 #: Limit of pending events while the disk is full; at the limit ReportEvents is refused.
 EVENTS_WAITING_MAX = 100_000
-#: A commit with few rows is as costly: below FEW_ROWS the writer waits FEW_PERIODS.
+#: A commit costs almost the same with few rows: below FEW_ROWS the writer waits for FEW_PERIODS
+#: times `commit_seconds`.
 FEW_ROWS, FEW_PERIODS = 32_768, 2.5
 #: Limit of pending readings of the aggregator's own health; the oldest are dropped.
 OWN_HEALTH_WAITING_MAX = 10_000
@@ -129,7 +130,7 @@ class Pending:
             self.memories,
         )  # fmt: skip
         middle = max(len(collection) for collection in kinds) // 2
-        return [b for b in (half(slice(middle)), half(slice(middle, None))) if not b.empty]
+        return [part for part in (half(slice(middle)), half(slice(middle, None))) if not part.empty]
 
 
 class Queue:

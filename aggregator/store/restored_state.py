@@ -128,7 +128,7 @@ def recent_events(connection: Connection, now_ns: int) -> list[StoredEvent]:
 
 
 def last_scores(connection: Connection) -> list[LastScore]:
-    """Return each host's last score within RECEIVED_SECONDS_MAX before the last score."""
+    """Return the last score of each host received within RECEIVED_SECONDS_MAX of the last score."""
     # By row, not by time: the clock may have been ahead, and been set back.
     newest = connection.execute(
         "SELECT epoch_us(time) FROM scores WHERE rowid = (SELECT max(rowid) FROM scores)"
@@ -197,7 +197,7 @@ def _last_score(row: dict[str, Any]) -> LastScore:
 
 
 def _in_order(row: dict[str, Any]) -> tuple[model.Evidence, ...]:
-    """Return the evidence in its stored order, from which scores are recomputed exactly."""
+    """Return the evidence in its original order if stored: then scores recompute exactly."""
     evidence = [evidence_of(evidence_row) for evidence_row in row["evidence"]]
     order = row["log_hazard_deltas"] or []
     positions_by_delta: dict[float, list[int]] = {}

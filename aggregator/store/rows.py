@@ -171,7 +171,10 @@ def snapshot_scores(snapshot: Snapshot, chosen: Iterable[HostScore]) -> list[Sna
 
 
 class HostMemory(NamedTuple):
-    """State that scoring keeps of a host. *body*: makes its JSON in the writer thread."""
+    """State that scoring keeps of a host.
+
+    *body*: makes its JSON, called in the writer thread; None: no state.
+    """
 
     host: str
     time_ns: int

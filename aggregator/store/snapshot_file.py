@@ -89,7 +89,10 @@ class RecentRows:
     def fitting_condition(
         self, ops_file: OpsFile, now_us: int, left_out: list[str], seconds_min: float = 0.0
     ) -> str:
-        """Return the condition; append to *left_out* if it covers fewer seconds."""
+        """Return the condition; append to *left_out* if it covers fewer seconds.
+
+        If it covers less than *seconds_min*, nothing is copied.
+        """
         span_us = self.seconds * 1_000_000
         while True:
             where = f"WHERE time > make_timestamp({now_us - span_us})"
@@ -123,7 +126,10 @@ class OpsFile:
     _is_previous_damaged: bool = field(default=False, init=False)
 
     def write(self, now_ns: int, lag_seconds: float = 0.0) -> None:
-        """Write the file as of *now_ns*. Raises duckdb.Error, OSError; the old one stays."""
+        """Write the file as of *now_ns*. Raises duckdb.Error, OSError; the old file stays.
+
+        *lag_seconds*: how long readings have waited for a commit.
+        """
         target, base = self.folder / OPS_FILE, self.folder / BASE_FILE
         temporary = target.with_name("operators-new.duckdb")
         left_out = self._refresh_base(base, temporary, now_ns)
@@ -263,7 +269,10 @@ class _OpsFileBuilder:
     left_out: list[str]
 
     def fill(self, previous: Path | None, lag_seconds: float) -> None:
-        """Insert everything except the base. Raises duckdb.Error, DamagedPreviousError."""
+        """Insert everything except the base. Raises duckdb.Error, DamagedPreviousError.
+
+        *lag_seconds*: as of the file *previous*.
+        """
         latest = LatestTables(self.file, self.ops_file.cursor, self.now_us, lag_seconds)
         latest.attach(previous)
         stored = {name for (name,) in self.ops_file.fetch(_STORED_TABLES)}

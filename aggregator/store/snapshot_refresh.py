@@ -21,7 +21,8 @@ from typing import IO
 CHEAP_SECONDS = 6.0
 #: Without a request a cheap file is written once in this many periods (`ops_seconds`).
 IDLE_PERIODS = 8
-#: Pause after a cheap file, as a multiple of its CPU time: a third of a processor.
+#: Pause after a cheap file, as a multiple of its CPU time: requests take at most a third of a
+#: processor.
 PAUSE_FACTOR = 2
 #: Limit of a query's wait for a file.
 WAIT_SECONDS_MAX = 8.0
@@ -32,7 +33,10 @@ REQUESTS_FILE = "operators.requests"
 
 
 def pause_seconds(period_seconds: float, write_seconds: float) -> float:
-    """Return the pause after a file: the rest of the period, at most doubled."""
+    """Return the pause after a file that took *write_seconds*: the rest of the period.
+
+    The period is at most doubled, to limit the file to an eighth of a processor.
+    """
     whole = max(period_seconds, min(2 * period_seconds, 8 * write_seconds))
     return max(0.0, whole - write_seconds)
 
@@ -70,7 +74,10 @@ class Refresh:
     _wake: threading.Event = field(default_factory=threading.Event)
 
     def request(self, moment_ns: int) -> Future[None]:
-        """Return a future that completes when the file covers *moment_ns*, or failed."""
+        """Return a future that completes when the file covers *moment_ns*, or writing it failed.
+
+        With `ops_seconds` 0 no file is ever written, and the future is complete.
+        """
         done: Future[None] = Future()
         with self._lock:
             if self.taken_ns >= moment_ns or not self.cost.period_seconds:
@@ -138,7 +145,7 @@ class Refresh:
 
 
 class RequestFile:
-    """The aggregator's side of requests by file; without it the snapshot stays."""
+    """The aggregator's side of requests by file. Without that file others use the last snapshot."""
 
     def __init__(self, folder: Path, *, enabled: bool = True) -> None:
         """Create the file if *enabled*; `poll` locks it, to show that requests are served."""

@@ -237,7 +237,10 @@ class Store(Queue):
         return self.run_on_writer_thread(lambda writer: writer.transact(work), ahead=ahead)
 
     def run_on_writer_thread(self, work: Callable[[Writer], T], *, ahead: bool = False) -> T:
-        """Run *work* in the writer, between two commits. Blocks. Raises its errors, StoreError."""
+        """Run *work* with the writer, between two commits: nothing is stored until it returns.
+
+        Blocks. Raises the exception of *work*; StoreError if the store closes first.
+        """
         done: Future[T] = Future()
 
         def run() -> None:
@@ -254,7 +257,7 @@ class Store(Queue):
         return self._writer.cursor()
 
     def journal_records(self) -> bytes:
-        """Return the journal's records, consistent with the file in the writer's thread."""
+        """Return the journal's records; in `run_on_writer_thread` they match the file."""
         return self._journal.records()
 
     @property

@@ -16,7 +16,8 @@ import duckdb
 from duckdb import DuckDBPyConnection as Connection
 
 DIGEST_VIEW = "scripts_run"
-#: For `readings` only the comments (`live_tables.py`): the Parquet files change often.
+#: For `readings` only the comments, which name the columns (`live_tables.py`): the Parquet files
+#: change often.
 _VIEWS = (
     "SELECT schema_name, view_name, comment, if(schema_name = 'readings', '', sql) FROM duckdb_views() "
     f"WHERE schema_name IN ('main', 'ops', 'history', 'readings') AND NOT internal AND view_name <> '{DIGEST_VIEW}'"
@@ -33,7 +34,10 @@ _IGNORED_WORDS = {"CROSS", "JOIN", "MATERIALIZED", "lambda", "row"}
 
 
 def run_scripts(connection: Connection, scripts: Iterable[str]) -> bool:
-    """Run the scripts if their digest changed; return whether. Raises duckdb.Error."""
+    """Run the scripts if their digest changed; return whether they ran. Raises duckdb.Error.
+
+    They run in the caller's transaction.
+    """
     text = ";\n".join(scripts)
     stored_digest = _stored_digest(connection)
     if stored_digest and stored_digest == _digest(connection, text):

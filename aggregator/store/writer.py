@@ -39,7 +39,8 @@ from .view_scripts import run_scripts
 #: Runs per host in the table `received`. A host's spool contains one run; older runs are resent
 #: only if an old disk is put back. The oldest are deleted, so that no host can fill the table.
 RUNS_PER_HOST_MAX = 1000
-#: Period of storing the run time: a kill loses one, and data stays one longer.
+#: Period of storing the run time. A kill loses at most one period of run time, and data stays for
+#: one period longer.
 RUN_TIME_STORED_NS = 60_000_000_000
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,10 @@ class Writer:
         steady_ns: Callable[[], int] = time.monotonic_ns,
         on_missing_inputs: Callable[[Iterable[str]], None] = lambda _: None,
     ) -> None:
-        """Open the store. Raises StoreError. *on_missing_inputs*: called with digests."""
+        """Open the store at *path*. Raises StoreError.
+
+        *on_missing_inputs*: called with the digests of decisions' inputs that the store lacks.
+        """
         self._path = path
         self._retention_ns = retention_hours * HOUR_NS
         self._history_days = history_days
@@ -198,7 +202,10 @@ class Writer:
         self._needs_reopen = False
 
     def transact(self, work: Callable[[Connection], T]) -> T:
-        """Run *work* in a transaction, or roll back and raise its error or StoreError."""
+        """Run *work* in a transaction, and reload the live tables afterwards.
+
+        Rolls back and raises the exception of *work*, duckdb.Error, OSError or StoreError.
+        """
         if self._needs_reopen:
             self._reopen()
         self._needs_reopen = True

@@ -94,7 +94,7 @@ def _counts(text: str) -> list[int]:
 
 
 def main() -> int:
-    """Run, and print the tables; return 1 if stored and receipted rows differ."""
+    """Run, and print the tables; return 1 if the run failed, or a receipted row was not stored."""
     parser = argparse.ArgumentParser(
         prog="make load", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -21,7 +21,8 @@ from gangline.aggregator.config import AggregatorConfig
 
 from .aggregator import Running, aggregator
 
-#: A frame waits for the current commit, the next commit's time, and that commit.
+#: A frame waits for the current commit, the time of the next commit, and that commit. A commit that
+#: takes longer than its period falls behind.
 RECEIPT_SECONDS_MAX = 3 * AggregatorConfig.commit_seconds
 #: Minimum share of the due frames: a generator that sends fewer measures itself.
 SENT_SHARE = 0.97

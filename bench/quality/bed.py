@@ -77,7 +77,10 @@ class Bed:
         self._gather()
 
     def still(self, seconds: int, blocks: Sequence[Block] = ()) -> None:
-        """Judge for *seconds* with the same *blocks* each second. The readings count once."""
+        """Advance by *seconds* with the same *blocks* each second, and judge.
+
+        The readings count once.
+        """
         if seconds:
             self.second(blocks)
         for _ in range(seconds - 1):
@@ -122,7 +125,10 @@ def _name(one: Evidence) -> str:
 
 
 def block_of(table: str, rows: Mapping[str, Mapping[str, float | None]]) -> Block:
-    """Return a block of *rows*, by device and column. Raises KeyError for an unknown column."""
+    """Return a block of *rows*, by device and column; other columns have no value.
+
+    Raises KeyError for an unknown column.
+    """
     block = Block(table, list(rows))
     columns = {signal.column: (index, signal.kind) for index, signal in enumerate(TABLES[table])}
     for row, values in enumerate(rows.values()):

@@ -168,7 +168,10 @@ def _strength(plan: Plan, now: float) -> float:
 def _steps(
     plan: Plan, levels: _Levels, random: np.random.Generator
 ) -> tuple[Floats, NDArray[np.int64], Floats, Floats, Floats]:
-    """Return breaks (parts + 1, hosts, 8), states of parts; ends, clocks and work of steps."""
+    """Return breaks (parts + 1, hosts, 8), the state of each part, and arrays by step.
+
+    The arrays by step are its end, and the clock and the work of each rank.
+    """
     breaks = [np.zeros((plan.hosts, GPUS))]
     states: list[int] = []
     ends: list[float] = []

@@ -22,7 +22,8 @@ from gangline.contract.wire import telemetry_pb2
 #: Recordings are not part of the project; they lie beside the checkout.
 DATA = Path(__file__).parents[2] / "../shared/data"
 
-#: Only BLIND is a true outcome here: on real hosts, too, a collector fails or hangs.
+#: The only outcome that a recording explains. A collector that fails or hangs on a recording would do
+#: so on a real host, too.
 _BLIND = outcome_name(CollectOutcome.BLIND)
 _UNSEEN = "the recording holds less than root sees (configuration space, other users' processes)"
 _CEILING = (
@@ -77,7 +78,10 @@ class CaptureResult:
 
     @property
     def missed(self) -> list[tuple[str, str]]:
-        """Return faults without a finding: a parser that reads nothing has no false findings."""
+        """Return the true faults without a finding.
+
+        A parser that reads nothing would have no false findings either.
+        """
         covers, result = self.capture.covers, self.bed.found
         missed = [
             key for key in self.capture.true if not any(covers(key, finding) for finding in result)
@@ -213,7 +217,10 @@ def _table(found: list[CaptureResult]) -> list[str]:
 
 
 def _rate(hours: float) -> str:
-    """Return the upper end of the 90 % interval of a rate without any false finding."""
+    """Return the text about the rate that is consistent with no false finding.
+
+    It is the upper end of the 90 % interval of a Poisson count of 0.
+    """
     return (
         f": at 90 % fewer than {weighted_rate([], 1.0)[1] / hours:.1f} an hour, no more. This shows that parsers and rules handle real formats. "
         "The simulated tables show how rare false findings are"

@@ -34,7 +34,10 @@ class Activity(NamedTuple):
 
 
 class ActivityJob(NamedTuple):
-    """Activities of a job; seconds of its step, and between checkpoints (NaN: none)."""
+    """Activities of a job.
+
+    `step`, `interval`: seconds of its step and between checkpoints; NaN for none.
+    """
 
     activities: list[Activity]
     step: float = float("nan")

@@ -39,7 +39,8 @@ from tests.processes import Process, free_port, listening, until
 RANKS = 4
 #: Seconds on a core, and of waiting per step. Ranks on one core compute at different times.
 COMPUTE_SECONDS, WAIT_SECONDS = 0.025, 0.1
-#: Niceness that shields the gang from other load; the kernel may refuse it.
+#: Niceness that shields the gang from other load. If the kernel refuses it, the gang runs at normal
+#: priority.
 NICE_GANG, NICE_OTHERS = -10, 5
 #: Added niceness of the slowed rank and of its competitor: CFS gives them weights of 1024 to 655.
 NICE_SLOWED, NICE_COMPETITOR = 10, 12
@@ -214,7 +215,10 @@ class CpuGang:
     def compute_seconds(
         self, begin: float, end: float
     ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Return each rank's mean compute seconds over steps that began between two moments."""
+        """Return each rank's mean compute seconds over steps that began between two moments.
+
+        *begin*, *end*: seconds of the monotonic clock.
+        """
         result = []
         for rank in range(RANKS):
             lines = [line.split() for line in self._log(rank).read_text().splitlines()]
@@ -370,7 +374,10 @@ class CpuGangRun:
         return result
 
     def _check_jobs(self, kinds: Sequence[str]) -> None:
-        """Raise RuntimeError if an agent did not report its job: nobody could be blamed then."""
+        """Raise RuntimeError if an agent did not report the job of its process.
+
+        Without a gang no host could be blamed.
+        """
         store = self._disk / "data" / "gangline.duckdb"
         with duckdb.connect(str(store), read_only=True) as connection:
             rows = connection.execute("SELECT source, job, hosts FROM ops.jobs").fetchall()

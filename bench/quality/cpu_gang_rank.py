@@ -1,4 +1,6 @@
-"""One rank of the gang of `cpu_gang.py`, given as JSON. Exits with its parent.
+"""One rank of the gang of `cpu_gang.py`. Exits with its parent.
+
+    python -m bench.quality.cpu_gang_rank JSON
 
 A step: wait, do a fixed count of matrix products, wait, and meet the others at a barrier over
 sockets, which rank 0 runs. The log has a line per step: start of computing (monotonic), its

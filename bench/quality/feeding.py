@@ -206,7 +206,10 @@ def smi(path: Path, bed: Bed) -> tuple[int, str]:
 
 
 def _number(text: str, factor: float = 1.0) -> float | None:
-    """Return the number at the start of *text*; None for other texts ("[N/A]")."""
+    """Return the number at the start of *text*; None for other texts ("[N/A]").
+
+    *factor* converts it to the unit of a column; Yes, No and 0x... have no unit.
+    """
     if text in ("No", "Yes"):
         return float(text == "Yes")
     if text.startswith("0x"):

@@ -59,7 +59,8 @@ class Scores:
     #: last interval again), and the count without a window.
     windows: dict[int, list[tuple[bool, bool, float, float, float]]] = field(default_factory=dict)
     unpredicted: dict[int, int] = field(default_factory=dict)
-    #: Kind -> seconds before each onset since which every window of 90 % contained it.
+    #: Kind -> seconds before each onset since which every window of 90 % contained it; 0: the last
+    #: window did not.
     lead: dict[int, list[float]] = field(default_factory=dict)
     #: (stated probability, whether it came within a tenth of the interval).
     stated: list[tuple[float, bool]] = field(default_factory=list)
@@ -133,7 +134,10 @@ def _checkpoint_seconds(seconds: Sequence[JobSecond]) -> float:
 
 
 def _by_period(at: float, hint: tuple[float, float], duration: float, seen: Floats) -> Floats:
-    """Forecast from the interval alone: checkpoint with certainty when due, else the usual."""
+    """Return the forecast from the interval of checkpoints alone.
+
+    A checkpoint is certain when due; else the usual state is.
+    """
     due, interval = hint
     usual = seen.copy()
     usual[CHECKPOINT] = 0.0
@@ -179,7 +183,10 @@ def _score_demands(
 def _score_onsets(
     run: KnownRun, scores: Scores, kind: int, told: list[tuple[int, EventForecast]], end: float
 ) -> None:
-    """Score each onset by the forecast in the middle of the interval before it, and later ones."""
+    """Score each onset by the forecast made in the middle of the interval before it.
+
+    Later forecasts, up to the onset, give the lead.
+    """
     windows, leads = scores.windows.setdefault(kind, []), scores.lead.setdefault(kind, [])
     scores.unpredicted.setdefault(kind, 0)
     before, again = 0.0, np.nan

@@ -23,7 +23,7 @@ CONTROLS, DRAWS = 20, 200
 
 
 def section(seed: int, progress: Callable[[str, float], None], recording: Path = RECORDING) -> str:
-    """Return the tables as Markdown. *seed*: of drawn fleets and of controls."""
+    """Return the tables as Markdown. *seed* is for drawn fleets and for controls."""
     if not recording.exists():
         return "\n".join((*_head(), "The recording is not here.", ""))
     faults = read_events(recording)

@@ -50,7 +50,7 @@ class Tree:
         self.later = ""
 
     def is_same(self) -> bool:
-        """Return whether the tree was unchanged at each check so far. Never raises."""
+        """Check the tree; return whether it was unchanged at each check so far. Never raises."""
         if not self.later and (now := commit_of(self._root)) != self._commit:
             self.later = now
         return not self.later
@@ -76,7 +76,10 @@ class Section:
 
 
 def head(made: ReportHead, sections: Sequence[Section], later: str = "") -> str:
-    """Return the start of the page. *later*: another commit, found before it was complete."""
+    """Return the start of the page.
+
+    *later*: another commit of its tree, found before the page was complete.
+    """
     left_out = [f"**{section.title}**" for section in sections if section.is_left_out]
     partly = [
         f"**{section.title}**"

@@ -1,6 +1,7 @@
 """The injected faults with their expected result, and look-alikes that must not be named.
 
-To add a fault: write a function that takes a host before its start and injects it, and a KINDS row.
+To add a fault: write a function that takes a host before its start and injects the
+fault, and a row of KINDS.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from tests.fake_nvml.scenario import Gpu, Steps
 from tests.fake_nvml.sick import is_lost
 from tests.processes import with_group
 
-#: Actions on a host: prepare, first yield, inject; a yield is the seconds to the next action.
+#: Actions on a host: prepare before its start, up to the first yield; then inject. Each yield is
+#: the seconds to wait before the next action.
 Act = Iterator[float]
 Doing = Callable[[InjectedHostFolder], Act]
 

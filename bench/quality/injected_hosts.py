@@ -1,6 +1,7 @@
 """A host for the injected table: the real agent on a folder of a healthy, working H100 host.
 
 Simulated are /sys, /proc and /dev (files), NVML (`tests/fake_nvml`), and a wire that can be cut.
+Everything that reads, sends and judges is real.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from tests.survival.faults import Faults
 from .injected_cable import Cable
 
 KIND = "h100-ib"
-#: Values whose second step means at work; the second step of all others is a fault.
+#: Values of which a working host shows the second step (idle, at work). The second step of any
+#: other value is a fault.
 AT_WORK = frozenset((
     "power", "event_reasons", "temperature", "utilization", "memory_utilization", "memory_used",
     "performance_state", "processes", "graphics_clock", "video_clock", "module_power", "pcie_generation",

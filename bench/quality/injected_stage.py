@@ -26,12 +26,13 @@ from tests.processes import GUARD_SECONDS, Process, free_port, listening, until
 
 #: Interval between API requests, and so the resolution of delays.
 POLL_SECONDS = 0.2
-#: Spread of the injections: each meets the ten-second collectors at another moment.
+#: Injections are spread over this time: each meets the ten-second collectors at another moment.
 APART_SECONDS = 5.0
 #: A restarted aggregator lists all hosts within this time: they register one after another.
 LISTED_SECONDS = 5.0
 NOT_LISTED = "not listed"
-#: No limits: in a small fleet the first fault would suppress wrong advice about others.
+#: No limits of advice: in a small fleet one host may be out at a time, so the first fault would
+#: hide wrong advice about other hosts.
 UNLIMITED = {
     "advice_rack_hosts_max": 10_000,
     "advice_job_hosts_max": 10_000,

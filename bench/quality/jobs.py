@@ -31,7 +31,10 @@ def marked(name: str, text: str) -> str:
 
 
 def replaced(page: str, name: str, text: str) -> str:
-    """Return *page* with another text of section *name*. Raises ValueError without it."""
+    """Return *page* with another text of section *name*.
+
+    Raises ValueError if the page does not have the section.
+    """
     before, begin, rest = page.partition(f"<!-- begin {name} -->\n")
     _, end, after = rest.partition(f"<!-- end {name} -->")
     if not begin or not end:

@@ -77,7 +77,10 @@ class ScoreCache:
         return text if key == self._key else None
 
     def pieces(self, name: str) -> Pieces | None:
-        """Return the pieces of a section of this commit and command; None with other changes."""
+        """Return the pieces of a section of this commit and command.
+
+        None with uncommitted changes.
+        """
         key = sha256(self._key.encode()).hexdigest()[:12]
         folder = self.folder / f"{name}-{key}"
         return Pieces(folder, self.is_same) if self.made.is_committed else None

@@ -27,7 +27,8 @@ JOBS, SECONDS = 200, 600
 BEGIN_SECONDS = 60
 #: Seconds of the bands of steps.
 BANDS = ((0.1, 0.3), (0.3, 0.6), (0.6, 2.0), (2.0, 10.0), (10.0, 30.0), (30.0, 60.0))
-#: A step is right within the first share; within the second it is confused with the cycle.
+#: A reported step is right within STEP_NEAR. A step within CYCLE_NEAR of the checkpoint cycle
+#: counts as confused with the cycle.
 STEP_NEAR, CYCLE_NEAR = 0.1, 0.12
 #: Bands of stated probabilities.
 PROBABILITIES = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.01)

@@ -40,7 +40,8 @@ CHECKPOINT = STATES.index("checkpoint")
 SECONDS, HOSTS = 900, 4
 #: GPUs followed in each run: the writer of a checkpoint, if there is one, and others.
 FOLLOWED = (0, 3, 17, 30)
-#: Interval of reading forecasts; windows and the horizon of a state, seconds.
+#: Forecasts are read at the interval at which agents send them. Windows, and the horizon of a state,
+#: in seconds.
 FORECAST_SECONDS = 10
 WINDOWS = (30.0, 60.0)
 HORIZON = 30.0
@@ -274,7 +275,10 @@ def _score_moment(
 def _add_leads(
     run: TrackedRun, begins: Floats, forecasts: Sequence[tuple[float, float, float]]
 ) -> None:
-    """Add how long before each checkpoint its forecast became right (a tenth), and stayed right."""
+    """Add how long before each checkpoint its forecast became right, and stayed right.
+
+    A forecast is right within a tenth of the interval.
+    """
     for before, begin in itertools.pairwise(begins[2:]):
         run.checkpoints += 1
         lead = 0.0
@@ -324,7 +328,7 @@ def rows(runs: Sequence[TrackedRun]) -> tuple[list[list[str]], list[list[str]]]:
     states, forecasts = [], []
     for world, kind, has_gpm in dict.fromkeys((run.world, run.kind, run.has_gpm) for run in runs):
         total = _together(
-            [o for o in runs if (o.world, o.kind, o.has_gpm) == (world, kind, has_gpm)]
+            [run for run in runs if (run.world, run.kind, run.has_gpm) == (world, kind, has_gpm)]
         )
         head = [world, kind, "yes" if has_gpm else "no"]
         checkpoints = map(_f1, (total.online, total.later, total.in_the_end))

@@ -37,7 +37,8 @@ CAUSES: dict[str, frozenset[Reason]] = {
 PER_CELL, PER_CONTROL, PER_VARIATION, PER_ABLATION = 3, 2, 2, 2
 ABLATION_SLOWDOWN = VARIATION_SLOWDOWN = 0.15
 VARIATION_KINDS = ("silent_host", "silent_gpu", "host_cpu")
-#: A cheaper fault is hidden: in bubbles, behind slower parts, in the spread of healthy parts.
+#: A fault that costs less of the gang's pace is hidden: in bubbles, behind slower parts, in the
+#: spread of healthy parts.
 COST_MIN = 0.02
 #: Onset of healing, and seconds of a run that heals.
 HEALS, HEALED_SECONDS = 330.0, 660

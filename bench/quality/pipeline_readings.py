@@ -307,7 +307,10 @@ class HostAgent(SendingHost):
     def processes(
         self, run: GangRun, number: int, state: str, second: int
     ) -> Iterable[telemetry_pb2.HealthEvent]:
-        """Yield the agent's reports of a run's ranks on this host; *number* names the run."""
+        """Yield the agent's reports of the ranks of a run on this host.
+
+        *number* is the run's: each run has its own processes.
+        """
         there: Sequence[int] = run.gpus[run.gpus // GPUS == self._host].tolist()
         for row in there:
             gpu = row % GPUS

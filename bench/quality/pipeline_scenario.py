@@ -27,7 +27,10 @@ CONTROL_KINDS = (
 
 @dataclass(frozen=True)
 class HostFault:
-    """One fault of one host. *slowdown*: how much longer its part of a step takes."""
+    """One fault of one host.
+
+    *slowdown*: how much longer its part of a step takes at the fault's height.
+    """
 
     kind: str
     slowdown: float

@@ -170,7 +170,10 @@ def _note(outcome: GangOutcome, judged: Judgement, second: float) -> None:
 
 
 def pace_lost(scenario: GangScenario) -> float:
-    """Return the share of steps that the gang loses while all faults are active."""
+    """Return the share of steps that the gang loses while all faults are active.
+
+    It is relative to the same run without the faults.
+    """
     if not scenario.faults:
         return 0.0
     begin = max(fault.onset for fault in scenario.faults) + (

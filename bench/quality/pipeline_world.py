@@ -8,7 +8,8 @@ training. Then each stage reduces its gradients over its replicas, and all updat
 Measured values: healthy GPUs' speeds differ by 2.3 to 3.0 % between quartiles in compute-bound work
 and 0.1 % in memory-bound work (SGEMM, ResNet, PageRank of one cluster; the hotter part has the
 lower clock); an H100 draws about 70 W idle, 150 W with a resident collective and 430 to 560 W in
-training. All other ranges are assumed.
+training. All other ranges are assumed. This world shares no code and
+no model with `bsp_world`, the simulator or the judge.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Placement on real data, scored by what happened next; into docs/quality_placement.md."""
+"""Placement on real data, scored by later faults and run times; into docs/quality_placement.md.
+
+The text of each section describes its method. Nothing in the planner is fitted to the recordings of
+faults and of GPU speed.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "quality_placement.md"
 KEPT = ROOT / "build" / "quality_placement"
 PUBLISHED_SEED = 1
-#: Seed of packing, simulated fleets and recovery; each look at it is in looks.md.
+#: Seed of packing, simulated fleets and recovery; their seeds 1 to 9 are for tuning. Each look
+#: at this seed is in looks.md.
 JUDGED_SEED = 30
 WORKLOADS = ("sgemm", "resnet", "pagerank")
 GANGS = (16, 64, 128)
@@ -162,7 +167,10 @@ def measure(
     *,
     is_control: bool = False,
 ) -> GainRow:
-    """Return the plans' gain over random members. *is_control*: by other GPUs' earlier runs."""
+    """Return the plans' gain over random members, in pools drawn with *seed*.
+
+    *is_control*: the speeds are those of other GPUs' earlier runs.
+    """
     source = np.random.default_rng(seed)
     pool_size = min(round(gang * POOL_SHARE), times.later.size)
     result = np.zeros((draws, 4))

@@ -1,7 +1,7 @@
 """Recovery in synthetic incidents: regret of the chosen way, and calibration of its price.
 
-The world shares no constants with the planner. Its numbers were written down before the first run;
-the places of core and NVLink domain were added after it.
+The world is written apart from the planner and shares none of its constants. Its numbers were
+written down before the first run; the places of core and NVLink domain were added after that run.
 """
 
 from __future__ import annotations

@@ -34,7 +34,10 @@ of the curve were chosen by looking at this file."""
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """One size, estimated without it. `regret`: the largest over values of a free node."""
+    """One size, estimated without it.
+
+    `regret`: the regret of the size chosen by this estimate, the largest over FREE_VALUES.
+    """
 
     workload: str
     nodes: int

@@ -41,7 +41,8 @@ PLACED = (
     ("nvl72", 36, (14, 19, 24), (48.0, 36.0, 24.0, 18.0, 12.0, 8.0, 5.0, 2.0)),
 )
 DRAWS = 20
-#: Classes that slow a host at a normal clock; of more work; seconds until a job shows it.
+#: Classes that slow a host at a normal clock, and classes of more work; seconds until a job shows
+#: the slowness.
 SLOW_AT_CLOCK, MORE_WORK = ("slow_host",), ("stage_imbalance", "sequence_imbalance")
 TOLD_SECONDS = 120.0
 WANTED = 0.80
@@ -206,7 +207,10 @@ def of_class(world: World, names: Sequence[str]) -> Flags:
 
 
 def told_slow(world: World, spans: Sequence[tuple[float, float]]) -> Flags:
-    """Return hosts that are slow at a normal clock, and whose job shows it within *spans*."""
+    """Return hosts that are slow at a normal clock, and whose job can show the slowness.
+
+    The job shows it within one of *spans*, each (begin, end).
+    """
     schedule = world.schedule
     result = np.zeros(schedule.hosts, dtype=bool)
     rows = schedule.rows[of_class(world, SLOW_AT_CLOCK)]
@@ -276,7 +280,10 @@ def fault_table(world: World, until_seconds: float) -> FaultTable:
 
 
 def model_hazards(world: World, now: float) -> Floats:
-    """Return each host's hazard per hour from its faults before *now*; absent: the base rate."""
+    """Return each host's hazard per hour by its faults before *now*, a midnight.
+
+    A host that is not in the record has the base rate.
+    """
     prior = base_hazard_per_hour(GPUS)
     hazards = np.full(world.schedule.hosts, prior)
     faults = fault_table(world, now)
@@ -294,7 +301,10 @@ def model_hazards(world: World, now: float) -> Floats:
 def judged_numbers(
     world: World, now: float, earlier_hours: Sequence[float], seconds: float = WATCHED_SECONDS
 ) -> HostNumbers:
-    """Return hazards, speeds and states of an aggregator that received the hosts."""
+    """Return hazards, speeds and states of an aggregator that received the hosts.
+
+    It received them for *seconds* from *now*, and for EARLIER_SECONDS at *earlier_hours* before.
+    """
     schedule = world.schedule
     hosts = [host for host in range(schedule.hosts) if not schedule.is_away(host, now)]
     aggregator = SimulatedAggregator(world, hosts, UNLIMITED)

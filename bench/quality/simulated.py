@@ -31,7 +31,8 @@ from gangline.simulator.sampled_episodes import (
 )
 from gangline.simulator.world import World
 
-#: Peers of an episode: at least FAR_MIN, and 1.25 for each host that its cause affects.
+#: Peers of an episode: at least FAR_MIN, and 1.25 for each host that its cause affects, because a
+#: fleet has many more unaffected hosts.
 FAR_MIN, UNSTRUCK_RATIO = 16, 1.25
 #: Distance between the additional hosts of successive episodes, so that they cover the fleet.
 STRIDE_HOSTS = 389

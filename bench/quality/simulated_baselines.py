@@ -29,7 +29,8 @@ _GRAVE = (HealthState.SUSPECT, HealthState.UNHEALTHY)
 
 #: DCGM's limits (dcgm_gpu_hardware_limits.h): replays a minute, CRC errors a second.
 PCIE_REPLAYS_PER_MINUTE, NVLINK_CRC_PER_SECOND = 8.0, 100.0
-#: A GPU below this share of the fleet's median clock is slow: the judge's own limit.
+#: A GPU below this share of the fleet's median clock is slow. The judge has the same limit, but also
+#: considers why the clock is low.
 SLOW_RATIO = 0.90
 
 

@@ -67,7 +67,10 @@ class NamedState:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedAdvice:
-    """Given or changed advice. Of a shared cause: many `hosts`, and `subject` is the cause."""
+    """Advice that was given or changed.
+
+    Advice about a shared cause has many `hosts`, and `subject` is the cause.
+    """
 
     seconds: float
     name: str

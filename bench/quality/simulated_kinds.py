@@ -9,7 +9,8 @@ from gangline.aggregator.advisories.advisory import Action
 from gangline.aggregator.fleet.gangs import WINDOW_NS, WINDOWS
 from gangline.aggregator.model import HealthState, Reason
 
-#: Actions that take a host from its work. AVOID costs less, and is counted separately.
+#: Actions that take a host from its work; for a host without a fault they are false. AVOID costs
+#: less, and is counted separately.
 DRAINS = frozenset(
     {
         Action.DRAIN_AFTER_JOB, Action.DRAIN_AT_CHECKPOINT, Action.EVICT_NOW, Action.RESET_GPU, Action.REBOOT,
@@ -22,7 +23,7 @@ NEAR_MAX = 40
 AFTER_ONSET_SECONDS = 300.0
 #: Findings that begin up to this long after a cause ended may belong to it.
 AFTER_SECONDS = 60.0
-#: The same for passing events: rules about gangs are silent until these windows are full.
+#: The same for passing events: rules about gangs are silent until WINDOWS windows are full.
 PASSED_SECONDS = (WINDOWS + 1) * WINDOW_NS / 1e9 + AFTER_SECONDS
 #: States that keep work off a host.
 BLAMED = frozenset({HealthState.DEGRADED, HealthState.SUSPECT, HealthState.UNHEALTHY})

@@ -85,7 +85,10 @@ def _pass(result: Score, passed: Sequence[PassingState], named: Sequence[NamedSt
 
 
 def _during(faults: Sequence[TrueFault], named: Iterable[NamedState], by: str) -> list[NamedState]:
-    """Return the findings of *by* that began while the cause was active, or shortly after."""
+    """Return the findings of *by* about the hosts of *faults*.
+
+    Only findings that began while the cause was active, or at most AFTER_SECONDS later.
+    """
     since = {fault.host: fault for fault in faults}
     return [
         state

@@ -21,7 +21,8 @@ from gangline.simulator.world import STEP_SECONDS, World
 
 #: The judge counts over ten minutes: a fault that ended within this time is still reported rightly.
 GRACE_SECONDS = 600.0
-#: Draining a repaired host is wrong after two steps, in which advice may be withdrawn.
+#: A host is healthy after a repair or a restart, and draining it is wrong. Earlier advice may still
+#: be withdrawn within two steps.
 BACK_SECONDS = 2 * STEP_SECONDS
 #: Units of classes that affect a part: a GPU, or a port.
 OF_GPU, OF_PORT = ("gpu_hour",), ("port_hour", "leaf_hour")
@@ -49,7 +50,10 @@ class TrueFault:
 
     @property
     def reportable_until(self) -> float:
-        """Return when reports of the fault become wrong, in seconds of the world."""
+        """Return until when the fault may be reported, in seconds of the world.
+
+        A repair or a restart ends the fault when the host is back.
+        """
         is_mended = self.each.sort == "faults" and self.each.ends in ("repair", "restart")
         return self.end + (BACK_SECONDS if is_mended else GRACE_SECONDS)
 
@@ -101,7 +105,10 @@ class GroundTruth:
         return any(first & other for first, other in combinations(causes, 2))
 
     def victims(self, faults: Sequence[TrueFault]) -> set[str]:
-        """Return hosts without a fault that waited for *faults*; not of jobs that died before."""
+        """Return the hosts without a fault that waited for *faults* within this span.
+
+        Jobs that an earlier fault had killed do not count.
+        """
         if EFFECTS[faults[0].each.name] is no_effect:
             return set()
         begin = max(faults[0].begin, self._begin)

@@ -75,7 +75,10 @@ def replay(name: str, seed: int) -> Outcome:
 
 
 def _timelines(column: dict[str, np.ndarray], workers: np.ndarray) -> tuple[Floats, Floats, float]:
-    """Return each worker's shares of compute and exchange by tenth of a second; and the seconds."""
+    """Return each worker's shares of compute and exchange, and the total seconds.
+
+    The shares are by tenth of a second.
+    """
     starts, ends = (
         column["start_ts"].astype(float),
         column["start_ts"].astype(float) + column["duration"].astype(float),

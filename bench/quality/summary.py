@@ -22,14 +22,17 @@ _COUNTED = re.compile(r"(\d+) of (\d+)")
 
 
 def with_summary(page: str) -> str:
-    """Return *page* with the summary of its sections before the first of them."""
+    """Return *page* with the summary of its sections before the first section.
+
+    An existing summary is replaced.
+    """
     head, *sections = re.split(r"^(?=## )", page, flags=re.MULTILINE)
     sections = [section for section in sections if not section.startswith(TITLE)]
     return "".join([head, summary({_title(section): section for section in sections}), *sections])
 
 
 def summary(sections: dict[str, str]) -> str:
-    """Return the answers to a user's questions. *sections*: title -> text."""
+    """Return the answers to a user's questions. *sections*: title -> text; some may be missing."""
     injected, simulated = sections.get("Injected", ""), sections.get("Simulated", "")
     rows = [
         ("Is a fault named, with the right device and reason?", "injected into real processes", _named(injected, "injected")),

@@ -148,7 +148,10 @@ def _link_same_libraries(site: Path) -> None:
 
 
 def build_gangline(python: Path, chain: Toolchain, tools: Path, work: Path) -> Path:
-    """Compile a copy of this checkout's files for the runtime, and return the wheel."""
+    """Compile this checkout for the runtime, and return the wheel.
+
+    The source is a copy of the files that git does not ignore.
+    """
     source = work / "gangline"
     shutil.rmtree(source, ignore_errors=True)
     names = subprocess.run(

@@ -41,10 +41,11 @@ from .gang import members
 #: all of them. A GPU without a cause from the driver must also be below
 #: `gpu.unexplained_below_ratio`.
 SLOW_BELOW = "gpu.slow_below_ratio"
-#: Limits of a GPU that the driver reports as throttled. A level ends at it plus LEAVES_*.
+#: Limits of GPUs that the driver reports as throttled. A level ends at its limit plus LEAVES_*.
 THROTTLED_WATCH, THROTTLED_BELOW = "gpu.held_watch_ratio", "gpu.held_below_ratio"
 LEAVES_WATCH, LEAVES_DEGRADED = 0.01, 0.02
-#: Half a step of NVIDIA's clocks (15 MHz), by which WATCH begins above its limit.
+#: Half a step of NVIDIA's clocks (15 MHz). WATCH begins this far above its limit, because readings
+#: are rounded to steps.
 CLOCK_ERROR_HERTZ = 7.5e6
 #: A GPU that is only slightly limited is reported after this time.
 MILD_SECONDS = 15.0
@@ -61,7 +62,8 @@ THROTTLED_SHARE = 0.05
 #: Seconds of a GPU's own past in its evidence query.
 BASELINE_SHOWN_SECONDS = 900.0
 
-#: A cap below its own limit needs longer: its flag also comes with work at the limit.
+#: A cap below its own limit needs longer: only a flag shows it, which comes and goes with work at
+#: the limit.
 EXTERNAL_CAP = replace(rules.POWER, enter_seconds=20.0)
 
 

@@ -56,7 +56,8 @@ CLEARS = "its link stays up and counts no error for 24 hours, the GPU is reset, 
 FATAL_HAZARD_FACTOR = 20_000.0
 #: Hazards from this factor on are SUSPECT, below it WATCH.
 SUSPECT_FACTOR = 20.0
-#: XID 154 reports a change of `gpu.recovery_action_state`, which is the later reading.
+#: XID 154 reports a change of `gpu.recovery_action_state`; that reading is later, and so has more
+#: weight.
 RECOVERY_COLUMN = "recovery_action_state"
 RECHECK_SECONDS = 10.0
 

@@ -60,7 +60,10 @@ def retransmitting_ports(view: FleetView) -> Iterator[Symptom]:
 
 
 def _median_at_same_traffic(view: FleetView, table: str, rates: Floats) -> Floats:
-    """Return each port's median over ports of its link layer and class of traffic."""
+    """Return each port's median over ports of its link layer and class of traffic.
+
+    With too few peers: NaN for ports with at least LIGHT_TRAFFIC, 0 for others.
+    """
     result = np.zeros(rates.shape)
     if not rates.any():
         return result

@@ -420,7 +420,7 @@ def members_condition(hosts: list[str], gpus: list[str]) -> str:
 def members(
     view: FleetView, comparison: GangComparison, host: int, gang: int, most: int
 ) -> tuple[list[str], list[str]]:
-    """Return up to *most* host names of *gang*, *host* first; GPUs on shared hosts."""
+    """Return up to *most* names: hosts of *gang*, *host* first, and its GPUs on shared hosts."""
     hosts: list[str] = []
     gpus: list[str] = []
     others: Indexes = np.flatnonzero(comparison.gang == gang)[: most + 1]

@@ -153,7 +153,10 @@ class Backup:
             shutil.copymode(path, part / name)
 
     def _fold_wal(self, part: Path, data: Path) -> tuple[int, int, set[str]]:
-        """Merge the WAL into the copy; return rows, schema version, recorded Parquet files."""
+        """Merge the WAL into the copy, which proves that the copy opens.
+
+        Return rows, schema version, recorded Parquet files.
+        """
         file = part / STORE_FILE
         with verify.open_database(file, read_only=False, copy_of=data / STORE_FILE) as connection:
             try:

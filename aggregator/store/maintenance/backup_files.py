@@ -18,7 +18,7 @@ from ..store_folder import BACKUP_HOLDS_FOLDER
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = 1
-#: A year of 5-minute segments: three million files with lines of about 150 bytes.
+#: A year of 5-minute segments of thirty tables: three million files with lines of about 150 bytes.
 MANIFEST_BYTES_MAX = 1 << 30
 _NAME = re.compile(r"\d{8}T\d{6}Z(-\d+)?$")
 

@@ -35,7 +35,8 @@ Table = tuple[str, str]
 
 #: Rows per piece, and per batch in memory.
 PIECE_ROWS, BATCH_ROWS = 500_000, 50_000
-#: Growing tables are copied again while more than TAIL_ROWS came, at most TURNS_MAX times.
+#: Growing tables are copied again while more than TAIL_ROWS came, at most TURNS_MAX times if ingest
+#: is faster.
 TAIL_ROWS, TURNS_MAX = 50_000, 20
 #: Schemas with growing tables; all others are copied while nothing is stored.
 GROWING = ("hours",)

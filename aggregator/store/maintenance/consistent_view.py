@@ -48,7 +48,10 @@ class CheckpointHold:
 
 @contextmanager
 def hold_checkpoints(store: Store) -> Iterator[CheckpointHold]:
-    """Prevent changes of the file, after the running commit. Raises StoreError."""
+    """Prevent changes of the file until the context ends. Blocks for the running commit.
+
+    Raises StoreError, ResourceExhausted.
+    """
     checkpoint_hold = store.run_on_writer_thread(lambda writer: _hold(store, writer))
     try:
         yield checkpoint_hold
@@ -155,7 +158,10 @@ def no_store_message(data: Path) -> str:
 
 
 def why_no_migration(data: Path) -> str:
-    """Return why this version would not migrate the store in *data*; "" if it might."""
+    """Return why this version would not migrate the store in *data*; "" if it might.
+
+    Reads `store_version`, because opening the store would migrate it. Raises CopyError.
+    """
     if not (data / STORE_FILE).exists():
         return f"{data}: no store yet, nothing to back up"
     newest = duckdb_file.migrations()[-1][0]

@@ -104,7 +104,10 @@ def count_rows(connection: Connection) -> int:
 def verify_store(
     file: Path, folder: Path, spill: Path, report_progress: StepCallback
 ) -> VerifyReport:
-    """Read the store's *file* and its Parquet files in *folder*. Raises CopyError."""
+    """Read the store's *file* entirely, and its Parquet files in *folder*.
+
+    Raises CopyError if the store does not open; the report lists other damage.
+    """
     report = VerifyReport()
     with open_database(file, read_only=True, spill=spill) as connection:
         report.schema_version = schema_version(connection, file)

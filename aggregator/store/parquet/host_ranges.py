@@ -7,13 +7,17 @@ from typing import NamedTuple
 
 from ..layout import BY_NAME
 
-#: Limit of the values in a piece, which take about five times their 8 bytes.
+#: Limit of the values in a piece, keys included. Sorting and rolling up take about five times their
+#: 8 bytes each.
 CELLS_MAX = 1 << 22
 Counts = Sequence[tuple[str, int]]
 
 
 class HostRange(NamedTuple):
-    """A half-open range of hosts, or of a host's devices; None: unlimited."""
+    """A half-open range of hosts by name, after *after* up to *last*; None: unlimited.
+
+    Device limits are set only if the range is a part of a single host with too many rows.
+    """
 
     after: str | None
     last: str | None

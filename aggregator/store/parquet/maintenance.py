@@ -196,7 +196,10 @@ class HistoryMaintenance:
             yield message
 
     def run_round(self, failing: str) -> Job:
-        """Run all maintenance once; a failed merge does not prevent the rest."""
+        """Run all maintenance once; a failed merge does not prevent the rest.
+
+        Raises OSError, duckdb.Error, PackerError, DamagedSegmentError.
+        """
         merge_error: Exception | None = None
         try:
             yield from self._merge_due()

@@ -48,7 +48,10 @@ def _oldest(found: Sequence[ParquetSegment], bytes_wanted: int) -> list[ParquetS
 def choose_for_room(
     found: Sequence[ParquetSegment], bytes_wanted: int, free_share: float
 ) -> list[ParquetSegment]:
-    """Return files to remove: the oldest raw ones, then minutes, then hours."""
+    """Return files to remove to free *bytes_wanted*: the oldest raw ones, then minutes, then hours.
+
+    *free_share*: free space as a share of its target.
+    """
     chosen: list[ParquetSegment] = []
     for grain, below in REMOVAL_ORDER:
         if grain == RAW or free_share < below:

@@ -136,7 +136,10 @@ class _Chunk:
         self.late: Flags = ~self.is_tail & (self.index < np.repeat(tails, lengths))
 
     def steps(self, column: Any, signal: Signal) -> tuple[_CounterSteps, Indexes]:
-        """Return the steps between readings, and each device's last usable row, if any."""
+        """Return the steps between readings, and each device's last row with a usable value.
+
+        For a device without a usable value that row is less than its first row.
+        """
         shape = Shape.of([nature_of(signal)])
         value, valid = _uints(column)
         outcome = unusable(value[None], valid[None], shape)[0]
