@@ -100,12 +100,14 @@ class ScoreServer:
         self._access_control.watch_ports([port])
         await self._set_serving(health_pb2.HealthCheckResponse.NOT_SERVING)
         await server.start()
-        self._send({"port": port})
         tasks = [
             asyncio.create_task(self._access_control.watch()),
             asyncio.create_task(self._decisions.run()),
         ]
-        await receive_packets(self._control, PACKET_BYTES_MAX, 2, self._load_snapshot)
+        # An aggregator that ends resets the socket if it left packets unread.
+        with suppress(ConnectionError):
+            self._send({"port": port})
+            await receive_packets(self._control, PACKET_BYTES_MAX, 2, self._load_snapshot)
         for task in tasks:
             task.cancel()
         await server.stop(GRACE_SECONDS)

@@ -87,7 +87,10 @@ def test_a_row_is_read() -> None:
         (('"reading"', '"time"'), "clear_seconds goes with clears = 'time'"),
         (('"reading"', '"reset"'), "clears = 'reading' goes with when"),
         (('message = "is lost"\n', ""), "expected severity, message, action and clears"),
-        (('message = "is lost"', 'words = "is lost"'), "unknown key 'words'; it is 'message' since"),
+        (
+            ('message = "is lost"', 'words = "is lost"'),
+            "unknown key 'words'; it is 'message' since",
+        ),
         (('message = "is lost"', 'message = "a\\u001b[31m"'), "message: expected one line of text"),
         (('message = "is lost"', f'message = "{"x" * 201}"'), "message: expected one line of text"),
         (('source = "assumed"', ""), "source: state the source of the limit"),

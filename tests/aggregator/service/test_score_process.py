@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pickle
 import select
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -23,12 +26,14 @@ from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.metrics import CallCounters
 from gangline.aggregator.scoring.evaluate import Judgement
 from gangline.aggregator.server import StartError
-from gangline.aggregator.service import score_process, shared_snapshot
+from gangline.aggregator.service import score_process, score_process_main, shared_snapshot
 from gangline.aggregator.service.score import ScoreService
 from gangline.aggregator.service.score_process import ScoreProcess, ScoreProcessError
+from gangline.aggregator.service.score_process_main import ScoreProcessSettings
 from gangline.contract.settings import SettingsError
 from gangline.contract.wire import score_pb2
 from gangline.contract.wire.score_pb2_grpc import ScoreServiceStub
+from gangline.contract.workers import packet_sockets
 from tests.aggregator.auth.secured import Secured, bearer
 from tests.aggregator.query.asking import children
 from tests.processes import GUARD_SECONDS, Process
@@ -310,6 +315,23 @@ async def test_a_start_that_fails_leaves_nothing(
 
 
 @pytest.mark.slow
+def test_an_aggregator_that_ends_during_the_start_leaves_no_traceback(tmp_path: Path) -> None:
+    """An aggregator on a full disk ended early; its log showed a broken pipe of this process."""
+    ours, theirs = packet_sockets()
+    config = AggregatorConfig(data=tmp_path)
+    ours.send(pickle.dumps(ScoreProcessSettings(config, *LOCAL, os.getpid())))
+    with theirs:
+        child = subprocess.Popen(
+            [sys.executable, "-m", score_process_main.__name__],
+            stdin=theirs.fileno(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    ours.close()
+    _, stderr = child.communicate(timeout=GUARD_SECONDS)
+    assert (child.returncode, stderr) == (0, "")
+
+
 def test_it_ends_with_an_aggregator_that_is_killed(tmp_path: Path) -> None:
     """A leftover process would hold the port, and answer from an old snapshot."""
     log = tmp_path / "log"
