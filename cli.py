@@ -25,7 +25,9 @@ UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _MODULES = {
     "watch": ".aggregator.commands.hosts:watch_main",
     "simulate": ".simulator.command",
-    "executor": ".aggregator.commands.executor",
+    "executor": ".executors.command",
+    "mirror": ".executors.mirror",
+    "why": ".executors.slurm.why",
 }
 #: Command -> its extra, and its summary.
 _SUMMARIES = {
@@ -42,8 +44,8 @@ _SUMMARIES = {
         "executor",
         "carry out advisories in Slurm, Kubernetes, HTCondor: run, doctor, undo",
     ),
-    "why": ("aggregator", "why a Slurm job waits, and what would help"),
-    "mirror": ("aggregator", "write the health of all nodes to a file for scheduler plugins"),
+    "why": ("executor", "why a Slurm job waits, and what would help"),
+    "mirror": ("executor", "write the health of all nodes to a file for scheduler plugins"),
     "record": ("aggregator", "a host's last minutes at full rate, as a file"),
     "sql": ("aggregator", "query the store in SQL, read-only"),
     "check": ("agent", "is this host fit for a job? one line, an exit code"),
@@ -72,6 +74,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 PACKAGES = {
     "gangline.agent": "gangline-agent",
     "gangline.aggregator": "gangline-aggregator",
+    "gangline.executors": "gangline-aggregator",
     "gangline.simulator": "gangline-aggregator",
 }
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..contract.otlp_logs import check_url
 from ..contract.settings import SettingsError, setting
+from ..contract.tls import is_loopback
 from .principal import check_name_patterns, check_trust_domain
 
 #: Values of `listen_scores`: the next port after `listen`; no score process.
@@ -50,16 +50,6 @@ def check_metrics(text: str) -> None:
     """Raise SettingsError unless *text* is address:port or empty."""
     if text and not _address_port(text)[1]:
         raise SettingsError(f"{_ADDRESS_PORT} 127.0.0.1:9477, or nothing for none")
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether *address*, possibly in brackets, is reachable from this machine only."""
-    if address == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(address.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def check_ops_seconds(seconds: float) -> None:

@@ -1,57 +1,12 @@
-"""Counters of the aggregator: a histogram of seconds, gRPC calls, and the limit of open files."""
+"""Counters of the aggregator's gRPC calls, and the limit of open files."""
 
 from __future__ import annotations
 
 import resource
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
 
 #: Descriptors besides a connection per host: store, spill files, journal, the API's callers.
 RESERVED_DESCRIPTORS = 512
-
-
-class Histogram:
-    """A histogram in Prometheus' form, written by one thread.
-
-    Other threads may read it, and may see an observation in only some of its numbers.
-    """
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        """*bounds*: ascending upper bounds of the buckets; a last bucket has no bound."""
-        self.bounds = tuple(bounds)
-        #: Observations by bucket.
-        self.counts = [0] * (len(self.bounds) + 1)
-        self.sum = 0.0
-        self.max = 0.0
-
-    @property
-    def count(self) -> int:
-        """Number of observations."""
-        return sum(self.counts)
-
-    def observe(self, value: float) -> None:
-        """Count *value*."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
-        self.max = max(self.max, value)
-
-    def quantile(self, share: float, before: Sequence[int] = ()) -> float | None:
-        """Return the upper bound of the bucket with the quantile *share*.
-
-        None without observations.
-
-        *before*: an earlier `counts`, whose observations are excluded. For the last bucket, which
-        has no bound, return the maximum ever observed.
-        """
-        earlier = before or [0] * len(self.counts)
-        added = [now - then for now, then in zip(self.counts, earlier, strict=True)]
-        wanted, cumulative = share * sum(added), 0
-        for index, count in enumerate(added):
-            cumulative += count
-            if count and cumulative >= wanted:
-                return self.bounds[index] if index < len(self.bounds) else self.max
-        return None
 
 
 class CallCounters:

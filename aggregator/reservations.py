@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..contract.durable_file import replace_file
 from .arrays import Indexes
-from .durable_file import replace_file
 from .errors import EtagMismatch, NotFound, PermissionDenied, ResourceExhausted, ServiceUnavailable
 
 FILE_NAME, FILE_BYTES_MAX = "reservations.json", 64 << 20

@@ -21,6 +21,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2
 from prometheus_client.core import Metric
 
+from ..contract.http_server import AggregatorMetricsServer, listener
 from ..contract.otlp_logs import OtlpLogExporter
 from . import metrics as descriptors
 from .advisories.advisory import Advisory
@@ -38,7 +39,6 @@ from .ingest.clocks import ClockWriter
 from .ingest.ingest import Ingest
 from .judge_loop import ClockJumpDetector, JudgeLoop, SnapshotHolder, restore_from_store
 from .metrics import CallCounters
-from .metrics_server import AggregatorMetricsServer, listener
 from .monitoring.host_metrics import host_families
 from .monitoring.log_export import FindingAndAdviceLog
 from .monitoring.metrics import MetricSources

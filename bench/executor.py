@@ -21,17 +21,13 @@ from pathlib import Path
 
 from bench.measure import Result, percentile
 from gangline.aggregator.advisories.advisory import Action
-from gangline.aggregator.executors.executor import Executor
-from gangline.aggregator.executors.ledger import ExecutorLedger
-from gangline.aggregator.executors.model import PlaceHold, Requeue, StartNow, Step
-from gangline.aggregator.executors.settings import ExecutorConfig, NodeNames
-from gangline.aggregator.executors.slurm import Slurm, run_command
-from tests.aggregator.executors.advice_server import (
-    LIMITS,
-    AdviceServer,
-    connected_client,
-    serving_advice,
-)
+from gangline.executors.executor import Executor
+from gangline.executors.ledger import ExecutorLedger
+from gangline.executors.model import PlaceHold, Requeue, StartNow, Step
+from gangline.executors.scheduler_command import run_command
+from gangline.executors.settings import ExecutorConfig, NodeNames
+from gangline.executors.slurm.scheduler import Slurm
+from tests.executors.advice_server import LIMITS, AdviceServer, connected_client, serving_advice
 from tests.slurm.plugin_cluster import running_cluster
 from tests.slurm_cluster import MISSING, SlurmCluster, has_slurm, running_slurm
 

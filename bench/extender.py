@@ -18,7 +18,7 @@ from multiprocessing.synchronize import Event as ProcessEvent
 from pathlib import Path
 
 from bench.measure import Result, percentile
-from tests.aggregator.executors.serving_extender import mirror_node, write_mirror
+from tests.executors.serving_extender import mirror_node, write_mirror
 from tests.processes import GUARD_SECONDS, free_port
 
 NODES = 5000

@@ -19,11 +19,11 @@ from pathlib import Path
 import grpc
 
 from bench.measure import Result, percentile
-from gangline.aggregator.executors.attribution import AttributionBoard, HealthView, health_view
-from gangline.aggregator.executors.attribution_clients import AttributionClients
-from gangline.aggregator.executors.attribution_server import AttributionServer
-from gangline.aggregator.executors.cycle_info import CycleInfo
-from gangline.aggregator.executors.model import Advice, ScheduledJob, SchedulerState
+from gangline.executors.launchers.attribution import AttributionBoard, HealthView, health_view
+from gangline.executors.launchers.attribution_clients import AttributionClients
+from gangline.executors.launchers.attribution_server import AttributionServer
+from gangline.executors.launchers.cycle_info import CycleInfo
+from gangline.executors.model import Advice, ScheduledJob, SchedulerState
 from tests.nvrx import MISSING, VERSIONS, has_nvrx, run_nvrx
 
 ROUNDS, CALLS, POLLS = 5, 400, 110

@@ -20,12 +20,12 @@ import numpy as np
 from bench import score_server
 from bench.measure import Result, percentile
 from bench.score_nodes import _child, running_echo
-from gangline.aggregator.commands.connection import ConnectionOptions
 from gangline.aggregator.commands.job_client import JobClient
-from gangline.aggregator.commands.score_client import ScoreClient
 from gangline.aggregator.runs.accumulator import ActiveRun
 from gangline.aggregator.runs.job_pace import WINDOWS_MAX, PaceTracker, PaceWindow
 from gangline.aggregator.runs.job_windows import WINDOW_NS, HostWindow, JobRecord
+from gangline.contract.client.connection import ConnectionOptions
+from gangline.contract.client.score_client import ScoreClient
 from gangline.contract.wire import advisory_pb2
 from gangline.contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
 

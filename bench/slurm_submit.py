@@ -14,8 +14,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from bench.measure import Result, percentile
-from gangline.aggregator import mirror_file
-from gangline.aggregator.mirror_format import MirrorNode, SlurmNodes, render
+from gangline.executors import mirror_file
+from gangline.executors.mirror_format import MirrorNode, SlurmNodes, render
 from tests.slurm.embedded_lua import script
 from tests.slurm.plugin_cluster import (
     MISSING_PLUGIN,

@@ -6,6 +6,7 @@ requested.
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import ssl
 from dataclasses import dataclass
@@ -180,3 +181,13 @@ def speaks_tls(host: str, port: int, seconds_max: float) -> bool:
             return True
     except OSError as error:
         return "ALERT" in str(getattr(error, "reason", ""))
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether *address*, possibly in brackets, is reachable from this machine only."""
+    if address == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from gangline.aggregator.executors.model import SchedulerError
-from gangline.aggregator.executors.slurm import run_command
+from gangline.executors.model import SchedulerError
+from gangline.executors.scheduler_command import run_command
 from tests.debian13 import MISSING as MISSING_PART
 from tests.debian13 import debian13, has_debian13, start_inside
 from tests.processes import GUARD_SECONDS, free_port

@@ -1,7 +1,7 @@
 """An API server of Kubernetes in memory, over real sockets, with the calls of executors and of the
 tests' cluster users.
 
-It passes the tests that the real one passes (tests/aggregator/executors/test_contract_kubernetes.py).
+It passes the tests that the real one passes (tests/executors/test_contract_kubernetes.py).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from gangline.aggregator.executors.kubernetes_api import ApiAccess
-from gangline.aggregator.executors.kubernetes_jobs import selects
+from gangline.executors.kubernetes.api import ApiAccess
+from gangline.executors.kubernetes.jobs import selects
 
 PATH = re.compile(
     r"/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+)/(?P<version>[^/]+))(?:/namespaces/(?P<namespace>[^/]+))?"

@@ -23,7 +23,7 @@ from typing import Any, Self
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from gangline.aggregator.executors.kubernetes_api import (
+from gangline.executors.kubernetes.api import (
     JSON_PATCH,
     MERGE_PATCH,
     ApiAccess,
@@ -31,7 +31,7 @@ from gangline.aggregator.executors.kubernetes_api import (
     ApiServer,
     kubeconfig_access,
 )
-from gangline.aggregator.executors.model import SchedulerError
+from gangline.executors.model import SchedulerError
 from tests.processes import GUARD_SECONDS, free_port
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-scheduler", "kubectl")
@@ -42,7 +42,7 @@ MISSING = (
 )
 GPUS = 4
 NAMESPACE = "ml"
-MANIFESTS = Path(__file__).parents[1] / "packaging" / "kubernetes"
+MANIFESTS = Path(__file__).parents[1] / "executors" / "kubernetes" / "manifests"
 ADMIN_TOKEN, EXECUTOR_TOKEN = "admin-token", "executor-token"
 EXECUTOR_USER = "system:serviceaccount:gangline:gangline-executor"
 
@@ -57,7 +57,7 @@ def has_kubernetes() -> bool:
 
 
 class RealKubernetes:
-    """Started by `running_kubernetes`. Rights are checked (RBAC); the executor has those of packaging/kubernetes."""
+    """Started by `running_kubernetes`. Rights are checked (RBAC); the executor has those of executors/kubernetes/manifests."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

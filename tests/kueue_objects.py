@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from typing import Any
 
-from gangline.aggregator.executors.kubernetes_api import ApiError, ApiServer
+from gangline.executors.kubernetes.api import ApiError, ApiServer
 from tests.kubernetes_cluster import ADMIN_TOKEN, MANIFESTS, UsedCluster, path_of, until
 
 STRING: dict[str, Any] = {"type": "string"}
@@ -92,7 +92,7 @@ DEFINITIONS = (
 
 
 def define_all(cluster: UsedCluster) -> None:
-    """Offer all of DEFINITIONS, once, and give the executor the rights of packaging/kubernetes to them."""
+    """Offer all of DEFINITIONS, once, and give the executor the rights of executors/kubernetes/manifests to them."""
     api = cluster.people.api
     for entry in DEFINITIONS:
         if cluster.define is not None:

@@ -37,7 +37,7 @@ FILES = (
     "tests/aggregator/service/test_status.py",
     "tests/aggregator/service/test_telemetry.py",
     "tests/aggregator/store/test_store.py",
-    "tests/aggregator/test_host_sets.py",
+    "tests/contract/test_host_sets.py",
     "tests/contract",
 )
 #: Newer names of NVIDIA's binding, which the agent does not need: it reads fields by number.

@@ -22,9 +22,10 @@ from functools import partial
 from pathlib import Path
 
 from gangline.aggregator.advisories.advisory import Action, AdvisoryState
-from gangline.aggregator.executors.model import SchedulerError
-from gangline.aggregator.executors.slurm import Slurm, run_command
-from tests.aggregator.executors.advice_server import LIMITS, AdviceServer, serving_advice
+from gangline.executors.model import SchedulerError
+from gangline.executors.scheduler_command import run_command
+from gangline.executors.slurm.scheduler import Slurm
+from tests.executors.advice_server import LIMITS, AdviceServer, serving_advice
 from tests.processes import GUARD_SECONDS
 from tests.slurm_cluster import MISSING, SlurmCluster, has_slurm, running_slurm
 from tests.soak_rounds import RoundsReport, play_rounds, run_soak

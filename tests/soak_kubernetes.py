@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from gangline.aggregator.advisories.advisory import Action, AdvisoryState
-from gangline.aggregator.executors.executor import Executor
-from gangline.aggregator.executors.kubernetes import Kubernetes
-from gangline.aggregator.executors.kubernetes_api import ApiServer
-from gangline.aggregator.executors.kubernetes_state import ConfigMapLedger
-from gangline.aggregator.executors.settings import KubernetesConfig, NodeNames
-from tests.aggregator.executors.advice_server import AdviceServer, connected_client, serving_advice
-from tests.aggregator.executors.kubernetes_site import KubernetesSite
+from gangline.executors.executor import Executor
+from gangline.executors.kubernetes.api import ApiServer
+from gangline.executors.kubernetes.scheduler import Kubernetes
+from gangline.executors.kubernetes.settings import KubernetesConfig
+from gangline.executors.kubernetes.state import ConfigMapLedger
+from gangline.executors.settings import NodeNames
+from tests.executors.advice_server import AdviceServer, connected_client, serving_advice
+from tests.executors.kubernetes_site import KubernetesSite
 from tests.kubernetes_cluster import MISSING, UsedCluster, executor_cluster, has_kubernetes
 from tests.processes import GUARD_SECONDS
 from tests.soak_rounds import RoundsReport, play_rounds, run_soak

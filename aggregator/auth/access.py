@@ -427,7 +427,8 @@ def _certificates(config: AggregatorConfig) -> Certificates | None:
             "listen_tokens is a second port for callers without a certificate; without "
             "tls_client_ca_file `listen` requires no certificate. Set both, or omit listen_tokens"
         )
-    from .certificates import CertificateError, Certificates, ServerTlsFiles  # 0.05 s, for TLS only
+    from ...contract.certificates import CertificateError
+    from .certificates import Certificates, ServerTlsFiles  # 0.05 s, for TLS only
 
     try:
         return Certificates(ServerTlsFiles(Path(certificate), Path(key), client_ca))

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from ..durable_file import os_error_message
+from ...contract.durable_file import os_error_message
 from ..principal import NAME_FORM, Role, is_name
 from .tokens import private_folder, write_private
 

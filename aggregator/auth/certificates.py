@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import Any, cast
 
 import grpc
-from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from ...contract.certificates import (
+    CertificateError,
+    check_certificate_dates,
+    parse_certificates,
+    read_pem,
+)
+
 log = logging.getLogger(__name__)
 
-#: Limit for a chain of certificates, or all CAs of a fleet.
-FILE_BYTES_MAX = 1 << 20
 #: A certificate that ends within this time is reported.
 RENEW_DAYS = 14
-
-
-class CertificateError(Exception):
-    """A certificate, key or CA is unusable; the message names the file and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,54 +58,19 @@ class Material:
 
 def load(files: ServerTlsFiles, now: datetime) -> Material:
     """Read and check all files together. Raises CertificateError."""
-    certificate, key = _read(files.certificate), _read(files.key)
-    client_ca = _read(files.client_ca) if files.client_ca else None
-    first = _certificates(files.certificate, certificate)[0]
+    certificate, key = read_pem(files.certificate), read_pem(files.key)
+    client_ca = read_pem(files.client_ca) if files.client_ca else None
+    first = parse_certificates(files.certificate, certificate)[0]
     if files.client_ca and client_ca is not None:
-        _certificates(files.client_ca, client_ca)
+        parse_certificates(files.client_ca, client_ca)
     if _public(files.key, key) != first.public_key().public_bytes(
         Encoding.DER, PublicFormat.SubjectPublicKeyInfo
     ):
         raise CertificateError(
             f"{files.key} is not the key of {files.certificate}. Replace both files together"
         )
-    _check_dates(files.certificate, first, now)
+    check_certificate_dates(files.certificate, first, now)
     return Material(certificate, key, client_ca, first.not_valid_after_utc)
-
-
-def check_dates(path: Path, now: datetime) -> None:
-    """Raise CertificateError unless the certificate at *path* is valid now."""
-    _check_dates(path, _certificates(path, _read(path))[0], now)
-
-
-def _check_dates(path: Path, certificate: x509.Certificate, now: datetime) -> None:
-    since, until = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    if not since <= now < until:
-        raise CertificateError(
-            f"{path} holds from {since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC, and this machine's "
-            f"clock says {now:%Y-%m-%d %H:%M}: renew it, or set the clock"
-        )
-
-
-def _read(path: Path) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise CertificateError(f"{path}: {error.strerror}") from error
-    if len(data) > FILE_BYTES_MAX:
-        raise CertificateError(f"{path}: longer than {FILE_BYTES_MAX} bytes")
-    return data
-
-
-def _certificates(path: Path, data: bytes) -> list[x509.Certificate]:
-    try:
-        return x509.load_pem_x509_certificates(data)
-    except ValueError as error:
-        raise CertificateError(
-            f"{path}: not a PEM certificate, which begins with -----BEGIN CERTIFICATE-----. Is the "
-            "path right?"
-        ) from error
 
 
 def _public(path: Path, data: bytes) -> bytes:

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..durable_file import os_error_message, sync_folder
+from ...contract.durable_file import os_error_message, sync_folder
 from ..principal import GRANTABLE_ROLES, Role, is_name
 
 FILE_NAME = "tokens.json"

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ...cli import NOT_FOUND, OK
+from ...contract.client.terminal import table
 from ..auth.access import FOLDER, tokens_file
 from ..auth.ca import (
     LEAF_DAYS,
@@ -34,7 +35,6 @@ from ..auth.tokens import (
 from ..principal import GRANTABLE_ROLES, Role, check_trust_domain
 from ..store.store_folder import STORE_FILE
 from .admin_store import add_data_option, caller_name, guarded
-from .terminal import table
 
 PORT = 7600
 TRUST_DEFAULT = "gangline"

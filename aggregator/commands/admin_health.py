@@ -11,10 +11,10 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ...cli import NO_ANSWER, NOT_FOUND, OK
-from .connection import (
+from ...contract.client.command_line import add_connection_options
+from ...contract.client.connection import (
     DEADLINE_SECONDS,
     CommandError,
-    add_connection_options,
     command_error,
     open_channel,
     read_connection_options,

@@ -12,13 +12,35 @@ from typing import Any
 import grpc
 
 from ...cli import json_object
+from ...contract.client import connection
+from ...contract.client.command_line import add_connection_options
+from ...contract.client.connection import (
+    ADDRESS_VARIABLE,
+    FAILED,
+    NO_ANSWER,
+    NO_ANSWER_CODES,
+    OK,
+    CommandError,
+    ConnectionOptions,
+    accepts_connections,
+    command_error,
+    open_channel,
+    read_connection_options,
+)
+from ...contract.client.terminal import ProgressBar
+from ...contract.durable_file import (
+    CopyError,
+    copy_with_checksum,
+    format_bytes,
+    free_bytes,
+    os_error_message,
+)
 from ...contract.settings import SettingsError
 from ...contract.wire import admin_pb2
 from ...contract.wire.admin_pb2_grpc import AdminServiceStub
 from ..auth.ca import AuthorityError
 from ..auth.tokens import TokensError
 from ..config import AggregatorConfig
-from ..durable_file import CopyError, copy_with_checksum, format_bytes, free_bytes, os_error_message
 from ..principal import NAME_FORM, is_name
 from ..store import durability_mark
 from ..store.durability_mark import size_of
@@ -37,22 +59,6 @@ from ..store.maintenance.restore import RestoreResult, check_files, restore
 from ..store.maintenance.verify import VerifyReport
 from ..store.store import Store
 from ..store.store_folder import STORE_FILE, VERIFY_SCRATCH_PREFIX, StoreError, wal_of
-from . import connection
-from .connection import (
-    ADDRESS_VARIABLE,
-    FAILED,
-    NO_ANSWER,
-    NO_ANSWER_CODES,
-    OK,
-    CommandError,
-    ConnectionOptions,
-    accepts_connections,
-    add_connection_options,
-    command_error,
-    open_channel,
-    read_connection_options,
-)
-from .terminal import ProgressBar
 
 #: Hint for a caller who can read the files but may not ask the service to hold them.
 LOGIN = (

@@ -10,9 +10,16 @@ from pathlib import Path
 import grpc
 
 from ...cli import json_object
+from ...contract.client.connection import (
+    FAILED,
+    OK,
+    CommandError,
+    ConnectionOptions,
+    read_connection_options,
+)
+from ...contract.durable_file import CopyError
 from ...contract.wire import admin_pb2
 from ..config import AggregatorConfig
-from ..durable_file import CopyError
 from ..hazard.events import EventsError
 from ..hazard.features import FEATURE_NAMES
 from ..hazard.model import HazardModel
@@ -21,7 +28,6 @@ from ..store.maintenance.consistent_view import in_use, no_store_message
 from ..store.store import Store
 from ..store.store_folder import STORE_FILE
 from .admin_store import add_store_options, admin_stub, call_error, guarded, held_store
-from .connection import FAILED, OK, CommandError, ConnectionOptions, read_connection_options
 
 
 def main(arguments: list[str]) -> int:

@@ -12,12 +12,13 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 
 from ...cli import json_object
+from ...contract.client import command_line, connection
+from ...contract.client.command_line import seconds_of
+from ...contract.client.terminal import cut
 from ...contract.wire import advisory_pb2 as wire
 from ...contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
-from . import advise_text, connection
+from . import advise_text
 from .host_table import enum_name
-from .permit import seconds_of
-from .terminal import cut
 
 #: Time limit of a replay, which may cover a month of evidence.
 WHAT_IF_SECONDS = 120.0
@@ -236,5 +237,5 @@ def _parser() -> argparse.ArgumentParser:
     what_if.add_argument("rule", help="'xid 95', gpu_thermal, ECC_TREND, or a signal name")
     what_if.add_argument("--days", type=_days, default=30, help="how many days back (default 30)")
     for command in commands.choices.values():
-        connection.add_options(command)
+        command_line.add_options(command)
     return parser

@@ -13,10 +13,11 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from ...contract.client.command_line import host_set_option, number_option
+from ...contract.client.connection import DEADLINE_SECONDS
+from ...contract.client.terminal import cut, table, width_of
 from ...contract.wire import advisory_pb2 as wire
-from .connection import DEADLINE_SECONDS, host_set_option, number_option
 from .host_table import enum_name
-from .terminal import cut, table, width_of
 
 #: Longest time for which a report that a host is out may be valid.
 HOURS_MAX = 168.0

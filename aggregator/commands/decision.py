@@ -12,6 +12,19 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
 
 from ...cli import json_object
+from ...contract.client.connection import (
+    FAILED,
+    OK,
+    CommandError,
+    connected,
+    read_connection_options,
+)
+from ...contract.client.plan_text import (
+    DEADLINE_SECONDS,
+    fold_names,
+    option_lines,
+    tier_title,
+)
 from ...contract.wire import decision_pb2 as wire
 from ...contract.wire import placement_pb2, recovery_pb2
 from ...contract.wire.decision_pb2_grpc import DecisionServiceStub
@@ -23,8 +36,7 @@ from ..service.decision_recorder import answer_bytes
 from ..service.decision_summary import MESSAGES, kind_name
 from ..service.placement import PlacementService
 from ..service.recovery import RecoveryService
-from .connection import FAILED, OK, CommandError, connected, read_connection_options
-from .plan import DEADLINE_SECONDS, fold_names, option_lines, plan_text, tier_title
+from .plan import plan_text
 from .recover import recovery_text
 from .resize import resize_text
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ...cli import json_object
+from ...contract.client.command_line import number_option
+from ...contract.client.connection import FAILED, OK, CommandError, guarded
+from ...contract.client.terminal import ProgressBar
 from ..hazard.evaluation import EvaluationTerms, evaluate
 from ..hazard.evaluation_page import markdown
 from ..hazard.events import NODES_MAX, EventsError, nodes_in_file_name, read_events
 from . import admin
-from .connection import FAILED, OK, CommandError, guarded, number_option
-from .terminal import ProgressBar
 
 SUBCOMMANDS: admin.Table = {
     "hazard": (

@@ -11,12 +11,12 @@ import sys
 import textwrap
 
 from ...cli import json_object
+from ...contract.client import command_line, connection
+from ...contract.client.score_client import ScoreClient
+from ...contract.client.terminal import clean_texts, printable, width_of
 from ...contract.wire import score_pb2
-from . import connection
 from .host_table import BROKEN, age, enum_name, floor_text, host_of, is_broken
 from .hosts import as_dict
-from .score_client import ScoreClient
-from .terminal import clean_texts, printable, width_of
 
 #: Lines longer than this are hard to read, however wide the terminal.
 WIDTH_MAX = 110
@@ -407,6 +407,6 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="compute the decision again from its stored inputs; exit code 1 if the answer differs",
     )
-    connection.add_options(parser)
-    connection.add_hours(parser)
+    command_line.add_options(parser)
+    command_line.add_hours(parser)
     return parser

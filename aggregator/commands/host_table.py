@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from datetime import UTC
 from typing import Any, TypeVar
 
+from ...contract.client.score_client import ScoreListing
+from ...contract.client.terminal import cut, table
+from ...contract.host_sets import fold_hosts
 from ...contract.wire import score_pb2
-from ..host_sets import fold_hosts
-from .score_client import ScoreListing
-from .terminal import cut, table
 
 HEADINGS = ("HOST", "SCORE", "STATE", "HAZARD/DAY", "SPEED", "SLOWER", "HEARD", "JOB", "REASON")
 #: Columns of numbers, right-aligned.

@@ -16,11 +16,18 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from ...cli import json_object
+from ...contract.client import command_line, connection
+from ...contract.client.score_client import ScoreClient, ScoreListing
+from ...contract.client.terminal import (
+    cut,
+    refreshed,
+    screen_rows,
+    table_width,
+    wants_colour,
+    width_of,
+)
 from ...contract.wire import score_pb2
-from . import connection
 from .host_table import FoldedHosts, Row, caption, fitting, fold_causes, folded, host_of, render
-from .score_client import ScoreClient, ScoreListing
-from .terminal import cut, refreshed, screen_rows, table_width, wants_colour, width_of
 
 #: Values of `--state`.
 STATES = [name.lower() for name in score_pb2.HealthState.keys()[1:]]
@@ -139,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Lists every host: score (the probability of no fault within --hours), state, expected faults "
         "per day, speed relative to its peers, and the strongest reason. The worst host is last.",
     )
-    connection.add_options(parser)
+    command_line.add_options(parser)
     add_all(parser)
     parser.add_argument(
         "--state",
@@ -148,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=STATES,
         help="only hosts in this state; may be repeated",
     )
-    connection.add_hours(parser)
+    command_line.add_hours(parser)
     parser.add_argument(
         "--job",
         metavar="JOB",
@@ -274,7 +281,7 @@ def _watch_parser() -> argparse.ArgumentParser:
         description="Refreshes the `gangline hosts` table in place; when not on a terminal, prints a new "
         "table each time.",
     )
-    connection.add_options(parser)
+    command_line.add_options(parser)
     add_all(parser)
     parser.add_argument("--once", action="store_true", help="print the table once and exit")
     parser.add_argument(
@@ -283,4 +290,4 @@ def _watch_parser() -> argparse.ArgumentParser:
     return parser
 
 
-_seconds = connection.number_option(0.1, 3600.0, ": expected 0.1 to 3600 seconds")
+_seconds = command_line.number_option(0.1, 3600.0, ": expected 0.1 to 3600 seconds")

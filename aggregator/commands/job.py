@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from ...cli import json_object
+from ...contract.client import command_line, connection
+from ...contract.client.terminal import printable, table, wants_colour, width_of
 from ..query import messages
 from ..query.messages import Question
-from . import connection
 from .job_client import JobClient
 from .job_queries import (
     LIST_QUERY,
@@ -55,7 +56,6 @@ from .job_story import (
 )
 from .job_tags import FORMS, parse_target, read_tags, replace_file, write_tags
 from .sql_backends import QuerySession, RemoteBackend
-from .terminal import printable, table, wants_colour, width_of
 from .time_pictures import timeline_svg
 
 #: Row limit of a query: a day of the largest job. The aggregator limits the time (`query_seconds`).
@@ -424,5 +424,5 @@ def _parser() -> argparse.ArgumentParser:
             f"tracker: {FORMS}"
         ),
     )
-    connection.add_options(parser)
+    command_line.add_options(parser)
     return parser

@@ -10,15 +10,15 @@ from typing import Any, Self
 import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from ...contract.wire import job_pb2
-from ...contract.wire.job_pb2_grpc import JobServiceStub
-from .connection import (
+from ...contract.client.connection import (
     DEADLINE_SECONDS,
     REPLY_BYTES_MAX,
     ConnectionOptions,
     command_error,
     open_channel,
 )
+from ...contract.wire import job_pb2
+from ...contract.wire.job_pb2_grpc import JobServiceStub
 
 #: A share in JobWindow.shares counts steps of 1/250.
 SHARE_STEPS = 250

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-from ..host_sets import fold_hosts
-from .terminal import printable, table
+from ...contract.client.terminal import printable, table
+from ...contract.host_sets import fold_hosts
 
 #: State -> (letter without color, terminal color code, color in a picture).
 STATES: dict[str, tuple[str, int, str]] = {

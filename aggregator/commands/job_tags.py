@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ...cli import json_object
-from ..host_sets import fold_hosts
-from .connection import FAILED, CommandError
+from ...contract.client.connection import FAILED, CommandError
+from ...contract.host_sets import fold_hosts
 from .job_queries import members_query, run_query, stragglers_query
 
 MLFLOW, WANDB, FILE = "mlflow", "wandb", "file"

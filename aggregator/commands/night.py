@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.duration_pb2 import Duration
 
+from ...contract.client.connection import DEADLINE_SECONDS
 from ...contract.wire import advisory_pb2, outcome_pb2, recovery_pb2
 from ...contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
 from ...contract.wire.outcome_pb2_grpc import OutcomeServiceStub
 from ...contract.wire.recovery_pb2_grpc import RecoveryServiceStub
 from ...contract.wire.telemetry_pb2 import HealthEvent
-from .connection import DEADLINE_SECONDS
 
 if TYPE_CHECKING:
     import duckdb

@@ -11,18 +11,16 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from ...cli import json_object
-from ...contract.wire import permit_pb2
-from ...contract.wire.permit_pb2_grpc import PermitServiceStub
-from .connection import (
+from ...contract.client.command_line import add_options, seconds_of
+from ...contract.client.connection import (
     DEADLINE_SECONDS,
     OK,
-    add_options,
     connected,
     guarded,
     read_connection_options,
 )
-
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+from ...contract.wire import permit_pb2
+from ...contract.wire.permit_pb2_grpc import PermitServiceStub
 
 
 def main(arguments: list[str]) -> int:
@@ -81,14 +79,6 @@ def _reason_with_user(reason: str) -> str:
         return f"{getpass.getuser()}: {reason or 'revoked'}"
     except (OSError, KeyError):  # a user without a name
         return reason
-
-
-def seconds_of(text: str) -> int:
-    """Return a duration such as 8h or 900s in seconds. Raises ArgumentTypeError."""
-    number, unit = (text[:-1], text[-1:]) if text[-1:] in UNITS else (text, "s")
-    if not (number.isascii() and number.isdecimal() and len(number) <= 6) or not int(number):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a duration, such as 8h or 900s")
-    return int(number) * UNITS[unit]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,8 +6,8 @@ import argparse
 import re
 from collections.abc import Sequence
 
+from ...contract.client.terminal import table
 from ...contract.wire import placement_pb2 as wire
-from .terminal import table
 
 POWER_OF_TWO, MULTIPLE_OF = "power-of-two", "multiple-of-"
 #: Maximum count of numbers in an option.

@@ -15,23 +15,23 @@ from typing import Any
 import grpc
 
 from ...cli import json_object
-from ...contract.recording import SECONDS_MAX, GpuRecording, RecordingError, decode_recording
-from ...contract.wire import recording_pb2, telemetry_pb2
-from ...contract.wire.recording_pb2_grpc import RecordingServiceStub
-from .connection import (
+from ...contract.client.command_line import add_options
+from ...contract.client.connection import (
     FAILED,
     OK,
     CommandError,
     ConnectionOptions,
-    add_options,
     command_error,
     guarded,
     open_channel,
     read_connection_options,
 )
+from ...contract.client.terminal import printable, table
+from ...contract.recording import SECONDS_MAX, GpuRecording, RecordingError, decode_recording
+from ...contract.wire import recording_pb2, telemetry_pb2
+from ...contract.wire.recording_pb2_grpc import RecordingServiceStub
 from .job_client import JobClient
 from .job_story import seconds_of, verdict_text
-from .terminal import printable, table
 from .time_pictures import Mark, recording_svg
 
 #: The aggregator waits 30 s for the host.

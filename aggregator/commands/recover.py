@@ -11,26 +11,21 @@ from typing import Any
 from google.protobuf.json_format import Parse, ParseError
 
 from ...cli import json_object
-from ...contract.wire import recovery_pb2 as wire
-from ...contract.wire.recovery_pb2_grpc import RecoveryServiceStub
-from . import connection
-from .permit import seconds_of
-from .plan import (
+from ...contract.client import command_line, connection
+from ...contract.client.command_line import seconds_of
+from ...contract.client.plan_text import (
     DEADLINE_SECONDS,
-    add_gang_options,
-    candidates_of,
-    count_of,
     fold_names,
-    gang_of,
     message_json,
     node_dictionary,
-    node_indexes,
     price_lines,
-    read_host_names,
     tier_title,
     wrapped,
 )
-from .terminal import table
+from ...contract.client.terminal import table
+from ...contract.wire import recovery_pb2 as wire
+from ...contract.wire.recovery_pb2_grpc import RecoveryServiceStub
+from .plan import add_gang_options, candidates_of, count_of, gang_of, node_indexes, read_host_names
 
 KIND_TITLES = {
     wire.RECOVERY_IN_PROCESS: "restart processes in place",
@@ -241,7 +236,7 @@ def _parser() -> argparse.ArgumentParser:
         "lose from the failure to the job's end. Does not start, move or stop anything.",
         epilog="exit codes: 0 an answer, 1 no way, or refused, 2 wrong usage, 3 no aggregator answers",
     )
-    connection.add_options(parser)
+    command_line.add_options(parser)
     add_gang_options(parser)
     add = parser.add_argument
     add(
@@ -249,16 +244,16 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="names of the gang's hosts in rank order; default: those on which --job is seen",
     )
-    add("--failed", type=connection.host_set_option, default=[], metavar="HOSTS",
+    add("--failed", type=command_line.host_set_option, default=[], metavar="HOSTS",
         help="failed members; default: members that are UNHEALTHY, in maintenance, or gone")  # fmt: skip
     add(
         "--suspect",
-        type=connection.host_set_option,
+        type=command_line.host_set_option,
         default=[],
         metavar="HOSTS",
         help="hosts that must not be used",
     )
-    add("--hot-spares", type=connection.host_set_option, default=[], metavar="HOSTS",
+    add("--hot-spares", type=command_line.host_set_option, default=[], metavar="HOSTS",
         help="reserved for this gang, with the program loaded")  # fmt: skip
     add("--borrow", type=_lender, action="append", default=[], metavar="JOB=FILE",
         help="a job that may give up nodes, and a file of its hosts; may be repeated")  # fmt: skip

@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ...contract.client import command_line, connection
+from ...contract.client.plan_text import fold_names, message_json, node_dictionary
+from ...contract.client.terminal import table
 from ...contract.wire import reservation_pb2 as wire
 from ...contract.wire.reservation_pb2_grpc import ReservationServiceStub
-from . import connection
-from .plan import fold_names, message_json, node_dictionary
-from .terminal import table
 
 #: Maximum length of the names in a row; --json has all.
 NODES_CHARACTERS = 60
@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         description="The nodes that schedulers have reserved: no other plan offers them until they are released or expire.",
         epilog="exit codes: 0 done, 1 refused, 2 wrong usage, 3 no aggregator answers",
     )
-    connection.add_options(parser)
+    command_line.add_options(parser)
     parser.add_argument(
         "--release", metavar="NAME", help="release this reservation, for example reservations/17"
     )

@@ -7,25 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...contract.wire import placement_pb2 as wire
-from ...contract.wire.placement_pb2_grpc import PlacementServiceStub
-from . import connection
-from .permit import seconds_of
-from .plan import (
+from ...contract.client import command_line, connection
+from ...contract.client.command_line import seconds_of
+from ...contract.client.plan_text import (
     DEADLINE_SECONDS,
-    add_gang_options,
-    candidates_of,
     fold_names,
-    gang_of,
     message_json,
     node_dictionary,
-    node_indexes,
     option_lines,
-    read_host_names,
     wrapped,
 )
+from ...contract.client.terminal import table
+from ...contract.wire import placement_pb2 as wire
+from ...contract.wire.placement_pb2_grpc import PlacementServiceStub
+from .plan import add_gang_options, candidates_of, gang_of, node_indexes, read_host_names
 from .plan_sizes import add_size_options, apply_sizes
-from .terminal import table
 
 KIND_TITLES = {
     wire.RESIZE_STAY: "stay",
@@ -129,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         "hours (--for) compared with the cost of the change. Does not start, move or stop anything.",
         epilog="exit codes: 0 an answer, 1 refused, 2 wrong usage, 3 no aggregator answers",
     )
-    connection.add_options(parser)
+    command_line.add_options(parser)
     add_gang_options(parser)
     add_size_options(parser)
     add = parser.add_argument

@@ -20,6 +20,15 @@ from pathlib import Path
 import grpc
 
 from ...cli import USAGE
+from ...contract.client.connection import (
+    ADDRESS_DEFAULT,
+    FAILED,
+    OK,
+    CommandError,
+    ConnectionOptions,
+)
+from ...contract.client.score_client import ScoreClient, ScoreListing
+from ...contract.client.terminal import refreshed, table_width, wants_colour, width_of
 from ...contract.settings import SettingsError
 from ...contract.wire import score_pb2
 from ..auth import tokens
@@ -31,13 +40,10 @@ from . import night
 from .aggregator import DEMONSTRATION as MARK
 from .aggregator import owner_of
 from .child_process import ChildCommand, ChildError, Children
-from .connection import ADDRESS_DEFAULT, FAILED, OK, CommandError, ConnectionOptions
 from .host_table import folded, host_of, render
 from .hosts import FoldMode, hosts_text
 from .job import worst_job_text
 from .job_client import JobClient
-from .score_client import ScoreClient, ScoreListing
-from .terminal import refreshed, table_width, wants_colour, width_of
 
 #: The live store, as `store.storefile.FILE` names it: that module imports DuckDB.
 STORE = "gangline.duckdb"

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...cli import FAILED, NO_ANSWER, OK, USAGE
+from ...contract.client import command_line, connection
 from ..query import messages
 from ..query.messages import AnswerSummary
-from . import connection
 from .sql_backends import QueryBackend, QuerySession, RemoteBackend, SnapshotBackend
 from .sql_options import (
     FORMS,
@@ -188,7 +188,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-_seconds = connection.number_option(
+_seconds = command_line.number_option(
     0.001, TIMEOUT_SECONDS_MAX, f": expected seconds, 0.001 to {TIMEOUT_SECONDS_MAX:.0f}"
 )
 
@@ -245,11 +245,11 @@ def _parser() -> argparse.ArgumentParser:
         "--server",
         "--aggregator",  # the name that the other commands use
         dest="server",
-        type=connection.parse_address,
+        type=command_line.parse_address,
         metavar="ADDRESS:PORT",
         help="query this aggregator",
     )
-    connection.add_login(parser)
+    command_line.add_login(parser)
     add(
         "--log",
         nargs="?",

@@ -14,6 +14,12 @@ from typing import Any, Protocol, Self
 
 import grpc
 
+from ...contract.client.connection import (
+    ConnectionOptions,
+    command_error,
+    login_metadata,
+    open_aio_channel,
+)
 from ...contract.wire import query_pb2
 from ...contract.wire.query_pb2_grpc import QueryServiceStub
 from ..query import messages
@@ -27,7 +33,6 @@ from ..query.messages import (
 )
 from ..query.pool import QueryCost, QueryPool
 from ..store import snapshot_refresh
-from .connection import ConnectionOptions, command_error, login_metadata, open_aio_channel
 
 OPS_FILE = "operators.duckdb"
 #: Limits of a query on this machine, DuckDB and Python together.

@@ -23,9 +23,9 @@ import pyarrow.dataset  # DuckDB's Arrow scan needs it: 60 ms, while the query's
 import pyarrow.ipc
 
 from ...cli import FAILED, NO_ANSWER, OK, USAGE
+from ...contract.client.connection import CommandError
 from ..query.log import FILE, OLDER_FILES
 from ..query.sandbox import visible
-from .connection import CommandError
 from .sql_backends import ArrowAnswer
 from .sql_options import width
 

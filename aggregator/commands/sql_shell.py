@@ -23,9 +23,9 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings
 
 from ...cli import OK
+from ...contract.client.connection import CommandError
 from ..query.messages import AnswerSummary, QueryError, Question
 from ..query.sandbox import visible
-from .connection import CommandError
 from .sql_backends import QuerySession
 from .sql_options import LIST_QUERY, TABLE_ROWS, TABLE_ROWS_MAX, TIMEOUT_SECONDS_MAX, AnswerOptions
 from .sql_output import text, texts

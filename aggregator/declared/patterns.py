@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from fnmatch import translate
 from functools import lru_cache
 
+from ...contract.host_sets import expand_hosts
 from ...contract.topology import NAME_CHARACTERS_MAX
-from ..host_sets import expand_hosts
 from .limits import MATCH_COST_MAX
 
 #: Maximum of `*` and brackets in a pattern: more make it slow to match and hard to read.

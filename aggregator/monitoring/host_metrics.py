@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client.core import Metric
 
+from ...contract.metric_families import Sample, gauge
 from ..advisories.advisory import Advisory, gravity
-from ..exposition import Sample, gauge
 from ..model import HealthState, Reason, Snapshot
 from ..scoring.results import Hosts
 from ..scoring.score_columns import columns_of

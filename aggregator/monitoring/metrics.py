@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from prometheus_client.core import Metric
 
+from ...contract.metric_families import counter, gauge, histogram
 from ..auth.access import AccessControl
 from ..config import AggregatorConfig
-from ..exposition import counter, gauge, histogram
 from ..fleet.fleet import Fleet
 from ..ingest.ingest import Ingest
 from ..ingest.sessions import SILENT_SECONDS

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client.core import InfoMetricFamily, Metric
 
-from ..exposition import exposition
+from ...contract.http_server import AggregatorMetricsServer
+from ...contract.metric_families import exposition
 from ..fleet.fleet import Fleet
-from ..metrics_server import AggregatorMetricsServer
 from ..model import AGGREGATOR_HOST, Finding
 from ..store.rows import OwnHealthReading
 from . import alarms, metrics

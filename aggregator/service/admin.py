@@ -7,10 +7,10 @@ import threading
 from contextlib import AbstractContextManager
 from typing import Any
 
+from ...contract.durable_file import CopyError
 from ...contract.wire import admin_pb2, permit_pb2
 from ...contract.wire.admin_pb2_grpc import AdminServiceServicer
 from ...contract.wire.permit_pb2_grpc import PermitServiceServicer
-from ..durable_file import CopyError
 from ..errors import CAPACITY_RETRY_SECONDS, InsufficientData, ResourceExhausted, ServiceUnavailable
 from ..hazard.events import EventsError
 from ..hazard.models import ModelRegistry, TrainingResult

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..durable_file import sync_folder
+from ...contract.durable_file import sync_folder
 from ..errors import DISK_RETRY_SECONDS, ResourceExhausted, ServiceUnavailable
 
 log = logging.getLogger(__name__)

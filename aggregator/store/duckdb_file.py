@@ -11,8 +11,8 @@ from pathlib import Path
 import duckdb
 from duckdb import DuckDBPyConnection as Connection
 
+from ...contract.durable_file import sync_folder
 from .. import sql
-from ..durable_file import sync_folder
 from ..rule_catalogue import faults_sql
 from .duckdb_header import HEAD_BYTES, MAGIC, parse_header
 from .live_tables import actions_sql

@@ -23,9 +23,9 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
+from ...contract.durable_file import sync_folder
 from ...contract.signals import FORMER_EVENTS
 from ...contract.wire.telemetry_pb2 import HealthEvent
-from ..durable_file import sync_folder
 from ..errors import DISK_RETRY_SECONDS, ResourceExhausted, ServiceUnavailable
 
 log = logging.getLogger(__name__)

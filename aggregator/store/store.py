@@ -20,8 +20,8 @@ from typing import TypeVar
 import duckdb
 from duckdb import DuckDBPyConnection as Connection
 
+from ...contract.metric_families import Histogram
 from ..config import AggregatorConfig
-from ..metrics import Histogram
 from . import restored_state
 from .decision_records import DecisionLimits
 from .disk_status import TRANSIENT_ERRORS, DiskStatus, with_remedy

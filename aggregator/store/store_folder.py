@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from ..durable_file import replace_file
+from ...contract.durable_file import replace_file
 
 STORE_FILE = "gangline.duckdb"
 #: The store's version as text: a shell script that cannot open the store refuses to unpack an older

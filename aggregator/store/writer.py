@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import duckdb
 from duckdb import DuckDBPyConnection as Connection
 
-from ..durable_file import sync_folder
+from ...contract.durable_file import sync_folder
 from ..errors import CAPACITY_RETRY_SECONDS, ResourceExhausted
 from ..model import Finding
 from . import rows as records

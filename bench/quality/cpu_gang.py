@@ -29,9 +29,9 @@ from bench.quality.cpu_gang_rank import RankPlan
 from bench.quality.injected_hosts import MEMORY, InjectedHostFolder, folder, healthy_gpus
 from bench.quality.markdown import table
 from bench.quality.progress import Progress
-from gangline.aggregator.commands.connection import CommandError
-from gangline.aggregator.commands.score_client import ScoreClient
 from gangline.aggregator.model import HealthState
+from gangline.contract.client.connection import CommandError
+from gangline.contract.client.score_client import ScoreClient
 from gangline.contract.wire.score_pb2 import NodeScore
 from tests.fake_nvml.parts_scenario import following
 from tests.processes import Process, free_port, listening, until

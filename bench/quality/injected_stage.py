@@ -16,9 +16,9 @@ import grpc
 
 from bench.quality.injected_faults import Act, InjectedKind
 from bench.quality.injected_hosts import InjectedHostFolder
-from gangline.aggregator.commands.connection import CommandError
-from gangline.aggregator.commands.score_client import ScoreClient
 from gangline.aggregator.model import HealthState, Reason
+from gangline.contract.client.connection import CommandError
+from gangline.contract.client.score_client import ScoreClient
 from gangline.contract.wire import advisory_pb2
 from gangline.contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
 from gangline.contract.wire.score_pb2 import Contribution, NodeScore

@@ -31,7 +31,7 @@ SITE = "lib/python3.13/site-packages"
 #: Package -> folders of Gangline in this package; the runtime package has the other folders.
 FOLDERS = {
     "gangline-agent": ("agent",),
-    "gangline-aggregator": ("aggregator", "fingerprints", "simulator"),
+    "gangline-aggregator": ("aggregator", "executors", "fingerprints", "simulator"),
 }
 #: Files of wheels that are left out: headers, tests and sources of C extensions, which nothing imports.
 WHEELS_WITHOUT = (
@@ -39,26 +39,26 @@ WHEELS_WITHOUT = (
     "numpy/f2py", "numpy/distutils", "psutil/tests", "**/*.pxd", "**/*.pyx", "**/*.c", "**/*.h", "**/*.hpp", "**/*.lib", "**/*.a",
     "*.dist-info/RECORD", "*.dist-info/INSTALLER", "*.dist-info/REQUESTED", "*.dist-info/direct_url.json",
 )  # fmt: skip
-#: Package -> file in packaging/ -> its path in the package.
+#: Package -> file of the checkout -> its path in the package.
 FILES = {
     "gangline-agent": {
-        "systemd/gangline-agent.service": "lib/systemd/system/gangline-agent.service",
-        "systemd/sysusers.d/gangline.conf": "usr/lib/sysusers.d/gangline.conf",
-        "systemd/tmpfiles.d/gangline.conf": "usr/lib/tmpfiles.d/gangline.conf",
-        "systemd/agent.toml": "etc/gangline/agent.toml",
+        "packaging/systemd/gangline-agent.service": "lib/systemd/system/gangline-agent.service",
+        "packaging/systemd/sysusers.d/gangline.conf": "usr/lib/sysusers.d/gangline.conf",
+        "packaging/systemd/tmpfiles.d/gangline.conf": "usr/lib/tmpfiles.d/gangline.conf",
+        "packaging/systemd/agent.toml": "etc/gangline/agent.toml",
     },
     "gangline-aggregator": {
-        "systemd/gangline-aggregator.service": "lib/systemd/system/gangline-aggregator.service",
-        "systemd/gangline-backup.service": "lib/systemd/system/gangline-backup.service",
-        "systemd/gangline-backup.timer": "lib/systemd/system/gangline-backup.timer",
-        "systemd/sysusers.d/gangline-aggregator.conf": "usr/lib/sysusers.d/gangline-aggregator.conf",
-        "systemd/tmpfiles.d/gangline-aggregator.conf": "usr/lib/tmpfiles.d/gangline-aggregator.conf",
-        "systemd/aggregator.toml": "etc/gangline/aggregator.toml",
-        "prometheus/gangline.rules.yml": "usr/share/gangline/prometheus/gangline.rules.yml",
-        "slurm/gangline-executor.service": "usr/share/gangline/slurm/gangline-executor.service",
-        "slurm/gangline-mirror.service": "usr/share/gangline/slurm/gangline-mirror.service",
-        "slurm/job_submit.lua": "usr/share/gangline/slurm/job_submit.lua",
-        "slurm/mirror_reader.c": "usr/share/gangline/slurm/mirror_reader.c",
+        "packaging/systemd/gangline-aggregator.service": "lib/systemd/system/gangline-aggregator.service",
+        "packaging/systemd/gangline-backup.service": "lib/systemd/system/gangline-backup.service",
+        "packaging/systemd/gangline-backup.timer": "lib/systemd/system/gangline-backup.timer",
+        "packaging/systemd/sysusers.d/gangline-aggregator.conf": "usr/lib/sysusers.d/gangline-aggregator.conf",
+        "packaging/systemd/tmpfiles.d/gangline-aggregator.conf": "usr/lib/tmpfiles.d/gangline-aggregator.conf",
+        "packaging/systemd/aggregator.toml": "etc/gangline/aggregator.toml",
+        "packaging/prometheus/gangline.rules.yml": "usr/share/gangline/prometheus/gangline.rules.yml",
+        "executors/slurm/plugin/gangline-executor.service": "usr/share/gangline/slurm/gangline-executor.service",
+        "executors/slurm/plugin/gangline-mirror.service": "usr/share/gangline/slurm/gangline-mirror.service",
+        "executors/slurm/plugin/job_submit.lua": "usr/share/gangline/slurm/job_submit.lua",
+        "executors/slurm/plugin/mirror_reader.c": "usr/share/gangline/slurm/mirror_reader.c",
     },
 }
 PACKAGES = ("gangline-runtime", *FOLDERS)
@@ -281,7 +281,7 @@ def assemble(
     for package in PACKAGES:
         for source, to in FILES.get(package, {}).items():
             (stage / package / to).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / "packaging" / source, stage / package / to)
+            shutil.copyfile(ROOT / source, stage / package / to)
         compile_bytecode(python, stage / package / tree_of(package), epoch)
         _documents(stage, package)
         set_modes_and_dates(stage / package, epoch)

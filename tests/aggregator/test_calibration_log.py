@@ -18,7 +18,6 @@ import pytest
 from gangline import cli
 from gangline.aggregator import calibration_log
 from gangline.aggregator.calibration_log import CalibrationLog, RecoveryRecord, domains_of
-from gangline.aggregator.commands.connection import CommandError
 from gangline.aggregator.commands.recover import REPORT_BYTES_MAX, report_of
 from gangline.aggregator.decisions.calibration import ThroughputReport, reported_factors
 from gangline.aggregator.decisions.requirements import PRICED_TIERS
@@ -27,6 +26,7 @@ from gangline.aggregator.principal import LOCAL, set_principal
 from gangline.aggregator.service.outcome import check_outcome, placement_of
 from gangline.aggregator.service.placement import PlacementService
 from gangline.aggregator.service.recovery_report import RecoveryReportService, record_of
+from gangline.contract.client.connection import CommandError
 from gangline.contract.wire import outcome_pb2, placement_pb2, recovery_pb2
 from gangline.contract.wire.outcome_pb2_grpc import OutcomeServiceStub
 from gangline.contract.wire.placement_pb2_grpc import PlacementServiceStub

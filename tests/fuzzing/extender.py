@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import random
 
-from gangline.aggregator.executors.extender import ANSWERS, RequestBodyError, table_of
-from gangline.aggregator.mirror_format import Mirror
+from gangline.executors.kubernetes.extender import ANSWERS, RequestBodyError, table_of
+from gangline.executors.mirror_format import Mirror
 from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged
 from tests.fuzzing.mirror import NODES
 

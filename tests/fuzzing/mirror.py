@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from gangline.aggregator.executors.cycle_info import HOSTS_MAX, CycleInfoError, parse_cycle_info
-from gangline.aggregator.mirror_format import (
+from gangline.executors.launchers.cycle_info import HOSTS_MAX, CycleInfoError, parse_cycle_info
+from gangline.executors.mirror_format import (
     MirrorError,
     MirrorNode,
     excludable,
@@ -13,14 +13,14 @@ from gangline.aggregator.mirror_format import (
     parse_slurm_nodes,
     render,
 )
-from gangline.aggregator.pending_job import (
+from gangline.executors.slurm.pending_job import (
     parse_job,
     parse_nodes,
     parse_reservations,
     steps_of,
     verdict,
 )
-from tests.aggregator.test_pending_job import JOB, NODE, RESERVATIONS
+from tests.executors.test_pending_job import JOB, NODE, RESERVATIONS
 from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged
 
 CYCLE = (

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gangline.aggregator.mirror_format import MirrorNode, render
+from gangline.executors.mirror_format import MirrorNode, render
 from tests.condor_pool import MISSING, condor_pool, has_condor
 from tests.debian13 import debian13
 from tests.processes import GUARD_SECONDS
 
-SCRIPT = Path(__file__).parents[2] / "packaging" / "htcondor" / "gangline_attributes.sh"
+SCRIPT = Path(__file__).parents[2] / "executors" / "htcondor" / "gangline_attributes.sh"
 NOTHING = "GanglineUntil = 0\n-\n"
 #: The two lines of docs/batch_schedulers.md.
 POLICY = """

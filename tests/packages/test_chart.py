@@ -16,9 +16,9 @@ import yaml
 
 from gangline.agent.config import AgentConfig
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.executors.kubernetes_api import ApiServer
 from gangline.aggregator.monitoring.metrics import FIGURE_DESCRIPTIONS
 from gangline.contract.settings import load
+from gangline.executors.kubernetes.api import ApiServer
 from tests import sandboxed
 from tests.kubernetes_cluster import ADMIN_TOKEN, MISSING, has_kubernetes, running_kubernetes
 from tests.test_systemd_unit import UNIT, docs_of
@@ -333,7 +333,7 @@ def test_the_chart_is_of_this_version(chart: Any) -> None:
 def test_the_executor_is_that_of_packaging_kubernetes(chart: Any) -> None:
     """The rights are written once, and tested on a real API server there."""
     objects, _ = render(chart, FULL)
-    folder = ROOT / "packaging" / "kubernetes"
+    folder = ROOT / "executors" / "kubernetes" / "manifests"
     for file in sorted(folder.glob("*.yaml")):
         if file.name == "extender.yaml":  # beside a scheduler: no part of the chart
             continue

@@ -96,7 +96,7 @@ def test_every_part_of_gangline_is_in_one_package(build: dict[str, ModuleType]) 
     assert len(named) == len(set(named))
     assert all((ROOT / folder / "__init__.py").exists() for folder in named)
     for files in build["trees"].FILES.values():
-        assert all((ROOT / "packaging" / source).exists() for source in files)
+        assert all((ROOT / source).exists() for source in files)
 
 
 def test_every_wheel_has_a_hash(build: dict[str, ModuleType], tmp_path: Path) -> None:

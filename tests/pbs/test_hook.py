@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from gangline.aggregator.mirror_format import MirrorNode, render
+from gangline.executors.mirror_format import MirrorNode, render
 
-HOOK = Path(__file__).parents[2] / "packaging" / "pbs" / "gangline_hook.py"
+HOOK = Path(__file__).parents[2] / "executors" / "pbs" / "gangline_hook.py"
 
 
 class Accepted(SystemExit):

@@ -22,8 +22,8 @@ from bench.quality.injected_stage import (
     InjectedHost,
     Stage,
 )
-from gangline.aggregator.commands.connection import CommandError
 from gangline.aggregator.model import HealthState, Reason
+from gangline.contract.client.connection import CommandError
 from gangline.contract.wire.score_pb2 import Contribution, NodeScore
 from tests.hosts import NO_NVML
 from tests.processes import GUARD_SECONDS, until

@@ -6,7 +6,7 @@ import ctypes
 from pathlib import Path
 
 MISSING = "liblua 5.1 is not installed: apt-get install --no-install-recommends liblua5.1-0"
-SCRIPT = Path(__file__).parents[2] / "packaging" / "slurm" / "job_submit.lua"
+SCRIPT = Path(__file__).parents[2] / "executors" / "slurm" / "plugin" / "job_submit.lua"
 
 #: The part of Slurm's own table that the script uses, and a job in Slurm's form: an unset field has
 #: its NO_VAL.

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gangline.aggregator.mirror_format import (
+from gangline.executors.mirror_format import (
     FILE_BYTES_MAX,
     VALID_SECONDS_MAX,
     MirrorNode,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.aggregator import mirror_file
-from gangline.aggregator.mirror_format import SlurmNodes, render
+from gangline.executors import mirror_file
+from gangline.executors.mirror_format import SlurmNodes, render
 from tests.slurm.embedded_lua import MISSING, SLURM, Lua, has_lua, script
 from tests.slurm.mirrors import alike, fleet, mirror
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.aggregator import mirror_file
-from gangline.aggregator.mirror_format import MirrorNode, SlurmNodes, parse_slurm_nodes, render
+from gangline.executors import mirror_file
+from gangline.executors.mirror_format import MirrorNode, SlurmNodes, parse_slurm_nodes, render
 from tests.slurm.embedded_lua import script
 from tests.slurm.mirrors import DAMAGES, PLANTED, node
 from tests.slurm.plugin_cluster import (

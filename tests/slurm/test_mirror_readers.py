@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gangline.aggregator import mirror_file
-from gangline.aggregator.mirror_file import MirrorFileError
-from gangline.aggregator.mirror_format import (
+from gangline.executors import mirror_file
+from gangline.executors.mirror_file import MirrorFileError
+from gangline.executors.mirror_format import (
     FILE_BYTES_MAX,
     FIXED_BYTES,
     LINE_BYTES_MAX,

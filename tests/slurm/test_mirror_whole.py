@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gangline import cli
-from gangline.aggregator import mirror_file
+from gangline.executors import mirror_file
 from tests.aggregator.process import Process
 from tests.processes import GUARD_SECONDS
 from tests.slurm.embedded_lua import script

@@ -19,7 +19,7 @@ from tests.processes import GUARD_SECONDS
 from tests.slurm.plugin_cluster import running_cluster
 from tests.slurm_cluster import MISSING, SlurmCluster, has_slurm
 
-SCRIPT = Path(__file__).parents[2] / "packaging" / "slurm" / "node_check.sh"
+SCRIPT = Path(__file__).parents[2] / "executors" / "slurm" / "plugin" / "node_check.sh"
 REASON = "gangline:v1;act=drain;cause=xid79;dev=0000:9b:00.0;ttl=3600"
 OURS = f"{REASON};by=check"
 

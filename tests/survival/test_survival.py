@@ -13,8 +13,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from gangline.aggregator.commands.connection import CommandError
-from gangline.aggregator.commands.score_client import ScoreClient
+from gangline.contract.client.connection import CommandError
+from gangline.contract.client.score_client import ScoreClient
 from gangline.contract.signal import Kind
 from gangline.contract.signals import TABLES
 from tests.processes import Process, free_port, until, with_store

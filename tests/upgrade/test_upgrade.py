@@ -18,10 +18,10 @@ from gangline.agent.kernel_log.checkpoint_file import FILE_NAME, parse_position
 from gangline.agent.spool import spool as run
 from gangline.agent.spool.event_queue import EventQueue
 from gangline.agent.spool.spool import JUMP_SEQUENCES, Spool
-from gangline.aggregator.commands.connection import CommandError
-from gangline.aggregator.commands.score_client import ScoreClient
 from gangline.contract import frame as frames
 from gangline.contract.block import Block
+from gangline.contract.client.connection import CommandError
+from gangline.contract.client.score_client import ScoreClient
 from tests.fake_nvml.build import compiler
 from tests.processes import Process, free_port, listening, until
 from tests.upgrade.keep import BOOT_ID, EVENTS, FRAMES, OWNER, RUN_ID, blocks, event

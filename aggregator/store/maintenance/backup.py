@@ -19,7 +19,7 @@ from typing import Protocol
 
 import duckdb
 
-from ...durable_file import (
+from ....contract.durable_file import (
     CopyError,
     copy_with_checksum,
     file_checksum,

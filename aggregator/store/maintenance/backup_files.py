@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
-from ...durable_file import CopyError, os_error_message, write_new_file
+from ....contract.durable_file import CopyError, os_error_message, write_new_file
 from ..store_folder import BACKUP_HOLDS_FOLDER
 
 MANIFEST_FILE = "manifest.json"

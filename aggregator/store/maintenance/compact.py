@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 
+from ....contract.durable_file import CopyError, format_bytes, free_bytes
 from ... import sql
-from ...durable_file import CopyError, format_bytes, free_bytes
 from ..duckdb_file import CONNECTION_CONFIG
 from ..durability_mark import size_of
 from ..store_folder import COMPACTED_FILE, STORE_FILE, cause, wal_of

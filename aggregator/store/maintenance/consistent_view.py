@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...durable_file import CopyError
+from ....contract.durable_file import CopyError
 from .. import duckdb_file, duckdb_header
 from ..answer_journal import ANSWERS_FILE
 from ..durability_mark import size_of

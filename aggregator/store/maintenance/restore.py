@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...durable_file import (
+from ....contract.durable_file import (
     CopyError,
     copy_with_checksum,
     file_checksum,

@@ -10,7 +10,7 @@ from pathlib import Path
 import duckdb
 from duckdb import DuckDBPyConnection as Connection
 
-from ...durable_file import CopyError
+from ....contract.durable_file import CopyError
 from ..duckdb_file import CONNECTION_CONFIG, migrations
 from ..parquet import segment_files
 from ..parquet.segment_files import RAW

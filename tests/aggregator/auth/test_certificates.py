@@ -14,12 +14,12 @@ import pytest
 from cryptography import x509
 
 from gangline.aggregator.auth.certificates import (
-    CertificateError,
     Certificates,
     ServerTlsFiles,
     load,
 )
 from gangline.aggregator.server import Aggregator
+from gangline.contract.certificates import CertificateError
 from gangline.contract.settings import SettingsError
 from gangline.contract.wire import permit_pb2
 from tests.aggregator.auth.secured import Secured, permits, status_of

@@ -14,15 +14,16 @@ from typing import Any
 import pytest
 
 from gangline import cli
-from gangline.aggregator.commands import connection, sql
-from gangline.aggregator.commands.connection import (
-    CommandError,
-    ConnectionOptions,
-    add_connection_options,
-    read_connection_options,
-)
+from gangline.aggregator.commands import sql
 from gangline.aggregator.server import Aggregator
 from gangline.aggregator.store.store_folder import OPS_FILE
+from gangline.contract.client import connection
+from gangline.contract.client.command_line import add_connection_options
+from gangline.contract.client.connection import (
+    CommandError,
+    ConnectionOptions,
+    read_connection_options,
+)
 from tests.aggregator.auth.secured import Secured
 from tests.processes import GUARD_SECONDS, until
 

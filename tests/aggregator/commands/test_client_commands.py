@@ -17,15 +17,12 @@ import grpc
 import pytest
 
 from gangline import cli
-from gangline.aggregator.commands import executor, hosts
-from gangline.aggregator.commands.connection import (
-    FILE_VARIABLE,
-    CommandError,
-    read_connection_options,
-)
-from gangline.aggregator.commands.score_client import ScoreListing
-from gangline.aggregator.commands.terminal import width_of
-from gangline.aggregator.executors.model import DoctorLevel
+from gangline.aggregator.commands import hosts
+from gangline.contract.client.connection import FILE_VARIABLE, CommandError, read_connection_options
+from gangline.contract.client.score_client import ScoreListing
+from gangline.contract.client.terminal import width_of
+from gangline.executors import command as executor
+from gangline.executors.model import DoctorLevel
 from tests.aggregator.commands.test_host_table import score
 
 COMMANDS = (["hosts"], ["explain", "h0"], ["watch", "--once"])
@@ -120,7 +117,7 @@ def test_none_in_a_state_is_not_none_at_all(
     """ "None has registered", of a fleet of thirty-two, when none was in maintenance."""
     listing = ScoreListing([score("a"), score("b")], 1, "")
     monkeypatch.setattr(
-        "gangline.aggregator.commands.score_client.ScoreClient.hosts", lambda *_: listing
+        "gangline.contract.client.score_client.ScoreClient.hosts", lambda *_: listing
     )
     arguments = ["hosts", "--state", "maintenance", "--state", "stale"]
     assert hosts.main(arguments[1:]) == cli.OK

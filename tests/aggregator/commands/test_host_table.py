@@ -23,8 +23,8 @@ from gangline.aggregator.commands.host_table import (
     render,
 )
 from gangline.aggregator.commands.hosts import FoldMode, as_dict, hosts_text
-from gangline.aggregator.commands.score_client import ScoreListing
-from gangline.aggregator.commands.terminal import wants_colour
+from gangline.contract.client.score_client import ScoreListing
+from gangline.contract.client.terminal import wants_colour
 from gangline.contract.wire import score_pb2
 
 

@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 import pytest
 
 from gangline.aggregator.commands import job
-from gangline.aggregator.commands.connection import CommandError
 from gangline.aggregator.commands.job import jobs_text, read_story, story_text
 from gangline.aggregator.commands.job_queries import LIST_QUERY, TimeRange
 from gangline.aggregator.commands.job_story import forecast_line
 from gangline.aggregator.query import sandbox
+from gangline.contract.client.connection import CommandError
 from tests.aggregator.query.asking import rows_of
 from tests.processes import GUARD_SECONDS
 from tests.worlds import StoredWorld, busy, in_job, pass_steps

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from gangline.aggregator.commands import job
-from gangline.aggregator.commands.connection import CommandError
 from gangline.aggregator.commands.job_queries import TimeRange
 from gangline.aggregator.commands.job_story import make_timeline, timeline_lines
 from gangline.aggregator.query import sandbox
 from gangline.cli import NO_ANSWER, NOT_FOUND, USAGE
+from gangline.contract.client.connection import CommandError
 from tests.aggregator.night import night
 from tests.aggregator.query.asking import rows_of
 

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from gangline.aggregator.commands import job, job_tags
-from gangline.aggregator.commands.connection import CommandError
 from gangline.aggregator.commands.job_queries import LIST_QUERY
 from gangline.aggregator.commands.job_tags import (
     STRAGGLERS_LISTED,
@@ -26,6 +25,7 @@ from gangline.aggregator.commands.job_tags import (
     tag_texts,
     write_tags,
 )
+from gangline.contract.client.connection import CommandError
 from tests.processes import GUARD_SECONDS
 
 BEGIN, END = datetime(2026, 1, 1, 3), datetime(2026, 1, 2, 5, 30)
@@ -56,7 +56,7 @@ MISSING = f"no MLflow or W&B: tests/rigs/trackers.sh FOLDER; export {VARIABLE}=F
 BEGINNING = """
 import json, sys
 sys.path.append(sys.argv[1])  # behind what the product brings
-from gangline.aggregator.commands.connection import CommandError
+from gangline.contract.client.connection import CommandError
 from gangline.aggregator.commands.job_tags import parse_target, write_tags
 tags = json.loads(sys.argv[2])
 """

@@ -15,8 +15,8 @@ import pytest
 
 from gangline import cli
 from gangline.aggregator.commands import job_story, record
-from gangline.aggregator.commands.connection import CommandError
 from gangline.aggregator.commands.time_pictures import BAND, GPUS_MAX, Mark, recording_svg
+from gangline.contract.client.connection import CommandError
 from gangline.contract.recording import GpuRecording, encode_recording
 from gangline.contract.wire.telemetry_pb2 import StoredRecording
 from gangline.ext.phases import HISTORY_SIGNALS, STATES

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.ingest.findings import ActiveFindings
-from gangline.aggregator.metrics import Histogram
 from gangline.aggregator.model import AGGREGATOR_HOST, Finding
 from gangline.aggregator.monitoring import monitor
 from gangline.aggregator.monitoring.alarms import Alarm, AlarmCleared, AlarmRaised, Alarms, table
 from gangline.aggregator.monitoring.metrics import FIGURES, losing_hosts, silent_hosts
 from gangline.aggregator.monitoring.monitor import SelfMonitor, record_alarms
 from gangline.aggregator.monitoring.probes import ResourceUsage
+from gangline.contract.metric_families import Histogram
 from gangline.contract.wire import score_pb2
 from gangline.contract.wire.score_pb2_grpc import ScoreServiceStub
 from tests.processes import GUARD_SECONDS
@@ -349,7 +349,7 @@ def test_hosts_tells_what_stands_against_the_aggregator(
 ) -> None:
     """The table looks well while receipts are a minute late: the footer is where an operator looks first."""
     from gangline.aggregator.commands import hosts
-    from gangline.aggregator.commands.score_client import ScoreClient, ScoreListing
+    from gangline.contract.client.score_client import ScoreClient, ScoreListing
 
     monkeypatch.setattr(
         ScoreClient, "hosts", lambda *_: ScoreListing([], 1, "", ["receipts are late"])

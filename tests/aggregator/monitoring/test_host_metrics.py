@@ -18,7 +18,6 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 from gangline.aggregator.advisories.advisory import Action, Advisory, Basis, Scope
 from gangline.aggregator.advisories.advisory import AdvisoryState as Answer
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.exposition import exposition
 from gangline.aggregator.model import HealthState
 from gangline.aggregator.monitoring.host_metrics import (
     FAMILIES,
@@ -29,6 +28,7 @@ from gangline.aggregator.monitoring.host_metrics import (
 )
 from gangline.aggregator.server import StartError, metrics_socket
 from gangline.contract.exposition import ExpositionFormat
+from gangline.contract.metric_families import exposition
 from tests.aggregator.monitoring.test_metrics import scraped
 from tests.worlds import World, gpu_of
 

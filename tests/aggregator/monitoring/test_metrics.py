@@ -18,16 +18,17 @@ from hypothesis import strategies as st
 from prometheus_client import parser as plain_parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
-from gangline.aggregator import metrics, metrics_server
+from gangline.aggregator import metrics
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.metrics import Histogram
 from gangline.aggregator.monitoring import monitor, probes
 from gangline.aggregator.monitoring.metrics import FIGURES, PREFIX
 from gangline.aggregator.monitoring.probes import SPAN_SECONDS, LoopLag
 from gangline.aggregator.server import Aggregator, StartError
 from gangline.aggregator.store.store import Store
 from gangline.aggregator.store.store_folder import StoreError
+from gangline.contract import http_server as metrics_server
 from gangline.contract.exposition import ExpositionFormat
+from gangline.contract.metric_families import Histogram
 from tests.aggregator.conftest import Agent, Lab, with_operators_file
 from tests.processes import GUARD_SECONDS
 

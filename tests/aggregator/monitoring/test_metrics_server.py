@@ -8,13 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gangline.aggregator import metrics_server
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.metrics_server import (
-    CONNECTIONS_MAX,
-    AggregatorMetricsServer,
-    listener,
-)
+from gangline.contract import http_server as metrics_server
+from gangline.contract.http_server import CONNECTIONS_MAX, AggregatorMetricsServer, listener
 from gangline.contract.metrics_http import REQUEST_BYTES_MAX
 from gangline.contract.settings import SettingsError, load
 from tests.processes import GUARD_SECONDS

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.aggregator.executors.metrics import ExecutorFigures
 from gangline.aggregator.monitoring.metrics import FIGURES, PREFIX
+from gangline.executors.metrics import ExecutorFigures
 
 RULES = Path(__file__).parents[3] / "packaging" / "prometheus" / "gangline.rules.yml"
 TESTS = Path(__file__).with_name("executor_rules.yml")

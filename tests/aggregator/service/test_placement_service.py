@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from gangline import cli
-from gangline.aggregator.commands.plan import fold_names
 from gangline.aggregator.declared.host_placement import HostPlacement
 from gangline.aggregator.declared.model import NOTHING
 from gangline.aggregator.errors import (
@@ -31,6 +30,7 @@ from gangline.aggregator.model import HealthState
 from gangline.aggregator.scoring.evaluate import Judgement
 from gangline.aggregator.service import placement
 from gangline.aggregator.service.placement import PlacementService
+from gangline.contract.client.plan_text import fold_names
 from gangline.contract.wire import placement_pb2 as wire
 from gangline.contract.wire.placement_pb2_grpc import PlacementServiceStub
 from gangline.contract.wire.score_pb2 import ComponentShares, Workload

@@ -16,12 +16,12 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from gangline import cli
-from gangline.aggregator.commands.connection import CommandError
-from gangline.aggregator.commands.score_client import ScoreClient
 from gangline.aggregator.model import Finding, HealthState, Reason
 from gangline.aggregator.scoring.evaluate import Judgement, evaluate
 from gangline.aggregator.service.score import LISTINGS_MAX, ScoreService
 from gangline.aggregator.service.status import ErrorInterceptor
+from gangline.contract.client.connection import CommandError
+from gangline.contract.client.score_client import ScoreClient
 from gangline.contract.wire import score_pb2
 from gangline.contract.wire.score_pb2_grpc import (
     ScoreServiceStub,
@@ -464,7 +464,7 @@ def test_just_started_is_told_from_not_there(
 def test_the_client_takes_all_pages(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """More hosts than a page holds are all shown."""
     served.fault()
-    monkeypatch.setattr("gangline.aggregator.commands.score_client.PAGE_SIZE", 3)
+    monkeypatch.setattr("gangline.contract.client.score_client.PAGE_SIZE", 3)
     with ScoreClient(served.address) as client:
         assert len(client.hosts().scores) == 4
         assert client.names() == ["h0", "h1", "h2", "h3"]

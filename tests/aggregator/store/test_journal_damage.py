@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.aggregator import durable_file as folders
 from gangline.aggregator.errors import InvalidArgument, ResourceExhausted, ServiceUnavailable
 from gangline.aggregator.ingest.sessions import EVENT_BYTES_MAX, check_events
 from gangline.aggregator.store import journal
 from gangline.aggregator.store.journal import EventJournal, StoredEvent, encode_record
+from gangline.contract import durable_file as folders
 from gangline.contract.wire import telemetry_pb2 as wire
 from tests.aggregator.process import Process
 

@@ -25,7 +25,6 @@ from hypothesis import strategies as st
 
 from gangline import cli
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.durable_file import CopyError
 from gangline.aggregator.errors import ResourceExhausted, ServiceUnavailable
 from gangline.aggregator.service import admin as service
 from gangline.aggregator.store.answer_journal import (
@@ -55,6 +54,7 @@ from gangline.aggregator.store.store_folder import (
     StoreError,
     folder_identity,
 )
+from gangline.contract.durable_file import CopyError
 from gangline.contract.wire import admin_pb2
 from tests.aggregator.store.test_store_opening import event, put
 from tests.processes import GUARD_SECONDS

@@ -1,0 +1,1 @@
+"""Flux: its commands."""

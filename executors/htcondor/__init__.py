@@ -1,0 +1,1 @@
+"""HTCondor: its commands, and the script that sets attributes of a machine."""

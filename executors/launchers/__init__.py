@@ -1,0 +1,1 @@
+"""Executor parts for launchers inside jobs: torchrun, NVRx, torchft, PyTorch Lightning."""

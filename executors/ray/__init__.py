@@ -1,0 +1,1 @@
+"""Ray: a helper in Ray's own Python drains its nodes."""
