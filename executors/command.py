@@ -32,7 +32,8 @@ from ..contract.settings import SettingsError, describe, load
 from ..contract.wire import advisory_pb2
 from ..contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
 from .client import CALL_SECONDS, CHANNEL_OPTIONS, AggregatorClient
-from .executor import Executor, undo_all
+from .context import ExecutorContext
+from .executor import Executor
 from .flux.scheduler import FluxConfig, FluxSite
 from .htcondor.scheduler import HTCondorConfig, HTCondorSite
 from .kubernetes import extender_server
@@ -48,6 +49,8 @@ from .ray.settings import RayConfig
 from .settings import ExecutorConfig, NodeNames
 from .site import LEDGER_FILE, Companion, SchedulerSite
 from .slurm.site import SlurmSite
+from .step_log import StepLog
+from .undo import undo_all
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -124,7 +127,7 @@ def _serve(options: argparse.Namespace, site: SchedulerSite, names: NodeNames) -
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    figures = ExecutorFigures(marks_max=config.marks_max, is_shadow=options.shadow)
+    figures = ExecutorFigures()
     with (
         serving_metrics(config.metrics_listen, figures),
         exporting(config) as exporter,
@@ -142,10 +145,10 @@ def _serve(options: argparse.Namespace, site: SchedulerSite, names: NodeNames) -
             )
             return FAILED
         client = AggregatorClient(channel, config.actor, wake.set, names.node_of)
-        executor = Executor(
-            config, site.scheduler, client, ledger, names, shadow=options.shadow, launchers=launchers, wake=wake, stopped=stopped,
-            figures=figures, exporter=exporter,
-        )  # fmt: skip
+        context = ExecutorContext(
+            config, site.scheduler, client, ledger, names, shadow=options.shadow
+        )
+        executor = Executor(context, StepLog(context, figures, exporter), launchers, wake, stopped)
         client.start()
         launchers.start()
         figures.has_lease = not options.shadow

@@ -65,6 +65,10 @@ class ExecutorFigures:
         if kind not in UPKEEP:
             self.last_action = self.wall()
 
+    def steps_of(self, kind: str) -> int:
+        """Return the number of steps of *kind*, failed ones too."""
+        return self.actions.get((kind, OK), 0) + self.actions.get((kind, FAILED), 0)
+
     def count_answer(self, advisory: str, state: str) -> None:
         """Count an answer; for DONE also observe the time since the first sight of the advisory."""
         self.answers[state] = self.answers.get(state, 0) + 1
