@@ -26,7 +26,6 @@ from ..contract.client.connection import (
     open_channel,
     read_connection_options,
 )
-from ..contract.http_server import MetricsThread
 from ..contract.otlp_logs import OtlpLogExporter
 from ..contract.settings import SettingsError, describe, load
 from ..contract.wire import advisory_pb2
@@ -36,7 +35,6 @@ from .context import ExecutorContext
 from .executor import Executor
 from .flux.scheduler import FluxConfig, FluxSite
 from .htcondor.scheduler import HTCondorConfig, HTCondorSite
-from .kubernetes import extender_server
 from .kubernetes.settings import KubernetesConfig
 from .kubernetes.site import KubernetesSite
 from .launchers import segments as launcher_segments
@@ -171,13 +169,18 @@ def serving_metrics(address: str, figures: ExecutorFigures) -> Iterator[None]:
     if not address:
         yield
         return
+    # Imported here: it takes half a second, and most executors serve nothing.
+    from ..contract.server.http_server import HttpLimits, HttpThread, listener, metrics_routes
+
     host, _, port = address.rpartition(":")
+    limits = HttpLimits(connections_max=16)
     try:
-        server = MetricsThread(host, int(port), figures.render)
+        server = HttpThread(listener(host, int(port)), metrics_routes(figures.render), limits)
     except OSError as error:
         raise CommandError(
             f"metrics_listen = {address}: {error.strerror or error}; name a free port", FAILED
         ) from error
+    server.start()
     try:
         yield
     finally:
@@ -214,6 +217,8 @@ def running(companions: Iterable[Companion]) -> Iterator[None]:
 
 def _extend(config: KubernetesConfig, names: NodeNames) -> int:
     """Answer a scheduler until SIGTERM or SIGINT."""
+    from .kubernetes import extender_server
+
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     extender = extender_server.Extender(Path(config.extender_mirror), names.node_of)
     host, _, port = config.extender_listen.rpartition(":")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.core import Metric
 
-from ..contract.metric_families import Histogram, counter, exposition, gauge, histogram
+from ..contract.server.metric_families import Histogram, counter, exposition, gauge, histogram
 from .ledger import ExecutorLedger
 from .model import DONE, Advice, SchedulerState
 
