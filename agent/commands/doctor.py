@@ -66,10 +66,12 @@ def lines(
         yield from (f"        {line}" for line in body[1:])
         if result.remedy:
             yield f"{indent}-> {result.remedy}"  # not wrapped, so that it can be pasted
-    yield (
-        f"{counts[diagnosis.PROBLEM]} problems, {counts[diagnosis.BLIND]} blind spots, "
-        f"{counts[diagnosis.NOTE]} notes, {counts[diagnosis.OK]} ok"
+    nouns = {diagnosis.PROBLEM: "problem", diagnosis.BLIND: "blind spot", diagnosis.NOTE: "note"}
+    named = (
+        f"{counts[level]} {noun}{'' if counts[level] == 1 else 's'}"
+        for level, noun in nouns.items()
     )
+    yield f"{', '.join(named)}, {counts[diagnosis.OK]} ok"
 
 
 def host_of(config_file: Path | None, run_folder: str | None) -> DiagnosedHost:

@@ -25,6 +25,7 @@ from ...contract.client.plan_text import (
     option_lines,
     tier_title,
 )
+from ...contract.client.terminal import counted
 from ...contract.wire import decision_pb2 as wire
 from ...contract.wire import placement_pb2, recovery_pb2
 from ...contract.wire.decision_pb2_grpc import DecisionServiceStub
@@ -256,7 +257,7 @@ def _size(gang: placement_pb2.GangRequirements, request: Any) -> str:
     nodes = gang.nodes or len(
         getattr(request, "node_index", ()) or getattr(request, "current_node_index", ())
     )
-    return f"{nodes} nodes" if nodes else "the nodes of its job"
+    return counted(nodes, "node") if nodes else "the nodes of its job"
 
 
 def _invariants(gang: placement_pb2.GangRequirements) -> list[str]:

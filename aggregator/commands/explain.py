@@ -101,6 +101,8 @@ def query_command(options: argparse.Namespace, aggregator: str) -> str:
 
 def unknown_host_message(host: str, names: list[str]) -> str:
     """Return the message for an unknown host, with similar names."""
+    if re.search(r"[][,!&^@*?\s]", host):
+        return f"no host {host[:100]!r}: expected one host, not a set of hosts; `gangline hosts` lists them"
     near = difflib.get_close_matches(host, names, 3, 0.5)
     if near:
         return f"no host {host!r}; did you mean {', '.join(near)}?"

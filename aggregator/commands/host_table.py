@@ -12,7 +12,7 @@ from datetime import UTC
 from typing import Any, TypeVar
 
 from ...contract.client.score_client import ScoreListing
-from ...contract.client.terminal import cut, table
+from ...contract.client.terminal import counted, cut, table
 from ...contract.host_sets import fold_hosts
 from ...contract.wire import score_pb2
 
@@ -202,7 +202,7 @@ def caption(
             return ""
         text = "none has registered with this aggregator yet"
         if count := listing.ended_hosts:
-            text = f"{_hosts(count)}, all simulated, ended: no reading for 60 s. `gangline explain HOST` and `gangline sql` show them"
+            text = f"{counted(count, 'host')}, all simulated, ended: no reading for 60 s. `gangline explain HOST` and `gangline sql` show them"
         return "\n".join(textwrap.wrap(text, width))
     counts = Counter(score.state for score in listing.scores)
     states = ", ".join(
@@ -214,7 +214,7 @@ def caption(
     hours = first.horizon.ToNanoseconds() / 3600e9
     count = len(listing.scores)
     parts = [
-        f"{_hosts(count)} at {computed_at:%H:%M:%S %Z}: {states}",
+        f"{counted(count, 'host')} at {computed_at:%H:%M:%S %Z}: {states}",
         "by state, then score",
         f"SCORE: chance of {hours:g} h without a fault of the host",
     ]
@@ -231,10 +231,6 @@ def caption(
     if explain_command and first.state not in (score_pb2.HEALTHY, score_pb2.UNKNOWN):
         lines.append(f"next: {explain_command} {shlex.quote(host_of(first))}")
     return "\n".join(cut(line, width) for line in lines)
-
-
-def _hosts(count: int) -> str:
-    return f"{count} host{'' if count == 1 else 's'}"
 
 
 def fitting(scores: Sequence[AnyRow], count_max: int) -> list[AnyRow]:

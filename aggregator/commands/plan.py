@@ -29,7 +29,7 @@ from ...contract.client.plan_text import (
     option_lines,
     tier_title,
 )
-from ...contract.client.terminal import table
+from ...contract.client.terminal import counted, table
 from ...contract.host_sets import HostSetError, expand_hosts
 from ...contract.wire import placement_pb2 as wire
 from ...contract.wire import reservation_pb2
@@ -121,10 +121,12 @@ def reserved_text(reply: reservation_pb2.ReserveResponse, names: Sequence[str]) 
         reservation = reply.reservation
         until = reservation.expire_time.ToDatetime().strftime("%Y-%m-%d %H:%M:%S UTC")
         return (
-            f"{reservation.name} for {reservation.owner}: {len(reservation.node_index)} nodes with spares until {until}, "
+            f"{reservation.name} for {reservation.owner}: {counted(len(reservation.node_index), 'node')} with spares until {until}, "
             f"fencing token {reservation.fencing_token}"
         )
-    lines = [f"not reserved: {reply.changed_count} nodes have changed since the plan; plan again"]
+    lines = [
+        f"not reserved: {counted(reply.changed_count, 'node')} changed since the plan; plan again"
+    ]
     lines += [f"  {names[change.node_index]}: {change.message}" for change in reply.changes]
     return "\n".join(lines)
 
@@ -150,7 +152,7 @@ def _picture(
 def _write_picture(path: Path, picture: PlanPicture, reply: Any) -> None:
     option = reply.option if isinstance(reply, wire.EvaluatePlacementResponse) else reply.options[0]
     total = option.price.total_gpu_hours
-    title = f"{len(option.node_index)} nodes, {total.value:.0f} GPU-hours lost ({total.lower:.0f} to {total.upper:.0f})"
+    title = f"{counted(len(option.node_index), 'node')}, {total.value:.0f} GPU-hours lost ({total.lower:.0f} to {total.upper:.0f})"
     notes = [
         (
             f"speed {option.speed.value:.3f}, topology {option.topology_factor.value:.3f}, survival {option.survival.value:.3f}, "
@@ -198,7 +200,8 @@ def read_host_names(path: Path) -> list[str]:
     except HostSetError as error:
         raise CommandError(f"{path}: {error}", FAILED) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"{path}: {error}; expected a file of host names", FAILED) from error
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise CommandError(f"{path}: {reason}; expected a file of host names", FAILED) from error
 
 
 def node_indexes(dictionary: Any, names: Iterable[str]) -> list[int]:

@@ -22,7 +22,7 @@ from ...contract.client.plan_text import (
     tier_title,
     wrapped,
 )
-from ...contract.client.terminal import table
+from ...contract.client.terminal import counted, table
 from ...contract.wire import recovery_pb2 as wire
 from ...contract.wire.recovery_pb2_grpc import RecoveryServiceStub
 from .plan import add_gang_options, candidates_of, count_of, gang_of, node_indexes, read_host_names
@@ -216,7 +216,7 @@ def _option_lines(option: wire.RecoveryOption, names: Sequence[str], *, explain:
         )
     if (left := len(option.replacements) - REPLACEMENTS_SHOWN_MAX) > 0:
         lines.append(f"and {left} more; --json has all")
-    lines.append(f"{len(option.node_index)} nodes afterwards, in rank order:")
+    lines.append(f"{counted(len(option.node_index), 'node')} afterwards, in rank order:")
     return lines + wrapped(fold_names([names[index] for index in option.node_index]))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...contract.client import command_line, connection
 from ...contract.client.plan_text import fold_names, message_json, node_dictionary
-from ...contract.client.terminal import table
+from ...contract.client.terminal import counted, table
 from ...contract.wire import reservation_pb2 as wire
 from ...contract.wire.reservation_pb2_grpc import ReservationServiceStub
 
@@ -56,7 +56,7 @@ def _release(
         name=reservation.name, owner=options.owner, fencing_token=reservation.fencing_token
     )
     stub.Release(request, timeout=connection.DEADLINE_SECONDS)
-    print(f"{name} released: {len(reservation.node_index)} nodes are available to all plans")
+    print(f"{name} released: {counted(len(reservation.node_index), 'node')} available to all plans")
     return connection.OK
 
 

@@ -17,7 +17,7 @@ from ...contract.client.plan_text import (
     option_lines,
     wrapped,
 )
-from ...contract.client.terminal import table
+from ...contract.client.terminal import counted, table
 from ...contract.wire import placement_pb2 as wire
 from ...contract.wire.placement_pb2_grpc import PlacementServiceStub
 from .plan import add_gang_options, candidates_of, gang_of, node_indexes, read_host_names
@@ -104,7 +104,9 @@ def resize_text(
     if first.kind == wire.RESIZE_STAY:
         lines.append(f"stay: no change gains more than {reply.gain_gpu_hours_min:.1f} GPU-hours")
     else:
-        lines.append(f"{KIND_TITLES[first.kind]} to {len(first.placement.node_index)} nodes")
+        lines.append(
+            f"{KIND_TITLES[first.kind]} to {counted(len(first.placement.node_index), 'node')}"
+        )
         if explain:
             lines.append(f"gain: {first.gain_gpu_hours.evidence}")
         for title, nodes in (("join", first.joined_node_index), ("leave", first.left_node_index)):

@@ -174,10 +174,13 @@ def _query(options: argparse.Namespace) -> str | None:
     """Return the query; None for a prompt."""
     if options.query is None and sys.stdin.isatty() and sys.stdout.isatty():
         return None
-    text = str(options.query) if options.query is not None else ""
-    if options.query is None and not sys.stdin.isatty():
-        text = sys.stdin.read()
-    return LIST_QUERY if text.strip() in ("", "\\d") else text
+    if options.query is None and sys.stdin.isatty():  # the answer goes into a pipe or file
+        return LIST_QUERY
+    text = sys.stdin.read() if options.query is None else str(options.query)
+    if not text.strip():  # a shell variable that is not set
+        message = "the query is empty; expected SQL, or \\d for tables and views"
+        raise connection.CommandError(message, USAGE)
+    return LIST_QUERY if text.strip() == "\\d" else text
 
 
 def _count(text: str) -> int:

@@ -14,6 +14,7 @@ from ...cli import json_object
 from ..wire import placement_pb2 as wire
 from ..wire import score_pb2
 from ..wire.score_pb2_grpc import ScoreServiceStub
+from .terminal import counted
 
 #: Time limit of a plan: with blockers in a large fleet it takes longer than a score.
 DEADLINE_SECONDS = 20.0
@@ -61,7 +62,7 @@ def option_lines(
             f"work done in {until.value:.1f} h ({until.lower:.1f} to {until.upper:.1f}), "
             f"scaling efficiency {option.scaling_efficiency.value:.3f}"
         )
-    lines.append(f"{len(option.node_index)} nodes in rank order:")
+    lines.append(f"{counted(len(option.node_index), 'node')} in rank order:")
     lines += wrapped(fold_names([names[index] for index in option.node_index]))
     standbys = [names[index] for index in option.spare_node_index]
     lines.append(

@@ -353,3 +353,6 @@ def test_lines_fit_a_terminal_and_a_remedy_is_one_line(tmp_path: Path) -> None:
     printed = list(doctor.lines(results, dict.fromkeys((PROBLEM, BLIND, NOTE, OK), 0), 80))
     assert all(len(line) <= 80 for line in printed if "->" not in line)
     assert sum("->" in line for line in printed) == 1
+    assert printed[-1] == "0 problems, 0 blind spots, 0 notes, 0 ok"
+    (counts,) = doctor.lines([], {PROBLEM: 1, BLIND: 1, NOTE: 2, OK: 1}, 80)
+    assert counts == "1 problem, 1 blind spot, 2 notes, 1 ok"

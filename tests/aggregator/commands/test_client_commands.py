@@ -17,10 +17,10 @@ import grpc
 import pytest
 
 from gangline import cli
-from gangline.aggregator.commands import hosts
+from gangline.aggregator.commands import explain, hosts, plan, sql
 from gangline.contract.client.connection import FILE_VARIABLE, CommandError, read_connection_options
 from gangline.contract.client.score_client import ScoreListing
-from gangline.contract.client.terminal import width_of
+from gangline.contract.client.terminal import counted, width_of
 from gangline.executors import command as executor
 from gangline.executors.model import DoctorLevel
 from tests.aggregator.commands.test_host_table import score
@@ -109,6 +109,21 @@ def usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str
         cli.main(arguments)
     assert ended.value.code == cli.USAGE
     return capsys.readouterr().err
+
+
+def test_small_mistakes_are_named(tmp_path: Path) -> None:
+    """An empty shell variable gave a list of views, a missing file its errno and its path twice."""
+    with pytest.raises(CommandError, match="the query is empty; expected SQL"):
+        sql._query(argparse.Namespace(query=" "))
+    missing, binary = tmp_path / "missing", tmp_path / "binary"
+    binary.write_bytes(b"\xff")
+    for path, reason in ((missing, "No such file or directory"), (binary, "it is not UTF-8 text")):
+        with pytest.raises(CommandError) as raised:
+            plan.read_host_names(path)
+        assert str(raised.value) == f"{path}: {reason}; expected a file of host names"
+    message = explain.unknown_host_message("sim-[0-3", ["sim-000"])
+    assert "expected one host, not a set of hosts" in message
+    assert (counted(1, "node"), counted(2, "node")) == ("1 node", "2 nodes")
 
 
 def test_none_in_a_state_is_not_none_at_all(
