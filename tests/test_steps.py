@@ -160,6 +160,14 @@ def test_a_script_is_run_with_its_steps_reported(bench: Bench, how: list[str]) -
     assert list(bench.slots.iterdir()) == []  # gone with its process
 
 
+def test_a_safe_path_stays_as_it_is(bench: Bench) -> None:
+    """With PYTHONSAFEPATH the script imports nothing from its own folder, and loses no other folder of the path."""
+    bench.environment["PYTHONSAFEPATH"] = "1"
+    first = bench.environment["PYTHONPATH"].partition(":")[0]
+    bench.script("import sys; print(sys.path[0])")
+    assert bench.run("-m", "gangline.steps", "train.py") == f"{first}\n"
+
+
 @pytest.mark.parametrize("place", ["first", "last"])
 def test_one_line_in_the_script_is_enough(bench: Bench, place: str) -> None:
     """Before torch is imported, and after."""
