@@ -1,4 +1,4 @@
-"""`gangline evaluate`: measures the quality of scores and hazards on recordings."""
+"""`gangline admin evaluate`: measures the quality of scores and hazards on recordings."""
 
 from __future__ import annotations
 
@@ -14,28 +14,14 @@ from ...contract.client.terminal import ProgressBar
 from ..hazard.evaluation import EvaluationTerms, evaluate
 from ..hazard.evaluation_page import markdown
 from ..hazard.events import NODES_MAX, EventsError, nodes_in_file_name, read_events
-from . import admin
-
-SUBCOMMANDS: admin.Table = {
-    "hazard": (
-        ".evaluate:hazard_main",
-        "the model of hazard and its baselines on a recording of faults",
-    )
-}
 
 DRAWS_MAX = 10_000
 
 
 def main(arguments: list[str]) -> int:
-    """Run a subcommand and return its exit code."""
-    notes = ("Needs no aggregator. exit codes: 0 done, 1 failed, 2 wrong usage",)
-    return admin.run("evaluate", SUBCOMMANDS, arguments, notes)
-
-
-def hazard_main(arguments: list[str]) -> int:
     """Print the tables. Exit code 1, with a message: no recording of faults, or too short."""
     options = _parser().parse_args(arguments)
-    return guarded("evaluate hazard", lambda: _run(options))
+    return guarded("admin evaluate hazard", lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -108,14 +94,19 @@ _hours = number_option(math.ulp(0.0), 1000.0, ": expected hours above 0, at most
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="gangline evaluate hazard",
+        prog="gangline admin evaluate",
+        description="Measures the quality of scores on recordings. Needs no aggregator.",
+    )
+    hazard = parser.add_subparsers(metavar="COMMAND", required=True).add_parser(
+        "hazard",
+        help="the model of hazard and its baselines on a recording of faults",
         description=(
             "Trains a hazard model on the faults of a recording up to a day, and evaluates it "
             "and simpler rankings on the days after. docs/hazard.md explains each figure."
         ),
         epilog="exit codes: 0 done, 1 failed, 2 wrong usage",
     )
-    add = parser.add_argument
+    add = hazard.add_argument
     add(
         "events",
         type=Path,

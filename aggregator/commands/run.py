@@ -314,7 +314,7 @@ def main(arguments: list[str]) -> int:
     if _in_use(options.listen):
         print(
             f"gangline run: another process already listens on {options.listen}. If it is "
-            "another `gangline run`, use it with `gangline watch` or stop it; otherwise use "
+            "another `gangline run`, use it with `gangline hosts --watch` or stop it; otherwise use "
             "--listen 127.0.0.1:PORT",
             file=sys.stderr,
         )

@@ -92,8 +92,8 @@ def test_an_address_that_is_none_is_a_usage_error(
         (["explain", ""], "empty; expected a host name"),
         (["explain", "nodes/"], "empty; expected a host name"),
         (["explain", "x" * 5000], "5000 characters"),
-        (["watch", "--seconds", "x"], "'x': expected 0.1 to 3600 seconds"),
-        (["watch", "--seconds", "nan"], "'nan': expected 0.1 to 3600 seconds"),
+        (["hosts", "--watch", "x"], "'x': expected 0.1 to 3600 seconds"),
+        (["hosts", "--watch", "nan"], "'nan': expected 0.1 to 3600 seconds"),
     ],
 )
 def test_wrong_usage_is_said_shortly(
