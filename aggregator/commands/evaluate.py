@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ...cli import json_object
-from ...contract.client.command_line import number_option
 from ...contract.client.connection import FAILED, OK, CommandError, guarded
 from ...contract.client.terminal import ProgressBar
+from ...contract.options import UNITS, add_former_names, duration
 from ..hazard.evaluation import EvaluationTerms, evaluate
 from ..hazard.evaluation_page import markdown
 from ..hazard.events import NODES_MAX, EventsError, nodes_in_file_name, read_events
@@ -89,15 +89,18 @@ def _whole(low: int, high: int) -> Any:
     return parse
 
 
-_hours = number_option(math.ulp(0.0), 1000.0, ": expected hours above 0, at most 1000")
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline admin evaluate",
         description="Measures the quality of scores on recordings. Needs no aggregator.",
     )
-    hazard = parser.add_subparsers(metavar="COMMAND", required=True).add_parser(
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_hazard(commands)
+    return parser
+
+
+def _add_hazard(commands: Any) -> None:
+    hazard = commands.add_parser(
         "hazard",
         help="the model of hazard and its baselines on a recording of faults",
         description=(
@@ -148,7 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--lost-hours",
-        type=_hours,
+        type=duration(0.001, 1000.0 * UNITS["h"], unit="h"),
         default=1.0,
         metavar="H",
         help=(
@@ -164,8 +167,21 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="bootstrap samples of the fleet for the intervals (default: 200)",
     )
-    add("--seed", type=_whole(0, 2**32), default=1, help="seed of the bootstrap samples")
-    add("--out", type=Path, metavar="FILE", help="write to this file instead of the terminal")
+    add(
+        "--seed",
+        type=_whole(0, 2**32),
+        default=1,
+        metavar="N",
+        help="seed of the bootstrap samples",
+    )
+    output = add(
+        "-o",
+        "--output",
+        dest="out",
+        type=Path,
+        metavar="FILE",
+        help="write to this file instead of the terminal",
+    )
+    add_former_names(hazard, output, "--out")
     add("--json", action="store_true", help="one JSON object instead of tables")
     add("--quiet", action="store_true", help="show no progress")
-    return parser

@@ -26,6 +26,7 @@ from ...contract.client.terminal import (
     wants_colour,
     width_of,
 )
+from ...contract.options import duration
 from ...contract.wire import score_pb2
 from .host_table import FoldedHosts, Row, caption, fitting, fold_causes, folded, host_of, render
 
@@ -181,13 +182,13 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--watch",
         nargs="?",
-        type=_seconds,
+        type=_period,
         const=WATCH_SECONDS,
         metavar="SECONDS",
-        help=f"refresh the table at this interval (default: {WATCH_SECONDS:g})",
+        help=f"refresh the table at this interval (default: {WATCH_SECONDS:g}s)",
     )
     # Options of the former command `gangline watch`.
-    add("--seconds", dest="watch", type=_seconds, help=argparse.SUPPRESS)
+    add("--seconds", dest="watch", type=_period, help=argparse.SUPPRESS)
     add("--once", action="store_true", help=argparse.SUPPRESS)
     return parser
 
@@ -303,4 +304,4 @@ def _alarms(listing: ScoreListing, width: int, rows: int | None) -> list[str]:
     return [cut(f"aggregator ({n} of {len(alarms)}): {a}", width) for n, a in enumerate(shown, 1)]
 
 
-_seconds = command_line.number_option(0.1, 3600.0, ": expected 0.1 to 3600 seconds")
+_period = duration(0.1, 3600.0)
