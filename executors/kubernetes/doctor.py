@@ -88,7 +88,7 @@ def findings(
 def _service_account(config: KubernetesConfig) -> dict[str, Any]:
     """Return the subject whose rights are checked: {} for the login itself, if it is the executor's own.
 
-    A person's login (of `kubectl proxy`, or kubectl's kubeconfig) has other rights than the service account.
+    A person's login, behind `kubectl proxy` or in kubectl's kubeconfig, has other rights than the service account.
     """
     is_own = not config.kubernetes_server and (config.kubeconfig or is_in_pod())
     if is_own or config.ledger:

@@ -259,7 +259,7 @@ KINDS: dict[str, tuple[Callable[[Path, ApiHost], Json], str]] = {
 def test_each_kind_of_kubeconfig_logs_in(
     kind: str, dump: Callable[[Any], str], host: ApiHost, tmp_path: Path
 ) -> None:
-    """Only JSON without a login program was read, so people ran `kubectl proxy`, which lets in anybody on its machine."""
+    """Only JSON without a login program was read; `kubectl proxy`, used instead, gives each local user its rights."""
     user, caller = KINDS[kind]
     host.accepted = {caller}
     path = kubeconfig(tmp_path, host, user(tmp_path, host), dump=dump)
@@ -269,7 +269,7 @@ def test_each_kind_of_kubeconfig_logs_in(
 
 
 def test_a_renewed_refresh_token_is_kept(host: ApiHost, tmp_path: Path) -> None:
-    """The identity provider refused the refresh token of before at the next start."""
+    """At the next start the identity provider refused the refresh token that it had replaced."""
     path = kubeconfig(tmp_path, host, oidc(host, EXPIRED))
     find_access(kubeconfig=str(path))
     (user,) = yaml.safe_load(path.read_text())["users"]
