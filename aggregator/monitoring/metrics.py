@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from prometheus_client.core import Metric
 
-from ...contract.metric_families import counter, gauge, histogram
+from ...contract.server.metric_families import counter, gauge, histogram
 from ..auth.access import AccessControl
 from ..config import AggregatorConfig
 from ..fleet.fleet import Fleet

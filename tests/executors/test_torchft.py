@@ -16,7 +16,6 @@ from gangline.aggregator.advisories.advisory import Action
 from gangline.contract.settings import SettingsError, load
 from gangline.executors import core, ledger_updates
 from gangline.executors.core import decide
-from gangline.executors.executor import describe
 from gangline.executors.launchers import torchft
 from gangline.executors.launchers.torchft import (
     PAGE_BYTES_MAX,
@@ -39,6 +38,7 @@ from gangline.executors.model import (
     Situation,
 )
 from gangline.executors.settings import LIGHTHOUSES_MAX, ExecutorConfig
+from gangline.executors.step_log import describe
 from tests.executors.advice_server import serving_advice
 from tests.executors.contract import Rig
 from tests.executors.model_scheduler import ModelScheduler

@@ -5,6 +5,7 @@ raise none; the clock is an argument.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from gangline.aggregator.monitoring.alarms import Alarm, AlarmCleared, AlarmRais
 from gangline.aggregator.monitoring.metrics import FIGURES, losing_hosts, silent_hosts
 from gangline.aggregator.monitoring.monitor import SelfMonitor, record_alarms
 from gangline.aggregator.monitoring.probes import ResourceUsage
-from gangline.contract.metric_families import Histogram
+from gangline.contract.server.metric_families import Histogram
 from gangline.contract.wire import score_pb2
 from gangline.contract.wire.score_pb2_grpc import ScoreServiceStub
 from tests.processes import GUARD_SECONDS
@@ -311,17 +312,18 @@ def test_a_well_aggregator_has_no_alarm(lab: Any, until: Any) -> None:
 
 def test_a_look_that_fails_does_not_end_the_watch(caplog: pytest.LogCaptureFixture) -> None:
     """A figure that raises must not blind all alarms until the next restart."""
-    looks: list[int] = []
+    polled = threading.Event()
 
     class Sick:
         def poll(self) -> monitor.AlarmChanges:
-            looks.append(1)
+            polled.set()
             raise RuntimeError("a figure that is broken")
 
     thread = monitor.MonitorThread(Sick(), lambda changes: None, None)  # type: ignore[arg-type]
     thread.start()
+    assert polled.wait(GUARD_SECONDS)
     thread.close()
-    assert looks and "broken" in caplog.text and not thread._thread.is_alive()
+    assert "broken" in caplog.text and not thread._thread.is_alive()
 
 
 def test_every_figure_is_documented() -> None:

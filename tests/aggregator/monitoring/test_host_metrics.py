@@ -28,7 +28,7 @@ from gangline.aggregator.monitoring.host_metrics import (
 )
 from gangline.aggregator.server import StartError, metrics_socket
 from gangline.contract.exposition import ExpositionFormat
-from gangline.contract.metric_families import exposition
+from gangline.contract.server.metric_families import exposition
 from tests.aggregator.monitoring.test_metrics import scraped
 from tests.worlds import World, gpu_of
 

@@ -26,9 +26,9 @@ from gangline.aggregator.monitoring.probes import SPAN_SECONDS, LoopLag
 from gangline.aggregator.server import Aggregator, StartError
 from gangline.aggregator.store.store import Store
 from gangline.aggregator.store.store_folder import StoreError
-from gangline.contract import http_server as metrics_server
 from gangline.contract.exposition import ExpositionFormat
-from gangline.contract.metric_families import Histogram
+from gangline.contract.server import http_server
+from gangline.contract.server.metric_families import Histogram
 from tests.aggregator.conftest import Agent, Lab, with_operators_file
 from tests.processes import GUARD_SECONDS
 
@@ -348,6 +348,6 @@ def test_a_store_that_cannot_be_opened_leaves_no_socket(lab: Any) -> None:
         aggregator = Aggregator(lab.config(metrics_listen="127.0.0.1:0"))
         with pytest.raises(StoreError):
             await aggregator.start()
-        metrics_server.listener("127.0.0.1", aggregator.metrics_port).close()
+        http_server.listener("127.0.0.1", aggregator.metrics_port).close()
 
     asyncio.run(run())
