@@ -135,7 +135,7 @@ SHOW := 2>&1 | tee .venv/pip.log | sed -un $(SHOWN) || { echo "pip failed:" >&2;
 # Compiles ext/ and installs gangline, editable, into .venv.
 .venv/ready: .venv/made $(INSTALLED_FROM)
 	@echo "2 of 2: installing packages and compiling the Cython modules (about a minute the first time)"
-	@$(PIP) install -v -c packaging/constraints.txt --no-build-isolation -e '.[agent,aggregator,simulate]' $(SHOW)
+	@$(PIP) install -v -c packaging/constraints.txt --no-build-isolation -e '.[agent,aggregator,executor,simulate]' $(SHOW)
 	@touch $@
 
 .venv/ready-dev: .venv/ready build/names/gangline

@@ -38,6 +38,8 @@ FILES = (
     "tests/aggregator/service/test_telemetry.py",
     "tests/aggregator/store/test_store.py",
     "tests/contract/test_host_sets.py",
+    "tests/executors/test_kubernetes_login.py",
+    "tests/executors/test_kubernetes_parsing.py",
     "tests/contract",
 )
 #: Newer names of NVIDIA's binding, which the agent does not need: it reads fields by number.
