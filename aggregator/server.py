@@ -330,7 +330,7 @@ class Aggregator:
         )  # fmt: skip
         self.query = QueryService(config, wall_ns, refresh=self.store.refresh)
         undo.push_async_callback(self.query.close)
-        restored = restore_from_store(self.fleet, self.store, self._ingest.findings, wall_ns())
+        restored = restore_from_store(self.fleet, self.store, self._ingest, wall_ns())
         self.store.release_restored_state()
         self._reservations = Reservations(
             config.data, wall_ns, has_login=self.access_control.tokens.has_login
@@ -390,8 +390,9 @@ class Aggregator:
         """Return a server bound to *endpoint*; *by_token*: its callers log in with tokens."""
         denied = {f"/{QUERY}/Query": self.query.log_denied}
         server = make_server(
-            self._config, self.access_control, self._calls, by_token=by_token, denied=denied
-        )
+            self._config, self.access_control, self._calls, refusals=self._ingest.refusals,
+            by_token=by_token, denied=denied,
+        )  # fmt: skip
         serve_on(server, self._services, self._health)
         try:
             self.token_port = self.access_control.bind(

@@ -37,7 +37,7 @@ STORE: Any = SimpleNamespace(
     history=SimpleNamespace(failing="exporting gpu_1s 202611210005: no space left on the disk"),
 )
 WELL = {
-    "not_storing_seconds": 0.0, "losing_hosts": 0.0, "lag_seconds": 1.2, "queue_ratio": 0.01,
+    "not_storing_seconds": 0.0, "losing_hosts": 0.0, "refused_agents": 0.0, "lag_seconds": 1.2, "queue_ratio": 0.01,
     "queue_bytes": 1e6, "disk_bytes": 1e12, "disk_free_bytes": 6e11, "database_bytes": 1e10,
     "commit_median_seconds": 0.2, "snapshot_age_seconds": 16.0, "judge_seconds": 0.1,
     "loop_lag_seconds": 0.01, "open_descriptors": 200.0, "descriptors_max": 524_288.0,
@@ -65,6 +65,7 @@ BOUNDS: dict[str, tuple[Sick, float, float, float, float]] = {
     "aggregator.stored_lost": (_as("store_lost"), 0.0, 0.0, 0, 0),
     "aggregator.not_storing": (_as("not_storing_seconds"), 0.0, 0.0, 5, 10),
     "aggregator.receipt_loss": (_as("losing_hosts"), 0.0, 0.0, 0, 60),
+    "aggregator.refused_agents": (_as("refused_agents"), 0.0, 0.0, 0, 0),
     "aggregator.lag": (_as("lag_seconds"), 10.0, 5.0, 15, 30),
     "aggregator.queue": (_as("queue_ratio"), 0.5, 0.25, 10, 30),
     "aggregator.disk_filling": (
