@@ -21,8 +21,8 @@ ID_FORM = "a letter and 20 hexadecimal digits, as decision_id of an answer"
 
 #: Maximum wait for the decisions that the score process has not sent yet. The caller waits 20 s.
 SETTLE_SECONDS_MAX = 10.0
-#: Commits after which a decision that was answered before the call is stored. The news of the score process that a batch
-#: has begun may be behind the call by a moment, hence not one.
+#: Commits after which a decision that was answered before the call is stored. Two, because the score process's message
+#: that a batch has begun may arrive just after the call.
 COMMITS = 2
 
 
