@@ -50,7 +50,7 @@ class DecisionService(DecisionServiceServicer):
         if row is None:
             raise NotFound(
                 f"no decision {name!r} is stored: it is older than decisions_days, was deleted "
-                "because of decisions_bytes_max, or belongs to a WatchPlan; ops.decisions lists "
+                "because decisions took too much space, or belongs to a WatchPlan; ops.decisions lists "
                 "the stored ones"
             )
         try:
