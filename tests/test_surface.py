@@ -99,7 +99,7 @@ def test_former_spellings_work_and_name_the_present_ones(former: str, tmp_path: 
 
 
 def test_the_package_runs_as_a_module(tmp_path: Path) -> None:
-    """`python -m gangline` said "No module named gangline.__main__"; in the checkout it must work, too."""
+    """`python -m gangline` failed: "No module named gangline.__main__". It works in the checkout, too."""
     for folder in (ROOT, tmp_path):
         ended = run_in(folder, "-m", "gangline", "xid", "79")
         assert (ended.returncode, ended.stderr) == (cli.OK, "")
@@ -233,7 +233,7 @@ def test_a_set_of_hosts_may_come_from_a_file(tmp_path: Path) -> None:
 
 
 def test_durations_and_their_limits() -> None:
-    """`--watch 5m` was no number, `--for 1.5h` no duration."""
+    """`--watch 5m` and `--for 1.5h` were usage errors."""
     parse = options.duration(1, 3600, unit="m")
     assert [parse(text) for text in ("2", "90s", "1h", "0.5m")] == [2, 1.5, 60, 0.5]
     for text in ("", "0", "2h", "-1", "1e3", "nan", "5 m", "٣m", "9" * 5000):

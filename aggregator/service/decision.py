@@ -21,8 +21,8 @@ ID_FORM = "a letter and 20 hexadecimal digits, as decision_id of an answer"
 
 #: Maximum wait for the decisions that the score process has not sent yet. The caller waits 20 s.
 SETTLE_SECONDS_MAX = 10.0
-#: Commits after which a decision that was answered before the call is stored. The news of the score process that a batch
-#: has begun may be behind the call by a moment, hence not one.
+#: Commits after which a decision that was answered before the call is stored. Two, because the score process's message
+#: that a batch has begun may arrive just after the call.
 COMMITS = 2
 
 
@@ -50,7 +50,7 @@ class DecisionService(DecisionServiceServicer):
         if row is None:
             raise NotFound(
                 f"no decision {name!r} is stored: it is older than decisions_days, was deleted "
-                "because of decisions_bytes_max, or belongs to a WatchPlan; ops.decisions lists "
+                "because decisions took too much space, or belongs to a WatchPlan; ops.decisions lists "
                 "the stored ones"
             )
         try:

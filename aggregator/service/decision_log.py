@@ -105,7 +105,7 @@ class DecisionLog:
     async def settle(self, seconds_max: float = 0.0) -> None:
         """Return once all decisions that were answered are with the store.
 
-        A batch that the score process has begun is waited for at most *seconds_max*.
+        Wait at most *seconds_max* for batches that the score process has begun.
         """
         if seconds_max:
             await self.batches.arrive(seconds_max)

@@ -400,7 +400,7 @@ async def test_a_batch_on_its_way_is_waited_for_though_an_earlier_one_arrives() 
     batches.receive(1)
     await waiting
     batches.begin(2)
-    await batches.arrive(0.0)  # a batch that does not arrive is waited for no longer
+    await batches.arrive(0.0)  # returns although the batch has not arrived
 
 
 def test_the_recorder_numbers_its_batches() -> None:
@@ -416,7 +416,7 @@ def test_the_recorder_numbers_its_batches() -> None:
 
 @pytest.mark.slow
 async def test_a_plan_is_explained_the_moment_it_is_returned(lab: Lab) -> None:
-    """`gangline explain decision ID` right after `gangline plan` said "no decision is stored"."""
+    """`gangline explain decision ID` failed right after `gangline plan`: "no decision is stored"."""
     async with (
         lab.aggregator(listen_scores="127.0.0.1:0") as aggregator,
         AsyncExitStack() as stack,
