@@ -76,7 +76,7 @@ fuzz: .venv/ready-dev
 test-duckdb2: .venv/ready-dev
 	$(BIN)/python -m tests.duckdb2
 
-# Tests of every part with the oldest versions of all dependencies that pyproject.toml declares; `make test-slow` has it too.
+# Tests of every part with the oldest versions of all dependencies that pyproject.toml declares; `make test-slow` runs most of them.
 test-lowest: .venv/ready-dev
 	$(BIN)/python -m tests.lowest
 
