@@ -44,15 +44,12 @@ ARGUMENTS = {
     "hosts": ["--json"],
     "job": [],
     "explain": ["gpu-007"],
-    "watch": ["--json"],
     "advise": [],
     "sql": ["SELECT 1"],
     "check": ["--for", "prolog"],
     "doctor": [],
     "gang": ["--nodes", "2", "--", "srun", "true"],
     "xid": ["79"],
-    "declared": ["check", "hosts.toml"],
-    "evaluate": ["hazard"],
     "permit": ["show"],
     "plan": ["--nodes", "2"],
     "recover": ["--job", "train"],
@@ -77,6 +74,8 @@ ARGUMENTS = {
     "admin train": ["--out", "model"],
     "admin cert": ["cluster", "--aggregator", "head"],
     "admin token": ["list"],
+    "admin declared": ["check", "hosts.toml"],
+    "admin evaluate": ["hazard"],
 }
 #: Commands that work on an agent's host, with their exit codes there. `gang` ends with 1 outside a
 #: job of Slurm. `doctor` too, because no agent runs. `diag` ends with 2 without its file.

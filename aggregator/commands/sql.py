@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ...cli import FAILED, NO_ANSWER, OK, USAGE
 from ...contract.client import command_line, connection
+from ...contract.options import add_former_names, duration
 from ..query import messages
 from ..query.messages import AnswerSummary
 from .sql_backends import QueryBackend, QuerySession, RemoteBackend, SnapshotBackend
@@ -188,11 +189,6 @@ def _count(text: str) -> int:
     return int(text)
 
 
-_seconds = command_line.number_option(
-    0.001, TIMEOUT_SECONDS_MAX, f": expected seconds, 0.001 to {TIMEOUT_SECONDS_MAX:.0f}"
-)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline sql",
@@ -215,7 +211,13 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument(
         "--csv", dest="form", action="store_const", const="csv", help="CSV with a header"
     )
-    add("--output", type=Path, metavar="FILE", help="write to this file, completely or not at all")
+    add(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write to this file, completely or not at all",
+    )
     add(
         "--rows",
         type=_count,
@@ -225,7 +227,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--timeout",
-        type=_seconds,
+        type=duration(0.001, TIMEOUT_SECONDS_MAX),
         default=0.0,
         metavar="SECONDS",
         help=(
@@ -241,14 +243,13 @@ def _parser() -> argparse.ArgumentParser:
         help=f"the aggregator's data folder on this machine (default: {DATA_DEFAULT}, unless an aggregator is named by "
         f"--server, {connection.ADDRESS_VARIABLE} or client.toml)",
     )
-    place.add_argument(
+    server = place.add_argument(
         "--server",
-        "--aggregator",  # the name that the other commands use
-        dest="server",
         type=command_line.parse_address,
         metavar="ADDRESS:PORT",
         help="query this aggregator",
     )
+    add_former_names(parser, server, "--aggregator")
     command_line.add_login(parser)
     add(
         "--log",

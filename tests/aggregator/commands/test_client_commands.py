@@ -92,8 +92,8 @@ def test_an_address_that_is_none_is_a_usage_error(
         (["explain", ""], "empty; expected a host name"),
         (["explain", "nodes/"], "empty; expected a host name"),
         (["explain", "x" * 5000], "5000 characters"),
-        (["watch", "--seconds", "x"], "'x': expected 0.1 to 3600 seconds"),
-        (["watch", "--seconds", "nan"], "'nan': expected 0.1 to 3600 seconds"),
+        (["hosts", "--watch", "x"], "'x': expected a duration from 0.1s to 1h"),
+        (["hosts", "--watch", "nan"], "'nan': expected a duration from 0.1s to 1h"),
     ],
 )
 def test_wrong_usage_is_said_shortly(

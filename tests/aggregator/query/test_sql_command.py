@@ -229,7 +229,7 @@ def test_forms_by_name(asked: Asked, tmp_path: Path) -> None:
         (("SELECT 1", "--output", str(tmp_path / "c.xls")), cli.USAGE, "--format"),
         (("SELECT 1", "--output", str(tmp_path / "no" / "c.csv")), cli.FAILED, "cannot be written"),
         ((DEAF, "--timeout", "0.2"), cli.FAILED, "ran longer than 0.2 s"),
-        (("SELECT 1", "--timeout", "nan"), cli.USAGE, "expected seconds"),
+        (("SELECT 1", "--timeout", "nan"), cli.USAGE, "expected a duration from 0.001s"),
     ):
         code, out, err = asked(*arguments)
         assert (code, out) == (expected, b"") and message in err
