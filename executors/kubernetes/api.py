@@ -40,7 +40,7 @@ PAGE_OBJECTS = 500
 WATCH_SECONDS, WATCH_SILENCE_SECONDS = 240, 300.0
 #: A login that the API server refuses is loaded again, but only after this time.
 RENEW_SECONDS = 10.0
-KUBECONFIG_BYTES_MAX = 4 << 20
+KUBECONFIG_BYTES_MAX = 1 << 20
 MESSAGE_CHARACTERS_MAX = 300
 #: A dead host does not close a connection, so the kernel probes each connection after 20 s of silence.
 SOCKET_OPTIONS = [
@@ -86,6 +86,8 @@ class ApiAccess:
         self.source, self._load, self._monotonic = source, load, monotonic
         self._lock = threading.Lock()
         self._loaded_at = monotonic()
+        #: Why the last renewal failed; "" if it did not.
+        self._failure = ""
         self.configuration = self._loaded()
 
     @property
@@ -115,14 +117,16 @@ class ApiAccess:
             if self.configuration is not refused:
                 return True
             now = self._monotonic()
-            if now - self._loaded_at < RENEW_SECONDS:
-                return False
-            self._loaded_at = now
-            try:
-                self.configuration = self._loaded()
-            except SchedulerError as error:
-                raise ApiError(401, str(error)) from error
-            return True
+            is_due = now - self._loaded_at >= RENEW_SECONDS
+            if is_due:
+                self._loaded_at, self._failure = now, ""
+                try:
+                    self.configuration = self._loaded()
+                except SchedulerError as error:
+                    self._failure = str(error)
+            if self._failure:
+                raise ApiError(401, self._failure)
+            return is_due
 
     def _loaded(self) -> Configuration:
         try:
@@ -180,7 +184,7 @@ def _existing(paths: str) -> list[str]:
 def _load_server(server: str) -> Configuration:
     from kubernetes.client import Configuration
 
-    configuration = Configuration(host=_checked_address(server))
+    configuration = Configuration(host=_checked_address(server, ":8001"))
     configuration.proxy = None
     return configuration
 
@@ -239,7 +243,8 @@ def _read_kubeconfig(file: str) -> dict[str, Any]:
     if os.stat(file).st_size > KUBECONFIG_BYTES_MAX:
         raise SchedulerError(f"{file}: larger than {KUBECONFIG_BYTES_MAX} bytes")
     try:
-        document = yaml.load(Path(file).read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        # Not CSafeLoader: the wheel of PyYAML 6.0.3 crashes on 100,000 nested lists.
+        document = yaml.safe_load(Path(file).read_bytes())
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         text = " ".join(str(error).split())[:MESSAGE_CHARACTERS_MAX]
         raise SchedulerError(f"{file}: neither YAML nor JSON: {text}") from error
@@ -250,16 +255,18 @@ def _read_kubeconfig(file: str) -> dict[str, Any]:
     return document
 
 
-def _checked_address(server: str) -> str:
-    """Return *server* if it is an https address, or an http address on this machine. Raises SchedulerError."""
+def _checked_address(server: str, default_port: str = "") -> str:
+    """Return *server* if it is an https address, or an http address on this machine. Raises SchedulerError, ValueError."""
     parts = urllib.parse.urlsplit(server)
+    if parts.port is None and parts.scheme == "http":
+        parts = parts._replace(netloc=parts.netloc + default_port)
     is_local = parts.scheme == "http" and parts.hostname in LOCAL_HOSTS
     if not parts.hostname or not (parts.scheme == "https" or is_local):
         raise SchedulerError(
             f"server {server[:80]!r}: expected https://HOST:PORT; without TLS only this machine, such as "
             "http://127.0.0.1:8001 of `kubectl proxy`"
         )
-    return server.rstrip("/")
+    return parts.geturl().rstrip("/")
 
 
 @contextmanager
