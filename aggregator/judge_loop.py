@@ -321,9 +321,9 @@ def restore_from_store(fleet: Fleet, store: Store, ingest: Ingest, now_ns: int) 
         fleet.known_gpus.restore(host, expected)
     restored = restore(fleet, store.last_scores, now_ns, _faults(store, now_ns))
     # Hosts that had sent no readings, or no score was stored yet: their events may be fatal.
-    for host in unscored_hosts(store.known_hosts, store.recent_events, fleet.index, now_ns):
-        fleet.restore(host.host, simulated=host.simulated, gpus=host.gpus, last_received_ns=0)
-        ingest.replay_events(host.host)
+    for known in unscored_hosts(store.known_hosts, store.recent_events, fleet.index, now_ns):
+        fleet.restore(known.host, simulated=known.simulated, gpus=known.gpus, last_received_ns=0)
+        ingest.replay_events(known.host)
     _restore_findings(fleet, store, ingest.findings, now_ns)
     return restored
 

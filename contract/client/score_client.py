@@ -148,8 +148,10 @@ class ScoreClient:
                     break
             ended = None
             if not scores:
-                request = score_pb2.GetNodeDictionaryRequest()
-                ended = len(stub.GetNodeDictionary(request, timeout=self._deadline_seconds).names)
+                dictionary = stub.GetNodeDictionary(
+                    score_pb2.GetNodeDictionaryRequest(), timeout=self._deadline_seconds
+                )
+                ended = len(dictionary.names)
             return ScoreListing(
                 scores, reply.version, reply.degraded_reason, reply.alarms, ended_hosts=ended
             )
