@@ -296,7 +296,9 @@ def main(arguments: list) -> int:  # type: ignore[type-arg]
     if is_module:
         runpy.run_module(target, run_name="__main__", alter_sys=True)
         return 0
-    sys.path[0] = os.path.dirname(os.path.abspath(target))
+    # `python -P` adds no folder of its own to the path.
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.path.dirname(os.path.abspath(target))
     runpy.run_path(target, run_name="__main__")
     return 0
 

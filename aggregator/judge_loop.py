@@ -42,7 +42,7 @@ from .scoring.score_rows import ScoreLog
 from .service.grpc_server import PLACEMENT, RECOVERY, SCORE, TELEMETRY
 from .service.score_process import ScoreProcess
 from .service.telemetry import TelemetryService
-from .store.restored_state import NOT_REEVALUATED
+from .store.restored_state import NOT_REEVALUATED, unscored_hosts
 from .store.store import Store
 
 log = logging.getLogger(__name__)
@@ -315,14 +315,16 @@ class JudgeLoop:
             self.scores.publish(snapshot)
 
 
-def restore_from_store(
-    fleet: Fleet, store: Store, findings: ActiveFindings, now_ns: int
-) -> Judgement:
+def restore_from_store(fleet: Fleet, store: Store, ingest: Ingest, now_ns: int) -> Judgement:
     """Restore hosts and findings from the store; return the predecessor of the first judgement."""
     for host, expected in store.gpu_sets.items():
         fleet.known_gpus.restore(host, expected)
     restored = restore(fleet, store.last_scores, now_ns, _faults(store, now_ns))
-    _restore_findings(fleet, store, findings, now_ns)
+    # Hosts that had sent no readings, or no score was stored yet: their events may be fatal.
+    for known in unscored_hosts(store.known_hosts, store.recent_events, fleet.index, now_ns):
+        fleet.restore(known.host, simulated=known.simulated, gpus=known.gpus, last_received_ns=0)
+        ingest.replay_events(known.host)
+    _restore_findings(fleet, store, ingest.findings, now_ns)
     return restored
 
 

@@ -21,8 +21,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2
 from prometheus_client.core import Metric
 
-from ..contract.http_server import AggregatorMetricsServer, listener
 from ..contract.otlp_logs import OtlpLogExporter
+from ..contract.server.http_server import HttpLimits, HttpServer, listener, metrics_routes
 from . import metrics as descriptors
 from .advisories.advisory import Advisory
 from .advisories.advisory_limits import limits_of
@@ -96,6 +96,7 @@ SCORES_REMEDY = (
 
 #: Calls that still run this long after a stop request are cancelled.
 GRACE_SECONDS = 3.0
+METRICS_LIMITS = HttpLimits(connections_max=16)
 #: Approximate duration of `close`, and the minimum share of the store.
 CLOSE_SECONDS, STORE_CLOSE_SECONDS_MIN = 5.0, 1.0
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -329,7 +330,7 @@ class Aggregator:
         )  # fmt: skip
         self.query = QueryService(config, wall_ns, refresh=self.store.refresh)
         undo.push_async_callback(self.query.close)
-        restored = restore_from_store(self.fleet, self.store, self._ingest.findings, wall_ns())
+        restored = restore_from_store(self.fleet, self.store, self._ingest, wall_ns())
         self.store.release_restored_state()
         self._reservations = Reservations(
             config.data, wall_ns, has_login=self.access_control.tokens.has_login
@@ -389,8 +390,9 @@ class Aggregator:
         """Return a server bound to *endpoint*; *by_token*: its callers log in with tokens."""
         denied = {f"/{QUERY}/Query": self.query.log_denied}
         server = make_server(
-            self._config, self.access_control, self._calls, by_token=by_token, denied=denied
-        )
+            self._config, self.access_control, self._calls, refusals=self._ingest.refusals,
+            by_token=by_token, denied=denied,
+        )  # fmt: skip
         serve_on(server, self._services, self._health)
         try:
             self.token_port = self.access_control.bind(
@@ -441,7 +443,9 @@ class Aggregator:
         hosts = self._host_families if self._config.metrics_hosts else lambda _: ()
         self._self_monitor = SelfMonitor(parts, resource_usage, self._wall_ns, hosts=hosts)
         loop = asyncio.get_running_loop()
-        server = AggregatorMetricsServer(metrics, self._self_monitor.render) if metrics else None
+        server = None
+        if metrics is not None:
+            server = HttpServer(metrics, metrics_routes(self._self_monitor.render), METRICS_LIMITS)
         self._monitor_thread = MonitorThread(
             self._self_monitor, lambda changes: self._on_alarm_changes(loop, changes), server, self._log_poll()
         )  # fmt: skip

@@ -11,12 +11,11 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from ..contract.workers import packet_sockets
+from ..contract.workers import module_command, packet_sockets
 
 #: A worker is killed this long after its socket was closed.
 END_SECONDS = 2.0
@@ -49,7 +48,7 @@ class WorkerProcess:
         try:
             with child_socket:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", module, *arguments],
+                    module_command(module, *arguments),
                     stdin=child_socket.fileno(),
                     stdout=subprocess.DEVNULL,
                     env=environment(),

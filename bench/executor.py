@@ -21,6 +21,7 @@ from pathlib import Path
 
 from bench.measure import Result, percentile
 from gangline.aggregator.advisories.advisory import Action
+from gangline.executors.context import ExecutorContext
 from gangline.executors.executor import Executor
 from gangline.executors.ledger import ExecutorLedger
 from gangline.executors.model import PlaceHold, Requeue, StartNow, Step
@@ -69,7 +70,7 @@ def executing(
     wake = threading.Event()
     with connected_client(advice, config.actor, wake.set) as client:
         ledger = ExecutorLedger(folder / "ledger.json")
-        executor = Executor(config, slurm, client, ledger, NodeNames(), wake=wake)
+        executor = Executor(ExecutorContext(config, slurm, client, ledger, NodeNames()), wake=wake)
         thread = threading.Thread(target=executor.run)
         thread.start()
         try:
@@ -193,7 +194,7 @@ def _large() -> list[Result]:
         with executing(
             advice, slurm, folder / "ledger", marks_max=1000, report_unavailable=False
         ) as executor:
-            _until(lambda: executor.counters.turns > 2, "it turns")
+            _until(lambda: executor.step_log.figures.turns > 2, "it turns")
             share, count = _rpc_share(cluster)
             for index in range(ADVISORIES):
                 advice.fault(f"host{index}", Action.AVOID, tell=False)
@@ -205,7 +206,7 @@ def _large() -> list[Result]:
         with executing(
             advice, slurm, folder / "ledger", marks_max=1000, report_unavailable=False
         ) as executor:
-            _until(lambda: executor.counters.turns > 0, "it turns")
+            _until(lambda: executor.step_log.figures.turns > 0, "it turns")
             start = time.perf_counter() - begin
     return [
         Result(

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench.measure import Result, percentile
 from gangline.aggregator.advisories.advisory import Action
+from gangline.executors.context import ExecutorContext
 from gangline.executors.executor import Executor
 from gangline.executors.kubernetes.api import ApiServer
 from gangline.executors.kubernetes.settings import KubernetesConfig
@@ -66,7 +67,9 @@ def _start_executor(
     stack.callback(api.close)
     client = stack.enter_context(connected_client(advice, config.actor, wake.set))
     ledger = ConfigMapLedger(api, config.namespace, config.state_name)
-    executor = Executor(config, site.kubernetes, client, ledger, NodeNames(), wake=wake)
+    executor = Executor(
+        ExecutorContext(config, site.kubernetes, client, ledger, NodeNames()), wake=wake
+    )
     thread = threading.Thread(target=executor.run)
     thread.start()
     stack.callback(thread.join)

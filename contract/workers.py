@@ -13,6 +13,7 @@ import select
 import signal
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -29,6 +30,15 @@ PACKET_BYTES_MAX = 64
 #: Whether to fork, the child's number, its argument, and the seconds until it is killed.
 _COMMAND = struct.Struct("<?IId")
 _REPORT = struct.Struct("<BIiBdQ")
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs *module* in a child process.
+
+    Without -P, `python -m` would import from the current folder first: a module that another user put into /tmp, or
+    another checkout of gangline.
+    """
+    return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def packet_sockets() -> tuple[socket.socket, socket.socket]:

@@ -26,16 +26,15 @@ from ..contract.client.connection import (
     open_channel,
     read_connection_options,
 )
-from ..contract.http_server import MetricsThread
 from ..contract.otlp_logs import OtlpLogExporter
 from ..contract.settings import SettingsError, describe, load
 from ..contract.wire import advisory_pb2
 from ..contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
 from .client import CALL_SECONDS, CHANNEL_OPTIONS, AggregatorClient
-from .executor import Executor, undo_all
+from .context import ExecutorContext
+from .executor import Executor
 from .flux.scheduler import FluxConfig, FluxSite
 from .htcondor.scheduler import HTCondorConfig, HTCondorSite
-from .kubernetes import extender_server
 from .kubernetes.settings import KubernetesConfig
 from .kubernetes.site import KubernetesSite
 from .launchers import segments as launcher_segments
@@ -48,6 +47,8 @@ from .ray.settings import RayConfig
 from .settings import ExecutorConfig, NodeNames
 from .site import LEDGER_FILE, Companion, SchedulerSite
 from .slurm.site import SlurmSite
+from .step_log import StepLog
+from .undo import undo_all
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -124,7 +125,7 @@ def _serve(options: argparse.Namespace, site: SchedulerSite, names: NodeNames) -
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    figures = ExecutorFigures(marks_max=config.marks_max, is_shadow=options.shadow)
+    figures = ExecutorFigures()
     with (
         serving_metrics(config.metrics_listen, figures),
         exporting(config) as exporter,
@@ -142,10 +143,10 @@ def _serve(options: argparse.Namespace, site: SchedulerSite, names: NodeNames) -
             )
             return FAILED
         client = AggregatorClient(channel, config.actor, wake.set, names.node_of)
-        executor = Executor(
-            config, site.scheduler, client, ledger, names, shadow=options.shadow, launchers=launchers, wake=wake, stopped=stopped,
-            figures=figures, exporter=exporter,
-        )  # fmt: skip
+        context = ExecutorContext(
+            config, site.scheduler, client, ledger, names, shadow=options.shadow
+        )
+        executor = Executor(context, StepLog(context, figures, exporter), launchers, wake, stopped)
         client.start()
         launchers.start()
         figures.has_lease = not options.shadow
@@ -168,13 +169,18 @@ def serving_metrics(address: str, figures: ExecutorFigures) -> Iterator[None]:
     if not address:
         yield
         return
+    # Imported here: it takes half a second, and most executors serve nothing.
+    from ..contract.server.http_server import HttpLimits, HttpThread, listener, metrics_routes
+
     host, _, port = address.rpartition(":")
+    limits = HttpLimits(connections_max=16)
     try:
-        server = MetricsThread(host, int(port), figures.render)
+        server = HttpThread(listener(host, int(port)), metrics_routes(figures.render), limits)
     except OSError as error:
         raise CommandError(
             f"metrics_listen = {address}: {error.strerror or error}; name a free port", FAILED
         ) from error
+    server.start()
     try:
         yield
     finally:
@@ -211,6 +217,8 @@ def running(companions: Iterable[Companion]) -> Iterator[None]:
 
 def _extend(config: KubernetesConfig, names: NodeNames) -> int:
     """Answer a scheduler until SIGTERM or SIGINT."""
+    from .kubernetes import extender_server
+
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     extender = extender_server.Extender(Path(config.extender_mirror), names.node_of)
     host, _, port = config.extender_listen.rpartition(":")

@@ -1,7 +1,7 @@
 """The ledger: the marks that this executor set in the scheduler, their advisories, and the previous values.
 
 The ledger is stored before each command: as a JSON file that is replaced atomically and synced. A lock file in the same
-folder keeps a second executor off the ledger. In Kubernetes the ledger is a ConfigMap (`kubernetes_state.py`).
+folder keeps a second executor off the ledger. In Kubernetes the ledger is a ConfigMap (`kubernetes/state.py`).
 """
 
 from __future__ import annotations

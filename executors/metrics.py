@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.core import Metric
 
-from ..contract.metric_families import Histogram, counter, exposition, gauge, histogram
+from ..contract.server.metric_families import Histogram, counter, exposition, gauge, histogram
 from .ledger import ExecutorLedger
 from .model import DONE, Advice, SchedulerState
 
@@ -64,6 +64,10 @@ class ExecutorFigures:
         self.actions[key] = self.actions.get(key, 0) + 1
         if kind not in UPKEEP:
             self.last_action = self.wall()
+
+    def steps_of(self, kind: str) -> int:
+        """Return the number of steps of *kind*, failed ones too."""
+        return self.actions.get((kind, OK), 0) + self.actions.get((kind, FAILED), 0)
 
     def count_answer(self, advisory: str, state: str) -> None:
         """Count an answer; for DONE also observe the time since the first sight of the advisory."""

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.aggregator.advisories.advisory import Action, AdvisoryState
+from gangline.executors.context import ExecutorContext
 from gangline.executors.executor import Executor
 from gangline.executors.kubernetes.api import ApiServer
 from gangline.executors.kubernetes.scheduler import Kubernetes
@@ -98,7 +99,7 @@ class KubernetesSoak:
                 break
             except Killed:
                 self.report.kills += 1
-        self._executor = Executor(config, scheduler, client, ledger, NodeNames())
+        self._executor = Executor(ExecutorContext(config, scheduler, client, ledger, NodeNames()))
 
     def _pass(self) -> None:
         self._left -= 1

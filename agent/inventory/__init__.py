@@ -10,12 +10,12 @@ import json
 import os
 import selectors
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import IO
 
+from ...contract.workers import module_command
 from ..hardware.files import Roots
 
 #: A child with more output is killed; a host of 8 GPUs and 100 functions has a tenth of it.
@@ -85,7 +85,7 @@ def read(
         return Inventory(
             reason=f"the last inventory (process {_abandoned[0].pid}) has not ended yet"
         )
-    command = [sys.executable, "-m", __name__, "--sys", str(roots.sys), "--proc", str(roots.proc)]
+    command = module_command(__name__, "--sys", str(roots.sys), "--proc", str(roots.proc))
     command += ["--seconds", str(seconds_max / 2), "--until-stdin-ends"]
     if roots.nvml_library:
         command += ["--nvml", roots.nvml_library]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .dcgm_metrics import DcgmExposition
 from .metric_priority import RESERVED_SERIES, SIGNALS_BY_PRIORITY
 
-# Names of the families (`contract/metrics_http.py`): `gpu.sm_clock_hertz` of the catalog becomes
+# Names of the families (`agent/local/metrics_http.py`): `gpu.sm_clock_hertz` of the catalog becomes
 # `gangline_gpu_sm_clock_hertz`. Three rules of the format change names: a counter ends in `_total`;
 # time is in seconds; `_count`, which the format reserves for histograms, is removed.
 PREFIX = "gangline_"

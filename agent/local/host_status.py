@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...contract.host_policy import Policy
-from ...contract.host_policy_file import builtin
+from ...contract.faults.policy import Policy
+from ...contract.faults.table import builtin
 from ...contract.settings import SettingsError
 from ...contract.signals import BY_NAME
 from ...contract.wire.telemetry_pb2 import HealthEvent, IngestAck, RegisterNodeResponse
@@ -257,6 +257,7 @@ class HostStatus:
             cleared=[status_file.cleared_fields(cleared) for cleared in findings.cleared],
             agent=self_status and self_status.fields(),
         )
+        status["barred"] = _barred(status, now_ns)
         self.document = status
         if not self.file.write(status_file.encode(status)):
             log.error("%s", self.file.last_error, extra={"cause": "status"})
@@ -325,8 +326,24 @@ def _health_check(status: dict[str, Any] | None, now_ns: int) -> tuple[HostHealt
         }
     )
     result = HostHealthResult(not blocking, int(bool(blocking)), output, "")
+    return result, _end_of_bar_ns(status, blocking) if blocking else _NO_EXPIRY_NS
+
+
+def _barred(status: dict[str, Any], now_ns: int) -> dict[str, Any] | None:
+    """Return why no job may start here, and until when this holds; None if jobs may start."""
+    blocking = check.enforced_findings(status, now_ns)
     if not blocking:
-        return result, _NO_EXPIRY_NS
+        return None
+    reasons = (
+        f"{finding['name']} {finding['address'] or finding['device']}: {finding['message']}"
+        for finding in blocking
+    )
+    return {
+        "until_ns": _end_of_bar_ns(status, blocking),
+        "reason": check.printable("; ".join(reasons)),
+    }
+
+
+def _end_of_bar_ns(status: dict[str, Any], blocking: Sequence[dict[str, Any]]) -> int:
     fresh_ns = min(status["boottime_ns"], *(finding["confirmed_ns"] for finding in blocking))
-    until_ns = min(status["permit"]["until_ns"], fresh_ns + check.FRESH_SECONDS * SECOND_NS)
-    return result, until_ns
+    return int(min(status["permit"]["until_ns"], fresh_ns + check.FRESH_SECONDS * SECOND_NS))

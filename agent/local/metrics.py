@@ -15,13 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...contract import metrics_http
 from ...contract.exposition import ExpositionFormat, negotiate_format, render_exposition
 from ..clock import Clock
 from ..config import AgentConfig
 from ..events import EventPublisher
 from ..latest import LatestReadings
 from ..registration import Registration, version
+from . import metrics_http
 from .exposition import Exposition
 from .server import CpuBudget
 from .unix_listener import UnixListener

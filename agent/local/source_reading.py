@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ...contract.workers import module_command
 from ..clock import SystemClock
 from ..collector import CollectOutcome, CollectResult, RestartRequired, run_collector
 from ..collectors import COLLECTORS
@@ -28,7 +29,7 @@ def read_sources(
     roots: Roots, collectors_off: Iterable[str] = (), seconds_max: float = SECONDS_MAX
 ) -> Sequence[CollectResult]:
     """Return each source's first result, within *seconds_max* plus a second. Never raises."""
-    command = [sys.executable, "-m", __name__, "--sys", str(roots.sys), "--proc", str(roots.proc)]
+    command = module_command(__name__, "--sys", str(roots.sys), "--proc", str(roots.proc))
     command += ["--dev", str(roots.dev), "--run", str(roots.run), "--off", ",".join(collectors_off)]
     command += ["--nvml", roots.nvml_library] if roots.nvml_library else []
     try:

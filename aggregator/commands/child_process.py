@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from ...cli import main
-from ...contract.workers import end_with_parent
+from ...contract.workers import end_with_parent, module_command
 
 #: Log lines shown when a process ended unexpectedly.
 LAST_LINES = 3
@@ -87,10 +87,7 @@ class Children:
         """Start a child in its own session: Ctrl-C reaches it only through this process."""
         log = self._log(child)
         process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", __name__, str(os.getpid())),
-                *(child.command, *child.arguments),
-            ],
+            module_command(__name__, str(os.getpid()), child.command, *child.arguments),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -105,7 +105,7 @@ def render(
     """
     scores = list(hosts)[::-1]
     if not scores:
-        return "no hosts yet: none has registered with this aggregator"
+        return "no hosts"
     is_narrow = 0 < width < NARROW_CHARACTERS
     cell_rows = [host.cells() if isinstance(host, FoldedHosts) else row(host) for host in scores]
     for host, by_heading in zip(scores, cell_rows, strict=True):
@@ -192,13 +192,18 @@ def caption(
     is_folded: bool = False,
     explain_command: str = "",
 ) -> str:
-    """Return host counts by state, their order, and the meaning of SCORE, wrapped to *width*.
+    """Return why there are no hosts, or host counts by state, their order, and the meaning of SCORE, wrapped to *width*.
 
     *hidden*: hosts that `fitting` omitted. *is_folded*: hosts share rows. *explain_command*: shown
     for the worst host, unless "".
     """
     if not listing.scores:
-        return ""
+        if listing.ended_hosts is None:
+            return ""
+        text = "none has registered with this aggregator yet"
+        if count := listing.ended_hosts:
+            text = f"{_hosts(count)}, all simulated, ended: no reading for 60 s. `gangline explain HOST` and `gangline sql` show them"
+        return "\n".join(textwrap.wrap(text, width))
     counts = Counter(score.state for score in listing.scores)
     states = ", ".join(
         f"{counts[state]} {enum_name(score_pb2.HealthState, state)}"
@@ -209,7 +214,7 @@ def caption(
     hours = first.horizon.ToNanoseconds() / 3600e9
     count = len(listing.scores)
     parts = [
-        f"{count} host{'' if count == 1 else 's'} at {computed_at:%H:%M:%S %Z}: {states}",
+        f"{_hosts(count)} at {computed_at:%H:%M:%S %Z}: {states}",
         "by state, then score",
         f"SCORE: chance of {hours:g} h without a fault of the host",
     ]
@@ -226,6 +231,10 @@ def caption(
     if explain_command and first.state not in (score_pb2.HEALTHY, score_pb2.UNKNOWN):
         lines.append(f"next: {explain_command} {shlex.quote(host_of(first))}")
     return "\n".join(cut(line, width) for line in lines)
+
+
+def _hosts(count: int) -> str:
+    return f"{count} host{'' if count == 1 else 's'}"
 
 
 def fitting(scores: Sequence[AnyRow], count_max: int) -> list[AnyRow]:

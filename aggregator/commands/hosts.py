@@ -101,7 +101,7 @@ def make_explain_command(options: argparse.Namespace) -> str:
 
 def selected(listing: ScoreListing, states: list[str]) -> ScoreListing:
     """Return the hosts of *listing* in one of *states*; all when none is named."""
-    if not states:
+    if not states or not listing.scores:
         return listing
     numbers = {score_pb2.HealthState.Value(state.upper()) for state in states}
     scores = [score for score in listing.scores if score.state in numbers]

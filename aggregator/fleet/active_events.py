@@ -255,6 +255,10 @@ class ActiveEvents:
             if not records and not host_events.cleared_until_ns:
                 del self._hosts[host]
 
+    def forget(self, host: int) -> None:
+        """Remove the records of a host that has booted."""
+        self._hosts.pop(host, None)
+
     def apply_clock_jump(self, jump_ns: int, before_ns: int, *, suspended: bool = False) -> None:
         """Adjust records until *before_ns* to a clock jump (`Fleet.apply_clock_jump`)."""
         for record in self:

@@ -208,6 +208,7 @@ class Fleet:
         self._boottime_ns[host] = self._booted_ns[host] = 0
         self.jobs.clear_host(host)
         self.evictions.forget(host)
+        self.active_events.forget(host)
         return True
 
     def observe(self, name: str, frame: Received, received_ns: int) -> None:

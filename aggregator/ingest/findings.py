@@ -33,6 +33,10 @@ class ActiveFindings:
     def __contains__(self, key: Key) -> bool:
         return key in self._fleet.findings
 
+    def count(self, name: str) -> int:
+        """Return the number of active findings *name*."""
+        return sum(name == finding_name for _, finding_name, _ in self._fleet.findings)
+
     def find(
         self, host: str, name: str, message: str, now_ns: int, *, subject: str = "", expires: bool
     ) -> None:

@@ -6,7 +6,7 @@ Owned by the event loop's thread; independent of gRPC.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -27,6 +27,7 @@ from ..store.journal import StoredEvent
 from ..store.rows import HostRecord
 from ..store.store import Store
 from . import clocks
+from .agent_refusals import AgentRefusals
 from .clocks import ClockSample, HostClock
 from .findings import ActiveFindings, GpuOwners
 from .frame_reader import FrameStreamReader
@@ -172,6 +173,7 @@ class Ingest:
     ) -> None:
         self.findings = ActiveFindings(fleet)
         self.sessions = Sessions(self.findings, config.hosts_max)
+        self.refusals = AgentRefusals(self.findings, wall_ns)
         #: Called when an event reports a fatal fault, before the event is on disk.
         self.on_fatal_event: Callable[[], None] = lambda: None
         self._fleet = fleet
@@ -193,7 +195,7 @@ class Ingest:
 
     def _restore(self, store: Store) -> None:
         now_ns = self._wall_ns()
-        for host, run_id, boot_id, address in store.known_hosts:
+        for host, run_id, boot_id, address, *_ in store.known_hosts:
             self.sessions.restore(host, run_id, boot_id, address, now_ns)
             self._previous_boots[host] = boot_id
         for event in store.recent_events:
@@ -256,13 +258,25 @@ class Ingest:
         self._gpu_owners.step(now_ns)
         self.findings.sweep(now_ns)
 
+    def replay_events(self, host: str) -> None:
+        """Pass the stored events of a restored host without a score to the fleet.
+
+        They hold until the host registers, which replays them for its boot.
+        """
+        self._observe_events(host, self._restored_events.get(host, {}), self._cleared.get(host, []))
+
     def _replay_events(self, host: str, boot_id: bytes) -> None:
         # After a restart: events since the host's boot hold, unless cleared before it.
         cleared = self._cleared.pop(host, [])
         if self._previous_boots.pop(host, boot_id) != boot_id:
             # The host rebooted, or another machine has its name.
             self._restored_events.pop(host, None)
-        for event in self._restored_events.pop(host, {}).values():
+        self._observe_events(host, self._restored_events.pop(host, {}), cleared)
+
+    def _observe_events(
+        self, host: str, events: Mapping[str, StoredEvent], cleared: list[tuple[str, int]]
+    ) -> None:
+        for event in events.values():
             if not self._was_cleared(event, cleared):
                 self._fleet.observe_event(host, event.event, event.received_ns, event.time_ns)
 

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from ...contract.frame import DEVICE_BYTES_MAX
 from ...contract.signal import Kind
-from ...contract.signals import BY_ID, BY_NAME
+from ...contract.signals import BY_ID, BY_NAME, FORMER_EVENTS
 from ...contract.wire.telemetry_pb2 import (
     HealthEvent,
     RegisterNodeRequest,
@@ -390,6 +390,7 @@ def _check_signal(signal: SignalDefinition, foreign: dict[int, ForeignSignal]) -
         raise InvalidArgument(
             "signals.kind", f"{signal.kind[:32]!r} ({name}): one of {', '.join(Kind)}"
         )
+    name = FORMER_EVENTS.get(name, name)
     known_signal = BY_ID.get(number)
     known = (known_signal.name, str(known_signal.kind)) if known_signal else None
     if known_signal is None and name in BY_NAME:

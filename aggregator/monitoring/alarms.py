@@ -174,6 +174,11 @@ def _of_receipts(config: AggregatorConfig, store: Store) -> tuple[Alarm, ...]:
             "no agent has dropped frames for 5 minutes",
         ),
         Alarm(
+            "aggregator.refused_agents", _of("refused_agents"), 0.0, 0.0, 0.0, 0.0,
+            lambda v: f"{v['refused_agents']:.0f} agents are refused, and their readings wait in their spools: SELECT subject, message FROM ops.findings WHERE name = 'agent.refused' AND is_active names them and the reasons, as does the log",
+            "no call of an agent has been refused for 5 minutes",
+        ),
+        Alarm(
             "aggregator.lag", _of("lag_seconds"), max(10.0, 4 * config.commit_seconds),
             max(5.0, 2 * config.commit_seconds), 15.0, 30.0,
             lambda v: f"receipts are {v['lag_seconds']:.0f} s late: more data arrives than is committed; "

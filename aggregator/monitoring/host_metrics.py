@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client.core import Metric
 
-from ...contract.metric_families import Sample, gauge
+from ...contract.server.metric_families import Sample, gauge
 from ..advisories.advisory import Advisory, gravity
 from ..model import HealthState, Reason, Snapshot
 from ..scoring.results import Hosts

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from prometheus_client.core import Metric
 
-from ...contract.metric_families import counter, gauge, histogram
+from ...contract.server.metric_families import counter, gauge, histogram
 from ..auth.access import AccessControl
 from ..config import AggregatorConfig
 from ..fleet.fleet import Fleet
@@ -104,6 +104,7 @@ FIGURES: tuple[Figure, ...] = (
     _count("died_queries", "those whose process died or was killed, because of time or memory", lambda m: m.sources.query_pool.died_count),
     _count("score_processes", "processes started to answer listen_scores", lambda m: m.sources.scores.started_count if m.sources.scores else 0),
     _count("refused_calls", "calls rejected because of a missing login, a wrong role, or a limit", lambda m: m.sources.access_control.refused_count),
+    _gauge("refused_agents", "agents with a refused call within 5 minutes: the findings agent.refused name up to a hundred and the reasons", lambda m: m.sources.ingest.refusals.count(m.now_ns)),
     _count("ended_connections", "connections closed by the aggregator: no login in time, or too many", lambda m: m.sources.access_control.ended_connections),
     _count("calls", "gRPC calls started", lambda m: m.sources.calls.started.total()),
     _count("failed_calls", "gRPC calls that ended with an error", lambda m: m.sources.calls.failed.total()),

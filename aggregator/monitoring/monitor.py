@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client.core import InfoMetricFamily, Metric
 
-from ...contract.http_server import AggregatorMetricsServer
-from ...contract.metric_families import exposition
+from ...contract.server.http_server import HttpServer
+from ...contract.server.metric_families import exposition
 from ..fleet.fleet import Fleet
 from ..model import AGGREGATOR_HOST, Finding
 from ..store.rows import OwnHealthReading
@@ -130,7 +130,7 @@ class MonitorThread:
         self,
         monitor: SelfMonitor,
         on_changes: Callable[[AlarmChanges], None],
-        server: AggregatorMetricsServer | None,
+        server: HttpServer | None,
         poll_logs: Callable[[], None] = lambda: None,
     ) -> None:
         """*on_changes*: gets changed alarms in this thread. *poll_logs*: called after each poll."""

@@ -137,6 +137,13 @@ MESSAGE_LINES_MAX, SHOWN_CHARACTERS_MAX = 4, 100
 #: Command that lists everything to query; all query interfaces accept it.
 HINT = "`gangline sql '\\d'` lists tables and views"
 
+#: Names of earlier commits (docs/stability.md) -> names. In FROM they are views of `ops`.
+FORMER_NAMES = {
+    "words": "message", "reason_words": "reason_message", "state_words": "state_message", "says": "message",
+    "heard": "last_seen", "told_by_boot": "boot_reports", "still_so": "is_active", "tells": "description",
+    "said_at": "declared_in", "told": "reported (ops.gangs) or predicted (calibration of ops.models)",
+}  # fmt: skip
+
 #: Schemas of the history, created empty: binding a year of files takes longer than most queries.
 SCHEMAS = ("past",)
 #: Folders with Parquet files.
@@ -196,11 +203,23 @@ def explain_error(error: duckdb.Error, sql: str, names: Callable[[], list[str]])
         text = f"files and settings are not accessible, only the snapshot is: {text}"
     elif "read-only" in text.lower():
         text = f"writes are not allowed, this reads a snapshot: {text}"
+    elif former := former_name(text):
+        name = f"{'ops.' if parsed.missing else ''}{FORMER_NAMES[former]}"
+        text = f"{text.splitlines()[0]}\nhint: {former} is now {name}; {HINT}"
     elif parsed.missing:
         text = with_suggestion(text, parsed.missing, names())
     elif isinstance(error, duckdb.BinderException):
         text = f"{text}\nhint: DESCRIBE <table> names its columns; {HINT}"
     return located(sql, parsed.position, text)
+
+
+def former_name(message: str) -> str:
+    """Return the name in the first line of DuckDB's *message* that FORMER_NAMES has; "" if none."""
+    line = message.splitlines()[0] if message else ""
+    if not re.search("not found|does not exist|does not have|Could not find", line):
+        return ""
+    words = re.findall(r'"(\w+)"|with name (\w+)', line.lower())
+    return next((name for pair in words for name in pair if name in FORMER_NAMES), "")
 
 
 def located(sql: str, position: int | None, message: str) -> str:

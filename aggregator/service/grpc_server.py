@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
@@ -42,19 +42,26 @@ from ..config import AggregatorConfig
 from ..metrics import CallCounters
 from .status import ErrorInterceptor
 
+if TYPE_CHECKING:
+    from ..ingest.agent_refusals import AgentRefusals
+
 
 def make_server(
     config: AggregatorConfig,
     access_control: AccessControl,
     calls: CallCounters,
     *,
+    refusals: AgentRefusals | None = None,
     by_token: bool = False,
     denied: Mapping[str, DeniedCallback] | None = None,
 ) -> grpc.aio.Server:
-    """Return a server without services. *calls*: counters; later arguments: for the login check."""
+    """Return a server without services.
+
+    *calls*: counters; *refusals*: gets refused calls of agents; later arguments: for the login check.
+    """
     return grpc.aio.server(
         interceptors=[
-            ErrorInterceptor(calls),
+            ErrorInterceptor(calls, refusals),
             AuthInterceptor(access_control, by_token=by_token, on_denied=denied),
         ],
         options=[

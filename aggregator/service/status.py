@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -14,7 +14,12 @@ from google.protobuf.message import DecodeError, Message
 from ...contract.wire import status_pb2
 from .. import errors
 from ..auth.access import wrap_handler
+from ..auth.limits import peer_address
 from ..metrics import CallCounters
+from ..principal import NAME_CHARACTERS_MAX
+
+if TYPE_CHECKING:
+    from ..ingest.agent_refusals import AgentRefusals
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +49,9 @@ RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
 #: Maximum UTF-8 bytes of a message and of its details: clients refuse trailers above 8 KiB in all.
 MESSAGE_BYTES_MAX, DETAIL_BYTES_MAX = 1800, 900
 
+#: Beginning of the short names of the agents' methods.
+AGENT_SERVICE = "TelemetryService/"
+
 Handler = Callable[[Any, Any], Awaitable[Any]]
 
 
@@ -57,9 +65,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     It is the first interceptor, so that it also answers for the login check.
     """
 
-    def __init__(self, calls: CallCounters | None = None) -> None:
-        """*calls*: counters of calls and failures."""
-        self._calls = calls or CallCounters()
+    def __init__(
+        self, calls: CallCounters | None = None, refusals: AgentRefusals | None = None
+    ) -> None:
+        """*calls*: counters of calls and failures. *refusals*: gets refused calls of agents."""
+        self._calls, self._refusals = calls or CallCounters(), refusals
 
     async def intercept_service(
         self,
@@ -70,9 +80,12 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
+        name = short_name(handler_call_details.method)
+        is_agent = name.startswith(AGENT_SERVICE)
         answered = partial(
-            with_error_status, calls=self._calls, name=short_name(handler_call_details.method)
-        )
+            with_error_status, calls=self._calls, name=name,
+            refusals=self._refusals if is_agent else None,
+        )  # fmt: skip
         serializer = serialised(handler.response_serializer)
         deserializer = deserialised(handler.request_deserializer)
         return wrap_handler(handler, answered, serializer, deserializer)
@@ -134,11 +147,16 @@ def short_name(method: str) -> str:
     return method.rpartition(".")[2]
 
 
-def with_error_status(handler: Handler, calls: CallCounters, name: str) -> Handler:
+def with_error_status(
+    handler: Handler, calls: CallCounters, name: str, refusals: AgentRefusals | None = None
+) -> Handler:
     """Wrap *handler*: its exceptions become statuses, and its calls are counted as *name*."""
 
     async def answered(request: Any, context: Any) -> Any:
         calls.started[name] += 1
+        peer = peer_address(context.peer()) if refusals else None
+        node = str(getattr(request, "node", ""))[: NAME_CHARACTERS_MAX + 1]
+        agent = name, node, peer[0] if peer else "an unknown address"
         try:
             work = handler(_readable(request, name, context), context)
         except errors.InvalidArgument as malformed:
@@ -147,8 +165,13 @@ def with_error_status(handler: Handler, calls: CallCounters, name: str) -> Handl
         # release the request now.
         del request
         try:
-            return await work
+            result = await work
+            if refusals:
+                refusals.accept(*agent)
+            return result
         except errors.ServiceError as service_error:
+            if refusals:
+                refusals.refuse(*agent, service_error)
             message = cut_utf8(str(service_error), MESSAGE_BYTES_MAX)
             answer = STATUS[type(service_error)], message, details_of(service_error)
         except grpc.aio.AbortError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from datetime import datetime, timedelta
 from math import nan
 from typing import Any, NamedTuple
@@ -96,12 +97,48 @@ class LastScore(NamedTuple):
     is_outdated: bool = False
 
 
-def hosts(connection: Connection) -> list[tuple[str, bytes, bytes, str]]:
-    """Return (host, run id, boot id, address) of every host at its last registration."""
-    rows: list[tuple[str, bytes, bytes, str]] = connection.execute(
-        "SELECT host, run_id, boot_id, address FROM hosts"
+class KnownHost(NamedTuple):
+    """A host at its last registration."""
+
+    host: str
+    run_id: bytes
+    boot_id: bytes
+    address: str
+    simulated: bool
+    gpus: int
+    registered_ns: int
+
+
+def hosts(connection: Connection) -> list[KnownHost]:
+    """Return every host that ever registered."""
+    rows = connection.execute(
+        "SELECT host, run_id, boot_id, address, simulated, "
+        "(SELECT count(*) FROM devices AS d WHERE d.host = h.host AND kind = 'gpu'), registered "
+        "FROM hosts AS h"
     ).fetchall()
-    return rows
+    return [KnownHost(*row[:-1], time_ns(row[-1])) for row in rows]
+
+
+def unscored_hosts(
+    known: Iterable[KnownHost], events: Iterable[StoredEvent], scored: Container[str], now_ns: int
+) -> list[KnownHost]:
+    """Return the hosts without a score that registered within a day before the last registration,
+    and those with events whose registration was not stored yet.
+
+    Simulated hosts are left out if they cannot be running any more.
+    """
+    by_name = {host.host: host for host in known}
+    newest_ns = max((host.registered_ns for host in by_name.values()), default=now_ns)
+    since_ns = min(newest_ns, now_ns) - RECEIVED_SECONDS_MAX * 10**9
+    simulated_since_ns = now_ns - int(model.SIMULATED_SILENT_SECONDS_MAX * 1e9)
+    for name in dict.fromkeys(event.host for event in events):
+        by_name.setdefault(name, KnownHost(name, b"", b"", "", False, 0, now_ns))
+    return [
+        host
+        for host in by_name.values()
+        if host.host not in scored
+        and host.registered_ns >= (simulated_since_ns if host.simulated else since_ns)
+    ]
 
 
 def gpus(connection: Connection) -> list[tuple[str, str]]:

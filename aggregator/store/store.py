@@ -20,7 +20,7 @@ from typing import TypeVar
 import duckdb
 from duckdb import DuckDBPyConnection as Connection
 
-from ...contract.metric_families import Histogram
+from ...contract.server.metric_families import Histogram
 from ..config import AggregatorConfig
 from . import restored_state
 from .decision_records import DecisionLimits

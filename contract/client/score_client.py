@@ -145,7 +145,16 @@ class ScoreClient:
                 scores += reply.node_scores
                 token = reply.next_page_token
                 if not token:
-                    return ScoreListing(scores, reply.version, reply.degraded_reason, reply.alarms)
+                    break
+            ended = None
+            if not scores:
+                dictionary = stub.GetNodeDictionary(
+                    score_pb2.GetNodeDictionaryRequest(), timeout=self._deadline_seconds
+                )
+                ended = len(dictionary.names)
+            return ScoreListing(
+                scores, reply.version, reply.degraded_reason, reply.alarms, ended_hosts=ended
+            )
 
         try:
             return self._score_port.ask(listed) if self._score_port else listed(self._stub)
@@ -203,8 +212,14 @@ class ScoreListing:
         version: int,
         degraded_reason: str,
         alarms: Iterable[str] = (),
+        *,
+        ended_hosts: int | None = None,
     ) -> None:
-        """*alarms*: messages about the aggregator itself."""
+        """*alarms*: messages about the aggregator itself.
+
+        *ended_hosts*: simulated hosts that have ended, if the aggregator lists no other; None: not counted.
+        """
+        self.ended_hosts = ended_hosts
         self.scores = list(scores)
         self.version = version
         self.degraded_reason = degraded_reason

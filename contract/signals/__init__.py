@@ -26,7 +26,7 @@ __all__ = [
 
 #: Name of a table in older agents -> its name here: older agents sampled it at another pace.
 FORMER_TABLES = {"agent_1s": "agent_10s", "collector_1s": "collector_10s"}
-#: Names of events in the spools and journals of earlier versions -> their names.
+#: Names of events of earlier versions, from their agents, spools and journals -> their names.
 FORMER_EVENTS = {"gpu.told_anew": "gpu.full_report"}
 
 

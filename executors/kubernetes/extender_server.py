@@ -1,25 +1,34 @@
 """HTTP server of the scheduler extender: a single process that reads only the mirror file.
 
-The scheduler blocks on each response, so a response is a single write, and a second thread reads the file.
+The scheduler blocks on each response, so a second thread reads the file.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
 import itertools
 import json
 import logging
-import socket
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from ...contract.metric_families import counter, exposition, gauge
-from ...contract.metrics_http import RequestError, parse_request
+from aiohttp import web
+
+from ...contract.server.http_server import (
+    JSON,
+    Handler,
+    HttpError,
+    HttpLimits,
+    HttpServer,
+    Routes,
+    listener,
+    metrics_routes,
+)
+from ...contract.server.metric_families import counter, exposition, gauge
 from ..mirror_file import MirrorFileError, read
 from ..mirror_format import MirrorError, stale_reason
 from .extender import ANSWERS, NO_TABLE, HealthTable, RequestBodyError, table_of
@@ -28,14 +37,8 @@ log = logging.getLogger(__name__)
 
 #: A request with 5,000 names has 0.2 MB; a request with 5,000 whole nodes, without nodeCacheCapable, has over 30 MB.
 BODY_BYTES_MAX = 16 << 20
-#: Maximum length of a request's head, to its empty line.
-HEAD_BYTES_MAX = 8192
-#: Number of cached parsed heads: the heads of a scheduler differ only in Content-Length.
-HEADS_MAX = 256
-#: Further connections are refused; a scheduler has one or a few.
-CONNECTIONS_MAX = 64
-#: Timeout from the first byte of a request to its last, and timeout between two requests.
-REQUEST_SECONDS_MAX, IDLE_SECONDS_MAX = 10.0, 900.0
+#: A scheduler has one or a few connections, and may be silent for long.
+LIMITS = HttpLimits(connections_max=64, idle_seconds_max=900.0, body_bytes_max=BODY_BYTES_MAX)
 #: Period of the checks for a new mirror file, which is written every 3 s.
 READ_SECONDS = 1.0
 #: Garbage is collected after this many readings, in the reading thread: a collection takes longer than an answer.
@@ -44,11 +47,6 @@ READINGS_PER_COLLECTION = 60
 SWITCH_SECONDS = 0.0005
 #: A repeated fault is logged once in this time.
 LOG_SECONDS = 60.0
-_REASONS = {
-    200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 408: "Request Timeout", 411: "Length Required",
-    413: "Content Too Large", 431: "Request Header Fields Too Large", 503: "Service Unavailable", 505: "HTTP Version Not Supported",
-}  # fmt: skip
-_JSON, _PLAIN = "application/json", "text/plain; charset=utf-8"
 
 
 class Extender:
@@ -68,7 +66,6 @@ class Extender:
         self._logged: dict[str, float] = {}
         self.requests: dict[tuple[str, str], int] = {}
         self.faults = 0
-        self.connections = 0
 
     def table(self) -> HealthTable:
         """Return the current table; NO_TABLE once the mirror has expired."""
@@ -154,144 +151,30 @@ class Extender:
         return f"{words}\n".encode()
 
 
-class ExtenderConnection(asyncio.Protocol):
-    """A connection of a scheduler: requests in sequence, each answered with a single write."""
+def routes(extender: Extender) -> Routes:
+    """Return the routes of the extender's API, of health and of metrics."""
 
-    def __init__(self, extender: Extender) -> None:
-        self._extender = extender
-        self._buffer = bytearray()
-        self._transport: asyncio.Transport | None = None
-        #: Head of the request whose body is being read: (method, path, accept, keep-alive, length of the body).
-        self._head: tuple[str, str, str, bool, int] | None = None
-        self._loop = asyncio.get_running_loop()
-        self._deadline = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+    def verb(path: str) -> Handler:
+        async def answer(request: web.BaseRequest) -> web.Response:
+            try:
+                body = await request.read()
+            except web.HTTPRequestEntityTooLarge:
+                raise HttpError(
+                    413,
+                    f"a body has at most {BODY_BYTES_MAX} bytes: set nodeCacheCapable: true, so that "
+                    "names are sent in place of nodes",
+                ) from None
+            status, content = extender.answer(path, body)
+            return web.Response(status=status, body=content, content_type=JSON)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start the idle timeout; refuse the connection if CONNECTIONS_MAX are open."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        plain = transport.get_extra_info("socket")
-        with suppress(OSError, AttributeError):
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._extender.connections += 1
-        if self._extender.connections > CONNECTIONS_MAX:
-            self._refuse(503, f"at most {CONNECTIONS_MAX} connections")
-            return
-        self._wait(IDLE_SECONDS_MAX)
+        return answer
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Release the connection's slot and timer."""
-        self._extender.connections -= 1
-        if self._timer is not None:
-            self._timer.cancel()
-        self._transport = None
+    async def health(request: web.BaseRequest) -> web.Response:
+        del request
+        return web.Response(body=extender.health(), content_type="text/plain")
 
-    def data_received(self, data: bytes) -> None:
-        """Buffer *data*, and answer each complete request."""
-        if not self._buffer and self._head is None:
-            self._wait(REQUEST_SECONDS_MAX)
-        self._buffer += data
-        try:
-            while self._transport is not None and not self._transport.is_closing() and self._take():
-                pass
-        except RequestError as error:
-            self._refuse(error.status, str(error))
-            return
-        if not self._buffer and self._head is None:
-            self._wait(IDLE_SECONDS_MAX)
-
-    def _wait(self, seconds: float) -> None:
-        """Set the timeout of the connection to *seconds* from now.
-
-        A later deadline reuses the running timer, which is set again when it fires, not at each request.
-        """
-        self._deadline = self._loop.time() + seconds
-        if self._timer is None or self._timer.when() > self._deadline:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._loop.call_at(self._deadline, self._expire)
-
-    def _expire(self) -> None:
-        self._timer = None
-        if self._loop.time() < self._deadline:
-            self._timer = self._loop.call_at(self._deadline, self._expire)
-        elif self._buffer or self._head is not None:
-            self._refuse(408, f"a request is whole within {REQUEST_SECONDS_MAX:.0f} s")
-        elif self._transport is not None:
-            self._transport.close()
-
-    def _take(self) -> bool:
-        """Answer the next request if it is complete; return whether to try the next. Raises RequestError."""
-        buffer = self._buffer
-        if self._head is None:
-            end = buffer.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX)
-            if end < 0:
-                if len(buffer) >= HEAD_BYTES_MAX:
-                    raise RequestError(431, f"a request head has at most {HEAD_BYTES_MAX} bytes")
-                return False
-            self._head = _parse_head(bytes(buffer[:end]))
-            del buffer[: end + 4]
-        method, path, accept, keep_alive, length = self._head
-        if len(buffer) < length:
-            return False
-        body = bytes(buffer[:length])
-        del buffer[:length]
-        self._head = None
-        status, answer, media = self._answer(method, path, accept, body)
-        self._send(status, answer, media, keep_alive)
-        return bool(buffer)
-
-    def _answer(self, method: str, path: str, accept: str, body: bytes) -> tuple[int, bytes, str]:
-        if path in ANSWERS:
-            if method != "POST":
-                raise RequestError(405, f"{path} is called with POST")
-            return *self._extender.answer(path, body), _JSON
-        if method != "GET":
-            raise RequestError(404, f"expected one of {', '.join(ANSWERS)}")
-        if path == "/healthz":
-            return 200, self._extender.health(), _PLAIN
-        if path == "/metrics":
-            return 200, *self._extender.metrics(accept)
-        raise RequestError(404, f"expected one of {', '.join(ANSWERS)}, /healthz, /metrics")
-
-    def _send(self, status: int, body: bytes, media: str, keep_alive: bool) -> None:
-        transport = self._transport
-        if transport is None:
-            return
-        connection = b"" if keep_alive else b"Connection: close\r\n"
-        transport.write(
-            b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %d\r\n%s\r\n%s"
-            % (status, _REASONS[status].encode(), media.encode(), len(body), connection, body)
-        )
-        if not keep_alive:
-            transport.close()
-
-    def _refuse(self, status: int, message: str) -> None:
-        self._buffer.clear()
-        self._head = None
-        self._send(status, json.dumps({"error": message}).encode(), _JSON, False)
-
-
-@functools.lru_cache(HEADS_MAX)
-def _parse_head(head: bytes) -> tuple[str, str, str, bool, int]:
-    """Return (method, path, accept, keep-alive, length of the body). Raises RequestError."""
-    request = parse_request(head)
-    headers = request.headers
-    if "transfer-encoding" in headers:
-        raise RequestError(411, "expected Content-Length, not Transfer-Encoding")
-    text = headers.get("content-length", "0")
-    if not text.isascii() or not text.isdecimal() or len(text) > 12:
-        raise RequestError(400, f"Content-Length: {text[:20]}: expected a number")
-    if int(text) > BODY_BYTES_MAX:
-        raise RequestError(
-            413,
-            f"a body has at most {BODY_BYTES_MAX} bytes: set nodeCacheCapable: true, so that "
-            "names are sent in place of nodes",
-        )
-    is_old = head.partition(b"\r\n")[0].endswith(b"HTTP/1.0")
-    wish = headers.get("connection", "close" if is_old else "").lower()
-    return request.method, request.path, headers.get("accept", ""), wish != "close", int(text)
+    verbs = {("POST", path): verb(path) for path in ANSWERS}
+    return {**verbs, ("GET", "/healthz"): health, **metrics_routes(extender.metrics)}
 
 
 async def serve(
@@ -300,10 +183,10 @@ async def serve(
     """Answer until *ended* is set; call *ready* with the port. Raises OSError."""
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.disable()
-    loop = asyncio.get_running_loop()
     await asyncio.to_thread(extender.refresh)
-    server = await loop.create_server(lambda: ExtenderConnection(extender), host, port, backlog=128)
-    ready(server.sockets[0].getsockname()[1])
+    server = HttpServer(listener(host, port), routes(extender), LIMITS)
+    await server.start()
+    ready(server.port)
     try:
         for readings in itertools.count(1):
             with suppress(TimeoutError):
@@ -315,4 +198,4 @@ async def serve(
                 await asyncio.to_thread(gc.collect)
     finally:
         gc.enable()
-        server.close()
+        await server.close()

@@ -18,7 +18,7 @@ from .jobs import parse_time
 
 AVOID_TAINT, EVICT_TAINT = "gangline.io/avoid", "gangline.io/evict"
 HOLDS_ANNOTATION = "gangline.io/holds"
-#: Published health of a node: a condition, and a label whose end is in an annotation (`kubernetes_health.py`).
+#: Published health of a node: a condition, and a label whose end is in an annotation (`health.py`).
 HEALTH_CONDITION = "GanglineHealthy"
 BUCKET_LABEL, BUCKET_UNTIL_ANNOTATION = "gangline.io/bucket", "gangline.io/bucket-until"
 #: Annotation in which a person may give the reason of a cordon: a cordon itself has none.

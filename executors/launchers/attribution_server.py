@@ -6,18 +6,17 @@ the scheduler.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
-import socket
-import socketserver
-import sys
-import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
+from aiohttp import web
+
+from ...contract.server.http_server import HttpLimits, HttpThread, Routes, listener
 from ..settings import parse_listen
 from .attribution import (
     JOB_CHARACTERS_MAX,
@@ -28,11 +27,7 @@ from .attribution import (
 
 log = logging.getLogger(__name__)
 
-BODY_BYTES_MAX = 64 << 10
-#: A further connection closes the oldest connection.
-CONNECTIONS_MAX = 32
-#: A connection that sends nothing for this long is closed.
-IDLE_SECONDS = 10.0
+LIMITS = HttpLimits(connections_max=32, idle_seconds_max=10.0)
 #: Each refusal is logged once; further refusals beyond this limit are not logged.
 LOGGED_MAX = 1000
 
@@ -48,29 +43,45 @@ class AttributionServer:
     ) -> None:
         host, port = parse_listen(listen)
         self.board = board
-
-        class BoundHandler(_Handler):
-            service = _Service(board, wall)
-
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._server = _LimitedServer((host, port), BoundHandler, family)
-        bound = self._server.server_address
-        self.address = f"[{bound[0]!s}]:{bound[1]}" if ":" in host else f"{bound[0]!s}:{bound[1]}"
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.2,), name="attribution", daemon=True
-        )
+        self._server = HttpThread(listener(host, port), _routes(_Service(board, wall)), LIMITS)
+        self.address = f"{f'[{host}]' if ':' in host else host}:{self._server.port}"
 
     def start(self) -> None:
         """Start the thread that answers requests."""
-        self._thread.start()
+        self._server.start()
         log.info("attribution: http://%s", self.address)
 
     def close(self) -> None:
         """Stop the server, and close its connections."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._server.close_connections()
-        self._thread.join()
+        self._server.close()
+
+
+def _routes(service: _Service) -> Routes:
+    async def health(request: web.BaseRequest) -> web.Response:
+        del request
+        return web.json_response(service.health())
+
+    async def submit(request: web.BaseRequest) -> web.Response:
+        body = await request.read()
+        return await _respond(lambda: service.submit(body, _client(request)))
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        return await _respond(lambda: service.answer(request.query_string, _client(request)))
+
+    return {("GET", "/healthz"): health, ("POST", "/logs"): submit, ("GET", "/logs"): answer}
+
+
+def _client(request: web.BaseRequest) -> str:
+    return request.remote or ""
+
+
+async def _respond(work: Callable[[], dict[str, Any]]) -> web.Response:
+    """Return the result of *work* as JSON. It runs in a thread, because it may resolve names."""
+    try:
+        return web.json_response(await asyncio.to_thread(work))
+    except AttributionRequestError as error:
+        fields = {"error_code": "invalid_request", "message": str(error)}
+        return web.json_response(fields, status=error.status)
 
 
 class _Service:
@@ -131,110 +142,3 @@ def _checked_path(path: object) -> str:
             400, f"log_path: the log's path, 1 to {LOG_PATH_CHARACTERS_MAX} characters"
         )
     return path
-
-
-class _Handler(BaseHTTPRequestHandler):
-    service: _Service
-    protocol_version = "HTTP/1.1"
-    timeout = IDLE_SECONDS
-    disable_nagle_algorithm = True
-    #: Send headers and body in a single write.
-    wbufsize = 1 << 16
-
-    def do_GET(self) -> None:
-        address = urlsplit(self.path)
-        if address.path == "/healthz":
-            self._respond(self.service.health)
-        elif address.path == "/logs":
-            self._respond(lambda: self.service.answer(address.query, self.client_address[0]))
-        else:
-            self._refuse(404, "no such path: GET /healthz, POST /logs, GET /logs?log_path=")
-
-    def do_POST(self) -> None:
-        if urlsplit(self.path).path != "/logs":
-            self._refuse(404, "no such path: POST /logs")
-            return
-        length = self.headers.get("Content-Length", "")
-        if not (length.isascii() and length.isdigit()):
-            self._refuse(411, "Content-Length is missing")
-        elif int(length[:20]) > BODY_BYTES_MAX:
-            self._refuse(413, f"the body is larger than {BODY_BYTES_MAX} bytes")
-        else:
-            body = self.rfile.read(int(length))
-            self._respond(lambda: self.service.submit(body, self.client_address[0]))
-
-    def _respond(self, work: Callable[[], dict[str, Any]]) -> None:
-        try:
-            self._send(200, work())
-        except AttributionRequestError as error:
-            self._refuse(error.status, str(error))
-
-    def _refuse(self, status: int, message: str) -> None:
-        self.close_connection = True  # the request's body may still arrive
-        self._send(status, {"error_code": "invalid_request", "message": message})
-
-    def _send(self, status: int, fields: dict[str, Any]) -> None:
-        content = json.dumps(fields).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(content)
-        self.wfile.flush()
-
-    def version_string(self) -> str:
-        return "gangline"
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        log.debug(format, *arguments)
-
-
-class _LimitedServer(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 128
-
-    def __init__(
-        self, address: tuple[str, int], handler: type[_Handler], family: socket.AddressFamily
-    ) -> None:
-        self.address_family = family
-        self._open: dict[int, Any] = {}
-        self._open_lock = threading.Lock()
-        super().__init__(address, handler)
-
-    def server_bind(self) -> None:
-        """Bind without http.server's reverse look-up of this machine's name, which can take seconds."""
-        socketserver.TCPServer.server_bind(self)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._open_lock:
-            self._open[id(request)] = request
-            oldest = next(iter(self._open.values())) if len(self._open) > CONNECTIONS_MAX else None
-        if oldest is not None:
-            _shut(oldest)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._open_lock:
-            self._open.pop(id(request), None)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        error = sys.exception()
-        if not isinstance(error, OSError):  # OSError: the client disconnected early
-            log.error("attribution: a request failed", exc_info=error)
-
-    def close_connections(self) -> None:
-        with self._open_lock:
-            waiting = list(self._open.values())
-        for request in waiting:
-            _shut(request)
-
-
-def _shut(request: Any) -> None:
-    try:
-        request.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return  # already closed

@@ -11,14 +11,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..ledger import ExecutorLedger
 from ..model import SchedulerState, Situation
 from ..settings import ExecutorConfig
 from . import attribution
 from . import segments as launcher_segments
-from .attribution_server import AttributionServer
 from .cycle_info import CycleInfo, CycleInfoError, allocations, read_cycle_info, with_cycles
+
+if TYPE_CHECKING:
+    from .attribution_server import AttributionServer
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +59,8 @@ class Launchers:
         self.board = attribution.AttributionBoard(config.attribution_wait_seconds)
         self.server: AttributionServer | None = None
         if config.attribution_listen:
+            from .attribution_server import AttributionServer
+
             self.server = AttributionServer(self.board, config.attribution_listen, wall)
         self._lock = threading.Lock()
         self._jobs: tuple[str, ...] = ()

@@ -13,13 +13,14 @@ from typing import Any, cast
 
 import pytest
 
+from gangline import torchrun
 from gangline.agent.config import AgentConfig
 from gangline.agent.events import EventPublisher
 from gangline.agent.latest import LatestReadings
 from gangline.agent.local import check as verdict
 from gangline.agent.local.host_status import EARLY_UPDATES_MAX, HostStatus, judged_tables
 from gangline.contract.block import Block
-from gangline.contract.host_policy_file import builtin
+from gangline.contract.faults.table import builtin
 from gangline.contract.settings import SettingsError
 from gangline.contract.wire.telemetry_pb2 import (
     HealthEvent,
@@ -157,8 +158,12 @@ def ack(seconds: int = 60) -> IngestAck:
 
 
 def test_the_health_check_follows_permit_and_finding(tmp_path: Path) -> None:
-    """Report-only, permitted, revoked, permitted again, and silence."""
+    """Report-only, permitted, revoked, permitted again, and silence; torchrun reads the same in the file."""
     host, host_status = begun(tmp_path, enforcing=("xid79",))
+
+    def barred_reason() -> str:
+        return torchrun.barred_reason(str(tmp_path / "run/status.json"), host.now_ns)
+
     assert host_status.health_check(["--no-slurm"]).success
     host.event("gpu.xid", 79)
     second(host, host_status)
@@ -166,20 +171,22 @@ def test_the_health_check_follows_permit_and_finding(tmp_path: Path) -> None:
     assert (healthy.success, healthy.exit_code, healthy.error) == (True, 0, "")
     assert json.loads(healthy.output)["fail_count"] == 0
     assert json.loads(healthy.output)["findings"] == [f"xid79 {GPU}: GPU has fallen off the bus"]
+    assert barred_reason() == ""
     host_status.permit.update(RegisterNodeResponse(permit=Permit(seconds=60, reason="ops: trial")))
     second(host, host_status)
     barred = host_status.health_check()
     assert (barred.success, barred.exit_code) == (False, 1)
+    assert barred_reason() == "xid79 0000:9b:00.0: GPU has fallen off the bus"
     reported = json.loads(barred.output)
     assert (reported["fail_count"], reported["failed_checks"]) == (1, ["xid79 0000:9b:00.0"])
     host_status.permit.update(ack(0))
     second(host, host_status)
-    assert host_status.health_check().success
+    assert host_status.health_check().success and barred_reason() == ""
     host_status.permit.update(ack(4_000_000))  # a permit of weeks at once is not accepted
     second(host, host_status)
-    assert not host_status.health_check().success
+    assert not host_status.health_check().success and barred_reason()
     second(host, host_status, 60)
-    assert host_status.health_check().success
+    assert host_status.health_check().success and barred_reason() == ""
 
 
 def test_a_daemon_that_hangs_is_healthy(tmp_path: Path) -> None:

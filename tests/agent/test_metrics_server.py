@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from gangline.agent.config import AgentConfig, check_listen
 from gangline.agent.latest import LatestReadings
 from gangline.agent.local import metrics
+from gangline.agent.local import metrics_http as local_http
 from gangline.agent.local.exposition import Exposition
 from gangline.agent.local.metrics import (
     CONNECTION_SECONDS_MAX,
@@ -24,11 +25,15 @@ from gangline.agent.local.metrics import (
     ExpositionCache,
     LocalMetricsServer,
 )
+from gangline.agent.local.metrics_http import (
+    REQUEST_BYTES_MAX,
+    Request,
+    RequestError,
+    parse_request,
+)
 from gangline.agent.local.server import BURST_SECONDS
 from gangline.agent.registration import Registration
-from gangline.contract import metrics_http as local_http
 from gangline.contract.exposition import ExpositionFormat
-from gangline.contract.metrics_http import REQUEST_BYTES_MAX, Request, RequestError, parse_request
 from gangline.contract.settings import SettingsError, load
 from tests.agent.test_exposition import reading
 from tests.processes import GUARD_SECONDS, until

@@ -18,11 +18,14 @@ from gangline.contract.otlp_logs import OtlpLogExporter, OtlpRecord
 from gangline.contract.wire import recovery_pb2
 from gangline.executors import core, evictions
 from gangline.executors.client import AggregatorClient, NodeDictionary
-from gangline.executors.executor import Executor, undo_all
+from gangline.executors.context import ExecutorContext
+from gangline.executors.executor import Executor
 from gangline.executors.launchers.launchers import Launchers
 from gangline.executors.ledger import ExecutorLedger
 from gangline.executors.model import Scheduler
 from gangline.executors.settings import ExecutorConfig, NodeNames
+from gangline.executors.step_log import StepLog
+from gangline.executors.undo import undo_all
 from tests.executors.advice_server import LIMITS, AdviceServer, connected_client, serving_advice
 from tests.processes import GUARD_SECONDS
 
@@ -112,10 +115,9 @@ class Rig:
         launchers = Launchers(config, shadow=shadow)
         launchers.start()
         self._stack.callback(launchers.close)
-        self.executor = Executor(
-            config, self.site.scheduler, client, ledger, names, shadow=shadow, launchers=launchers, wake=wake,
-            exporter=self._exporter(),
-        )  # fmt: skip
+        context = ExecutorContext(config, self.site.scheduler, client, ledger, names, shadow=shadow)
+        step_log = StepLog(context, exporter=self._exporter())
+        self.executor = Executor(context, step_log, launchers, wake)
         self.client, self.ledger, self.launchers = client, ledger, launchers
         return self.executor
 
@@ -215,7 +217,7 @@ class ExecutorContract:
         assert rig.site.scheduler.read_jobs()[job].is_running
         assert rig.executor is not None
         rig.turn(1)
-        figures = rig.executor.figures
+        figures = rig.executor.step_log.figures
         assert figures.answers == {"DONE": 1} and figures.done_seconds.count == 1
         assert figures.marks.count == 1 and figures.open_advice == 0 and figures.is_connected
         assert rig.exported.index("Accept") < rig.exported.index("Answer")
@@ -388,8 +390,8 @@ class ExecutorContract:
         assert len(rig.site.ours()) == 3
         owners = {advisory.owner for advisory in rig.advice.advisories().values()}
         assert all(owner.startswith(("executor one", "executor two")) for owner in owners)
-        steps = first.counters.steps, second.counters.steps
-        assert sum(step.get(mark, 0) for step in steps for mark in ("PlaceHold", "Drain")) == 3
+        figures = first.step_log.figures, second.step_log.figures
+        assert sum(each.steps_of(mark) for each in figures for mark in ("PlaceHold", "Drain")) == 3
         if client is not None:
             client.close()
 
@@ -412,7 +414,7 @@ class ExecutorContract:
         node = rig.site.node(5)
         rig.advice.fault(node, Action.AVOID)
         rig.until(lambda: rig.is_done(node), "done")
-        before = dict(executor.counters.steps)
+        before = executor.step_log.figures.steps_of("PlaceHold")
         with rig.advice.away():
             rig.until(lambda: rig.client is not None and not rig.client.is_live(), "it is away")
             rig.turn()
@@ -420,7 +422,7 @@ class ExecutorContract:
             assert rig.site.submit(2)
         rig.until(lambda: rig.client is not None and rig.client.is_live(), "it is back")
         rig.turn()
-        assert executor.counters.steps.get("PlaceHold") == before.get("PlaceHold")
+        assert executor.step_log.figures.steps_of("PlaceHold") == before
 
     def test_what_came_back_while_no_executor_ran_is_reported(self, rig: Rig) -> None:
         """The process that reported it out was killed: the node stayed out until the report ended, ten minutes later."""
@@ -446,7 +448,8 @@ class ExecutorContract:
         monkeypatch.setattr(rig.client, "buckets", lambda: dict(buckets))
         expected = {node: before[node] + bucket for node, bucket in buckets.items()}  # type: ignore[operator]
         rig.until(lambda: rig.site.weights() == expected, "weights by bucket")
-        assert executor.counters.steps["SetWeight"] == 3  # one command for each bucket but the best
+        # One command for each bucket but the best.
+        assert executor.step_log.figures.steps_of("SetWeight") == 3
         rig.site.set_weight(nodes[3], 50)
         rig.until(lambda: rig.site.weights()[nodes[3]] == 53, "a person's weight counts")
         rig.start()  # without the setting, after a kill

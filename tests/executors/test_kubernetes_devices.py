@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from gangline.executors import core
-from gangline.executors.executor import undo_all
 from gangline.executors.kubernetes.devices import find_devices, parse_rule
 from gangline.executors.ledger import Entry, UnsavedLedger
 from gangline.executors.model import (
@@ -25,6 +24,7 @@ from gangline.executors.model import (
     SchedulerState,
     Situation,
 )
+from gangline.executors.undo import undo_all
 from tests.executors.kubernetes_site import KubernetesSite
 from tests.executors.test_kubernetes import run_expiry
 from tests.kubernetes_cluster import MISSING, UsedCluster, has_kubernetes

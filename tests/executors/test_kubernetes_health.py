@@ -12,7 +12,6 @@ import pytest
 
 from gangline.contract.wire import score_pb2
 from gangline.executors.client import ClientError
-from gangline.executors.executor import undo_all
 from gangline.executors.kubernetes.api import MERGE_PATCH, ApiError, ApiServer
 from gangline.executors.kubernetes.health import (
     BETTER_SECONDS,
@@ -26,6 +25,7 @@ from gangline.executors.kubernetes.health import (
 from gangline.executors.kubernetes.marks import KubernetesNode
 from gangline.executors.model import PlaceHold
 from gangline.executors.scores import NodeHealth, health_of
+from gangline.executors.undo import undo_all
 from tests.executors.kubernetes_site import KubernetesSite
 from tests.executors.test_kubernetes import run_expiry
 from tests.kubernetes_cluster import MISSING, UsedCluster, has_kubernetes, until

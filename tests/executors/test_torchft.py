@@ -16,7 +16,6 @@ from gangline.aggregator.advisories.advisory import Action
 from gangline.contract.settings import SettingsError, load
 from gangline.executors import core, ledger_updates
 from gangline.executors.core import decide
-from gangline.executors.executor import describe
 from gangline.executors.launchers import torchft
 from gangline.executors.launchers.torchft import (
     PAGE_BYTES_MAX,
@@ -39,11 +38,12 @@ from gangline.executors.model import (
     Situation,
 )
 from gangline.executors.settings import LIGHTHOUSES_MAX, ExecutorConfig
+from gangline.executors.step_log import describe
 from tests.executors.advice_server import serving_advice
 from tests.executors.contract import Rig
 from tests.executors.model_scheduler import ModelScheduler
 from tests.executors.test_contract_model import ModelSite
-from tests.torchft_rig import StandInRig, TorchftRig, status_page, torchft_rig
+from tests.torchft_rig import MISSING, StandInRig, TorchftRig, has_torchft, status_page, torchft_rig
 
 #: Both on this machine; a loopback address belongs to no node.
 REPLICAS = {"train_0:aaaa": "localhost", "train_1:bbbb": "127.0.0.1"}
@@ -72,7 +72,13 @@ STATE = SchedulerState(
 )
 
 
-@pytest.fixture(params=[False, True], ids=["stand-in", "real"], scope="module")
+@pytest.fixture(
+    params=[
+        pytest.param(False, id="stand-in"),
+        pytest.param(True, id="real", marks=pytest.mark.skipif(not has_torchft(), reason=MISSING)),
+    ],
+    scope="module",
+)
 def fleet(request: pytest.FixtureRequest) -> Iterator[TorchftRig]:
     with torchft_rig(REPLICAS, is_real=request.param) as rig:
         yield rig

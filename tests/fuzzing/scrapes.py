@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from gangline.contract import metrics_http
+from gangline.agent.local import metrics_http
 from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged
 
 REQUEST = (

@@ -35,11 +35,6 @@ def score(name: str, **fields: object) -> score_pb2.NodeScore:
     return host_score
 
 
-def test_an_empty_fleet_is_said_in_words() -> None:
-    """An empty table looks like a broken command."""
-    assert "none has registered" in render([], 80)
-
-
 def test_simulated_hosts_are_marked() -> None:
     """Nobody must mistake a simulated fault for a real one."""
     text = render([score("a", simulated=True), score("b")], 120)
@@ -76,7 +71,16 @@ def test_the_caption_counts_states_and_says_what_a_score_is(width: int) -> None:
     assert "by state, then score" in heading
     assert "SCORE: chance of 8 h without a fault" in heading
     assert all(len(line) <= width for line in heading.splitlines())
-    assert caption(ScoreListing([], 1, ""), width) == ""
+
+
+def test_an_empty_table_says_why() -> None:
+    """An empty table looks like a broken command, and 32 simulated hosts that ended had not "never registered"."""
+    assert render([], 80) == "no hosts"
+    assert "none has registered" in caption(ScoreListing([], 1, "", ended_hosts=0), 80)
+    assert caption(ScoreListing([], 1, ""), 80) == ""
+    message = caption(ScoreListing([], 1, "", ended_hosts=32), 80)
+    assert message.startswith("32 hosts, all simulated, ended: no reading for 60 s")
+    assert "registered" not in message
 
 
 def test_what_is_not_known_is_a_dash_and_never() -> None:

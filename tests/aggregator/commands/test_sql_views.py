@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -79,6 +80,11 @@ REFUSED = [
     ("FROM ops.hosts()", "hint: it is asked as FROM ops.hosts; "),
     ("FROM history.by_prt('x')", "hint: did you mean history.by_part?"),
     ("FROM latest.gpu_2s", "hint: did you mean"),
+    ("FROM ops.told_by_boot", "hint: told_by_boot is now ops.boot_reports; "),
+    ("FROM ops.heard ORDER BY host", "hint: heard is now ops.last_seen; "),
+    ("SELECT host, HEARD FROM ops.hosts", "hint: heard is now last_seen; "),
+    ("SELECT f.still_so FROM ops.findings AS f", "hint: still_so is now is_active; "),
+    ("SELECT * EXCLUDE (tells) FROM ops.aggregator", "hint: tells is now description; "),
 ]
 #: A process of its own that may not take more address space than this: a mistake must not end the machine.
 MEMORY_BYTES_MAX = 2 << 30
@@ -192,6 +198,15 @@ def test_what_is_not_a_question_is_refused(
 
 
 @pytest.mark.slow
+def test_each_former_sql_name_is_known() -> None:
+    """A dashboard with a former column must learn the new one: docs/stability.md lists them all."""
+    page = (Path(__file__).parents[3] / "docs" / "stability.md").read_text()
+    rows = [line.split("|")[1:4] for line in page.partition("| former name")[2].splitlines()[2:]]
+    cells = [re.sub(r"\(.*?\)", "", former) for former, _, where in rows if "SQL" in where]
+    names = {name.removeprefix("ops.") for cell in cells for name in re.findall("`(.+?)`", cell)}
+    assert names == sandbox.FORMER_NAMES.keys()
+
+
 def test_a_table_json_and_csv(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """For a person, for a program, for a spreadsheet; how old it is goes to stderr."""
     query = "SELECT host, labels, score > 2 AS no, NULL AS nothing FROM ops.hosts"

@@ -10,6 +10,7 @@ from gangline.aggregator.errors import InvalidArgument
 from gangline.aggregator.ingest import sessions
 from gangline.aggregator.ingest.sessions import CACHED_DICTIONARIES_MAX, check_request
 from gangline.aggregator.store.frame_rows import ForeignSignal
+from gangline.contract.signals import BY_NAME, FORMER_EVENTS
 from gangline.contract.wire import telemetry_pb2 as wire
 
 NEW = wire.SignalDefinition(signal_id=60_000, name="gpu.news_watts", kind="gauge", table="gpu_1s")
@@ -42,6 +43,27 @@ def test_a_wrong_dictionary_is_refused_each_time(make_agent: Any) -> None:
         with pytest.raises(InvalidArgument, match="of different builds"):
             check_request(make_agent(signals=[wrong]).registration())
         assert check_request(make_agent().registration()) == {}
+
+
+async def test_an_agent_with_former_event_names_is_accepted(lab: Any, make_agent: Any) -> None:
+    """The aggregator was upgraded first: agents of before the renaming were refused, and their spools grew."""
+    for former, name in FORMER_EVENTS.items():
+        signal = BY_NAME[name]
+        definition = wire.SignalDefinition(
+            signal_id=signal.signal_id, name=former, kind=signal.kind
+        )
+        assert check_request(make_agent(signals=[definition]).registration()) == {}
+        definition.signal_id = 60_000
+        with pytest.raises(InvalidArgument, match="has id 60000 there"):
+            check_request(make_agent(signals=[definition]).registration())
+    events = [
+        wire.HealthEvent(event_id=former, name=former, device_kind="gpu", device="GPU-0")
+        for former in FORMER_EVENTS
+    ]
+    async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+        request = wire.ReportEventsRequest(events=events)
+        assert (await agent.stub.ReportEvents(request, metadata=agent.metadata)).accepted
+    assert {name for (name,) in lab.rows("SELECT name FROM events")} == {*FORMER_EVENTS.values()}
 
 
 def test_an_unknown_id_takes_no_known_name(make_agent: Any) -> None:

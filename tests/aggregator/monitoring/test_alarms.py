@@ -5,6 +5,7 @@ raise none; the clock is an argument.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from gangline.aggregator.monitoring.alarms import Alarm, AlarmCleared, AlarmRais
 from gangline.aggregator.monitoring.metrics import FIGURES, losing_hosts, silent_hosts
 from gangline.aggregator.monitoring.monitor import SelfMonitor, record_alarms
 from gangline.aggregator.monitoring.probes import ResourceUsage
-from gangline.contract.metric_families import Histogram
+from gangline.contract.server.metric_families import Histogram
 from gangline.contract.wire import score_pb2
 from gangline.contract.wire.score_pb2_grpc import ScoreServiceStub
 from tests.processes import GUARD_SECONDS
@@ -36,7 +37,7 @@ STORE: Any = SimpleNamespace(
     history=SimpleNamespace(failing="exporting gpu_1s 202611210005: no space left on the disk"),
 )
 WELL = {
-    "not_storing_seconds": 0.0, "losing_hosts": 0.0, "lag_seconds": 1.2, "queue_ratio": 0.01,
+    "not_storing_seconds": 0.0, "losing_hosts": 0.0, "refused_agents": 0.0, "lag_seconds": 1.2, "queue_ratio": 0.01,
     "queue_bytes": 1e6, "disk_bytes": 1e12, "disk_free_bytes": 6e11, "database_bytes": 1e10,
     "commit_median_seconds": 0.2, "snapshot_age_seconds": 16.0, "judge_seconds": 0.1,
     "loop_lag_seconds": 0.01, "open_descriptors": 200.0, "descriptors_max": 524_288.0,
@@ -64,6 +65,7 @@ BOUNDS: dict[str, tuple[Sick, float, float, float, float]] = {
     "aggregator.stored_lost": (_as("store_lost"), 0.0, 0.0, 0, 0),
     "aggregator.not_storing": (_as("not_storing_seconds"), 0.0, 0.0, 5, 10),
     "aggregator.receipt_loss": (_as("losing_hosts"), 0.0, 0.0, 0, 60),
+    "aggregator.refused_agents": (_as("refused_agents"), 0.0, 0.0, 0, 0),
     "aggregator.lag": (_as("lag_seconds"), 10.0, 5.0, 15, 30),
     "aggregator.queue": (_as("queue_ratio"), 0.5, 0.25, 10, 30),
     "aggregator.disk_filling": (
@@ -311,17 +313,18 @@ def test_a_well_aggregator_has_no_alarm(lab: Any, until: Any) -> None:
 
 def test_a_look_that_fails_does_not_end_the_watch(caplog: pytest.LogCaptureFixture) -> None:
     """A figure that raises must not blind all alarms until the next restart."""
-    looks: list[int] = []
+    polled = threading.Event()
 
     class Sick:
         def poll(self) -> monitor.AlarmChanges:
-            looks.append(1)
+            polled.set()
             raise RuntimeError("a figure that is broken")
 
     thread = monitor.MonitorThread(Sick(), lambda changes: None, None)  # type: ignore[arg-type]
     thread.start()
+    assert polled.wait(GUARD_SECONDS)
     thread.close()
-    assert looks and "broken" in caplog.text and not thread._thread.is_alive()
+    assert "broken" in caplog.text and not thread._thread.is_alive()
 
 
 def test_every_figure_is_documented() -> None:

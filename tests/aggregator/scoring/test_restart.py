@@ -16,7 +16,8 @@ from gangline.aggregator.model import HealthState, HostScore
 from gangline.aggregator.scoring.checkpoint import MemoryLog, restore
 from gangline.aggregator.scoring.evaluate import evaluate
 from gangline.aggregator.scoring.missing_readings import SETTLING_SECONDS
-from gangline.aggregator.store.restored_state import LastScore
+from gangline.aggregator.store.journal import StoredEvent
+from gangline.aggregator.store.restored_state import KnownHost, LastScore, unscored_hosts
 from gangline.aggregator.store.snapshot_file import taken_macro
 from gangline.contract.block import Block
 from gangline.contract.signals import TABLES
@@ -322,6 +323,59 @@ def _collectors(agent: Any) -> Any:
 def _unhealthy(snapshot: Any) -> HostScore | None:
     hosts = snapshot.hosts if snapshot else ()
     return next((host for host in hosts if host.state is HealthState.UNHEALTHY), None)
+
+
+def test_a_host_without_readings_outlives_a_restart(lab: Any, make_agent: Any, until: Any) -> None:
+    """A host reported XID 79 before its first frame: after a restart no command knew it, and its advice was gone."""
+    agent = make_agent(host="gpu1")
+
+    async def life(*events: wire.HealthEvent) -> HostScore:
+        async with lab.aggregator() as aggregator:
+            if events:
+                async with lab.agent(aggregator, agent) as connection:
+                    await connection.stub.ReportEvents(
+                        request_of(*events), metadata=connection.metadata
+                    )
+            await until(lambda: aggregator.snapshot_holder.snapshot)
+            score = await until(lambda: _unhealthy(aggregator.snapshot_holder.snapshot))
+            assert [a.host for a in await until(aggregator._advisories)] == ["gpu1"]
+            return score  # type: ignore[no-any-return]
+
+    xid = wire.HealthEvent(
+        event_id="e", device_kind="gpu", device="GPU-0", name="gpu.xid", code=79,
+        wall_time_ns=time.time_ns(), boottime_ns=time.time_ns() - agent.booted_ns,
+    )  # fmt: skip
+    before = asyncio.run(life(xid))
+    for _ in range(2):  # the second restart restores a host that never returned
+        after = asyncio.run(life())
+        assert (after.host, after.reason_message) == ("gpu1", before.reason_message)
+        assert after.last_received_ns == 0
+
+
+def test_hosts_to_restore_without_a_score() -> None:
+    """Registrations and acknowledged events are restored; simulations that ended and hosts of long ago are not."""
+    now_ns, day_ns = 10**18, 86_400 * SECOND_NS
+
+    def known(name: str, age_ns: int, simulated: bool = False) -> KnownHost:
+        return KnownHost(name, b"", b"", "", simulated, 8, now_ns - age_ns)
+
+    hosts = [
+        known("scored", 0), known("registered", 3 * day_ns), known("ended", 3 * day_ns, simulated=True),
+        known("simulated", 30 * SECOND_NS, simulated=True),
+    ]  # fmt: skip
+    events = [
+        StoredEvent(host, now_ns, now_ns, wire.HealthEvent()) for host in ("ended", "journaled")
+    ]
+
+    def restored(*more: KnownHost) -> list[str]:
+        known_hosts = [*hosts, *more]
+        return [h.host for h in unscored_hosts(known_hosts, events, {"scored"}, now_ns)]
+
+    assert restored() == ["simulated", "journaled"]
+    hosts[0] = known("scored", 3 * day_ns)  # the aggregator was off for three days
+    hosts.pop()
+    assert restored(known("old", 5 * day_ns)) == ["registered", "journaled"]
+    assert restored(known("future", -day_ns)) == ["future", "journaled"]
 
 
 @pytest.mark.slow

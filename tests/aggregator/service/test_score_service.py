@@ -273,6 +273,11 @@ def test_simulated_hosts_that_ended_are_not_listed(served: Served) -> None:
     node_score = served.stub.GetNodeScore(score_pb2.GetNodeScoreRequest(name="nodes/h0"))
     assert node_score.state == score_pb2.STALE
     assert len(served.stub.ScoreNodes(score_pb2.ScoreNodesRequest()).node_index) == 4
+    world.fleet._simulated[3] = True
+    served.holder.snapshot = world.run(60)
+    with ScoreClient(served.address) as client:
+        listing = client.hosts()
+    assert (listing.scores, listing.ended_hosts) == ([], 4)
     simulated[0].silent = False
     served.holder.snapshot = world.run(1)
     states = [score.state for score in served.stub.ListNodeScores(request).node_scores]
