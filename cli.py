@@ -81,9 +81,10 @@ GROUPS: tuple[tuple[str, str, dict[str, tuple[str, str]]], ...] = (
     ),
     (
         "run the service",
-        "gangline admin backup --to /backups",
+        "gangline init lab --host gpu-[001-004]",
         {
             "aggregator": ("aggregator", "run the service"),
+            "init": ("aggregator", "write a configuration: trial, lab, Slurm, Kubernetes"),
             "admin": ("aggregator", "backup, verify, certificates, tokens, declarations, ..."),
         },
     ),

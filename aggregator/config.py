@@ -26,8 +26,8 @@ BYTES_PER_ROW = 512
 
 #: Headings of `--help-settings` and of docs/settings.md -> settings.
 SETTINGS_BY_TASK: Mapping[str, tuple[str, ...]] = {
-    "where it listens and stores": ("listen", "listen_scores", "listen_beyond_loopback", "data"),
-    "who may call (docs/security.md)": (
+    "addresses, and the data folder": ("listen", "listen_scores", "listen_beyond_loopback", "data"),
+    "logins, and limits of a caller (docs/security.md)": (
         "tls_certificate_file",
         "tls_key_file",
         "tls_client_ca_file",
@@ -43,7 +43,7 @@ SETTINGS_BY_TASK: Mapping[str, tuple[str, ...]] = {
         "reconnects_per_second",
         "backlog_frames_per_second",
     ),
-    "what is kept, and how long (docs/history.md)": (
+    "retention (docs/history.md)": (
         "history_on",
         "history_seconds",
         "retention_hours",
@@ -66,7 +66,7 @@ SETTINGS_BY_TASK: Mapping[str, tuple[str, ...]] = {
         "query_running_max",
         "query_memory_bytes_max",
     ),
-    "what people declare about hosts (docs/declared.md)": ("declared",),
+    "declarations about hosts (docs/declared.md)": ("declared",),
     "advice, and enforcing on hosts (docs/advice.md)": (
         "advice_shadow",
         "advice_rack_hosts_max",

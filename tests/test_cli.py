@@ -61,6 +61,7 @@ ARGUMENTS = {
     "record": ["gpu-007", "--list"],
     "run": ["--once"],
     "aggregator": ["--data", "store", "--listen", "127.0.0.1:0"],
+    "init": ["trial"],
     "agent": ["--help-settings"],
     "diag": ["import", "no-such-file"],
     "release": ["--status"],
@@ -91,6 +92,7 @@ OF_THE_AGENT = {
 }
 #: Commands that write JSON by other means, with the reason.
 WITHOUT_FORMAT = {
+    "init.py": "settings files, and files for kubectl and helm",
     "sql_output.py": "rows: an array, or values within a cell",
     "admin_access.py": "an array: nothing can be put beside its elements",
     "check.py": "the document's own format; a prolog imports no more than it must",

@@ -32,6 +32,55 @@ FORMER = {
     "declared check hosts.toml": "admin declared check hosts.toml",
     "evaluate hazard none.json --train-until 9": "admin evaluate hazard none.json --train-until 9",
 }
+#: Option -> its metavar in every command; None: it takes no value.
+ONE_METAVAR = {
+    "--server": "ADDRESS:PORT",
+    "--json": None,
+    "--data": "DIR",
+    "--ca": "FILE",
+    "--cert": "FILE",
+    "--key": "FILE",
+    "--token-file": "FILE",
+    "--config": "FILE",
+    "--set": "KEY=VALUE",
+    "--help-settings": None,
+    "--run-folder": "FOLDER",
+    "--candidates": "HOSTS",
+    "--members": "HOSTS",
+    "--force": None,
+}
+#: Options that take a duration.
+DURATIONS = [
+    "--for",
+    "--last",
+    "--ttl",
+    "--hours",
+    "--days",
+    "--timeout",
+    "--watch",
+    "--seconds",
+    "--seconds-max",
+    "--checkpoint-age",
+    "--reshard",
+    "--lost-hours",
+]
+#: Former name of an option -> the present one, which the help shows.
+FORMER_NAMES = {
+    "--aggregator": "--server",
+    "--out": "--output",
+    "--into": "--output",
+    "--length": "--for",
+    "--why": "--reason",
+}
+#: Commands that ask an aggregator and have no --json, with the reason.
+WITHOUT_JSON = {
+    "agent": "a service",
+    "executor": "a service; its other commands print steps for a person",
+    "mirror": "writes a file of its own layout",
+    "simulate": "a service",
+}
+#: Arguments of hosts that are read when the command runs: a missing file is exit code 1.
+READ_LATER = {"--members", "--candidates", "--borrow"}
 
 
 @pytest.fixture(scope="module")
@@ -104,57 +153,6 @@ def test_the_package_runs_as_a_module(tmp_path: Path) -> None:
         ended = run_in(folder, "-m", "gangline", "xid", "79")
         assert (ended.returncode, ended.stderr) == (cli.OK, "")
         assert "XID 79" in ended.stdout
-
-
-#: Option -> its metavar in every command; None: it takes no value.
-ONE_METAVAR = {
-    "--server": "ADDRESS:PORT",
-    "--json": None,
-    "--data": "DIR",
-    "--ca": "FILE",
-    "--cert": "FILE",
-    "--key": "FILE",
-    "--token-file": "FILE",
-    "--config": "FILE",
-    "--set": "KEY=VALUE",
-    "--help-settings": None,
-    "--run-folder": "FOLDER",
-    "--candidates": "HOSTS",
-    "--members": "HOSTS",
-    "--force": None,
-}
-#: Options that take a duration.
-DURATIONS = [
-    "--for",
-    "--last",
-    "--ttl",
-    "--hours",
-    "--days",
-    "--timeout",
-    "--watch",
-    "--seconds",
-    "--seconds-max",
-    "--checkpoint-age",
-    "--reshard",
-    "--lost-hours",
-]
-#: Former name of an option -> the present one, which the help shows.
-FORMER_NAMES = {
-    "--aggregator": "--server",
-    "--out": "--output",
-    "--into": "--output",
-    "--length": "--for",
-    "--why": "--reason",
-}
-#: Commands that ask an aggregator and have no --json, with the reason.
-WITHOUT_JSON = {
-    "agent": "a service",
-    "executor": "a service; its other commands print steps for a person",
-    "mirror": "writes a file of its own layout",
-    "simulate": "a service",
-}
-#: Arguments of hosts that are read when the command runs: a missing file is exit code 1.
-READ_LATER = {"--members", "--candidates", "--borrow"}
 
 
 def all_actions(
