@@ -76,7 +76,7 @@ fuzz: .venv/ready-dev
 test-duckdb2: .venv/ready-dev
 	$(BIN)/python -m tests.duckdb2
 
-# Tests of every part with the oldest versions of all dependencies that pyproject.toml declares; `make test-slow` has it too.
+# Tests of every part with the oldest versions of all dependencies that pyproject.toml declares; `make test-slow` runs most of them.
 test-lowest: .venv/ready-dev
 	$(BIN)/python -m tests.lowest
 
@@ -135,7 +135,7 @@ SHOW := 2>&1 | tee .venv/pip.log | sed -un $(SHOWN) || { echo "pip failed:" >&2;
 # Compiles ext/ and installs gangline, editable, into .venv.
 .venv/ready: .venv/made $(INSTALLED_FROM)
 	@echo "2 of 2: installing packages and compiling the Cython modules (about a minute the first time)"
-	@$(PIP) install -v -c packaging/constraints.txt --no-build-isolation -e '.[agent,aggregator,simulate]' $(SHOW)
+	@$(PIP) install -v -c packaging/constraints.txt --no-build-isolation -e '.[agent,aggregator,executor,simulate]' $(SHOW)
 	@touch $@
 
 .venv/ready-dev: .venv/ready build/names/gangline
@@ -163,6 +163,7 @@ proto: .venv/ready-dev
 
 docs: .venv/ready-dev
 	$(BIN)/python -m tests.contract.signals_page > docs/signals.md
+	$(BIN)/python -m tests.contract.faults_page > docs/faults.md
 	$(BIN)/python -m tests.aggregator.sql_page
 	$(BIN)/python docs/parts.py
 	$(BIN)/python -m bench.quality.pictures

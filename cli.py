@@ -23,51 +23,91 @@ UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 #: Commands whose module is not `.EXTRA.commands.COMMAND`.
 _MODULES = {
-    "watch": ".aggregator.commands.hosts:watch_main",
     "simulate": ".simulator.command",
     "executor": ".executors.command",
     "mirror": ".executors.mirror",
     "why": ".executors.slurm.why",
 }
-#: Command -> its extra, and its summary.
-_SUMMARIES = {
-    "hosts": ("aggregator", "all hosts, with score, state and reason"),
-    "explain": ("aggregator", "why a host has its score"),
-    "watch": ("aggregator", "the table of hosts, refreshed"),
-    "advise": ("aggregator", "what to do about hosts, and its cost"),
-    "job": ("aggregator", "what a job does, its pace, and who slows it"),
-    "plan": ("aggregator", "where a gang runs best, and what that costs"),
-    "recover": ("aggregator", "how a gang can continue after members failed"),
-    "resize": ("aggregator", "should a running gang grow, shrink or stay"),
-    "reservations": ("aggregator", "nodes that schedulers have reserved"),
-    "executor": (
-        "executor",
-        "carry out advisories in Slurm, Kubernetes, HTCondor: run, doctor, undo",
+#: Groups of `gangline --help`: title, example, and command -> its extra, and its summary.
+GROUPS: tuple[tuple[str, str, dict[str, tuple[str, str]]], ...] = (
+    (
+        "look",
+        "gangline hosts --watch",
+        {
+            "hosts": ("aggregator", "all hosts, with score, state and reason"),
+            "explain": ("aggregator", "why a host has its score, or an answer its options"),
+            "job": ("aggregator", "what a job does, its pace, and who slows it"),
+            "why": ("executor", "why a Slurm job waits, and what would help"),
+            "record": ("aggregator", "a host's last minutes at full rate, as a file"),
+            "sql": ("aggregator", "query the store in SQL, read-only"),
+        },
     ),
-    "why": ("executor", "why a Slurm job waits, and what would help"),
-    "mirror": ("executor", "write the health of all nodes to a file for scheduler plugins"),
-    "record": ("aggregator", "a host's last minutes at full rate, as a file"),
-    "sql": ("aggregator", "query the store in SQL, read-only"),
-    "check": ("agent", "is this host fit for a job? one line, an exit code"),
-    "doctor": ("agent", "what this host's agent can and cannot read, and how to fix it"),
-    "gang": ("agent", "in a Slurm job: a step that outlives lost nodes"),
-    "xid": ("agent", "what an XID code or log line means, and what to do"),
-    "admin": ("aggregator", "backup, restore, verify, compact, ..."),
-    "declared": ("aggregator", "check declared places, hardware, maintenance, noise"),
-    "evaluate": ("aggregator", "measure the quality of scores on recordings"),
-    "permit": ("aggregator", "let hosts enforce their own findings"),
-    "run": ("aggregator", "try it: aggregator, agent, simulated hosts"),
-    "aggregator": ("aggregator", "run the service"),
-    "agent": ("agent", "run the daemon of this host; `agent status`: its state"),
-    "diag": ("agent", "import the result of a `dcgmi diag -j`"),
-    "release": ("agent", "close GPUs before a reset or a driver unload"),
-    "resume": ("agent", "reopen released GPUs"),
-    "simulate": ("simulate", "run simulated hosts"),
-}
+    (
+        "decide",
+        "gangline plan --nodes 16 --for 24h",
+        {
+            "plan": ("aggregator", "where a gang runs best, and what that costs"),
+            "recover": ("aggregator", "how a gang can continue after members failed"),
+            "resize": ("aggregator", "should a running gang grow, shrink or stay"),
+            "reservations": ("aggregator", "nodes that schedulers have reserved"),
+        },
+    ),
+    (
+        "act",
+        "gangline executor slurm run --shadow",
+        {
+            "advise": ("aggregator", "what to do about hosts, and its cost; accept, reject"),
+            "executor": (
+                "executor",
+                "carry out advisories in Slurm, Kubernetes, HTCondor, Ray, Flux",
+            ),
+            "mirror": ("executor", "the health of all nodes in a file for scheduler plugins"),
+            "permit": ("aggregator", "let hosts enforce their own findings"),
+        },
+    ),
+    (
+        "host",
+        "gangline check --for prolog",
+        {
+            "agent": ("agent", "run the daemon of this host; `agent status`: its state"),
+            "check": ("agent", "is this host fit for a job? one line, an exit code"),
+            "doctor": ("agent", "what the agent can and cannot read, and how to fix it"),
+            "xid": ("agent", "what an XID code or log line means, and what to do"),
+            "diag": ("agent", "import the result of a `dcgmi diag -j`"),
+            "release": ("agent", "close GPUs before a reset or a driver unload"),
+            "resume": ("agent", "reopen released GPUs"),
+            "gang": ("agent", "in a Slurm job: a step that outlives lost nodes"),
+        },
+    ),
+    (
+        "run the service",
+        "gangline init lab --host gpu-[001-004]",
+        {
+            "aggregator": ("aggregator", "run the service"),
+            "init": ("aggregator", "write a configuration: trial, lab, Slurm, Kubernetes"),
+            "admin": ("aggregator", "backup, verify, certificates, tokens, declarations, ..."),
+        },
+    ),
+    (
+        "try",
+        "gangline run --simulated 64",
+        {
+            "run": ("aggregator", "aggregator, agent and simulated hosts on this machine"),
+            "simulate": ("simulate", "simulated hosts for a running aggregator"),
+        },
+    ),
+)
 #: Command -> (module with `main(arguments) -> exit code`, or module:function; its extra; summary).
 COMMANDS: dict[str, tuple[str, str, str]] = {
     name: (_MODULES.get(name, f".{extra}.commands.{name}"), extra, summary)
-    for name, (extra, summary) in _SUMMARIES.items()
+    for _, _, commands in GROUPS
+    for name, (extra, summary) in commands.items()
+}
+#: Former command -> its present spelling. It continues to work, with a note on stderr.
+FORMER = {
+    "watch": ("hosts", "--watch"),
+    "declared": ("admin", "declared"),
+    "evaluate": ("admin", "evaluate"),
 }
 
 #: Parts that deb and rpm packages install; each has its own commands (docs/install.md).
@@ -129,6 +169,10 @@ def _run(arguments: list[str]) -> int:
         print(f"gangline {version('gangline')}")
         return OK
     name, rest = arguments[0], arguments[1:]
+    if name in FORMER:
+        present = " ".join(FORMER[name])
+        print(f"gangline {name} is now `gangline {present}`", file=sys.stderr)
+        name, rest = FORMER[name][0], [*FORMER[name][1:], *rest]
     if name not in COMMANDS:
         import difflib  # 3 ms, which every prolog would pay
 
@@ -172,16 +216,13 @@ def json_object(fields: Mapping[str, object], indent: int | None = None) -> str:
 
 
 def _help() -> str:
-    rows = [f"  {name:<11} {what}" for name, (_, _, what) in COMMANDS.items()]
-    return "\n".join(
-        (
-            "usage: gangline COMMAND [--help] ...",
-            "",
-            *rows,
-            "",
-            "exit codes: 0 done, 1 failed, 2 wrong usage, 3 no aggregator answers, 4 not found",
-        )
-    )
+    width = max(map(len, COMMANDS))
+    lines = ["usage: gangline COMMAND [--help] ..."]
+    for title, example, commands in GROUPS:
+        lines += ["", f"{title}, for example: {example}"]
+        lines += [f"  {name:<{width}}  {what}" for name, (_, what) in commands.items()]
+    codes = "exit codes: 0 done, 1 failed, 2 wrong usage, 3 no aggregator, 4 not found"
+    return "\n".join((*lines, "", codes))
 
 
 if __name__ == "__main__":

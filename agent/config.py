@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..contract import topology
-from ..contract.settings import SettingsError, setting
+from ..contract.settings import SettingsError, constant, setting
 from .hardware.files import Roots
 from .spool.lockdir import MEMORY_FOLDER
 
@@ -267,18 +267,10 @@ class AgentConfig:
         "",
         description="path or name of DCGM's client library; empty: libdcgm.so.4, else libdcgm.so.3",
     )
-    probe_deadline_seconds: float = setting(
-        0.9,
-        low=0.1,
-        high=60.0,
-        description=(
-            "a driver call that takes longer counts as hung; the agent abandons its sampler "
-            "and skips its device"
-        ),
+    probe_deadline_seconds: float = constant(
+        0.9, "a healthy driver answers in a fraction of 0.9 s, and a frame is due each second"
     )
-    probe_linger_seconds: float = setting(
-        0.5, low=0.0, high=0.9, description="how long each second's frame waits for the samplers"
-    )
+    probe_linger_seconds: float = constant(0.5, "it follows from the time of a frame")
     read_ranks: bool = setting(
         False,
         description=(
@@ -286,11 +278,8 @@ class AgentConfig:
             "fixed list of variables, nothing else (docs/jobs.md)"
         ),
     )
-    inventory_deadline_seconds: float = setting(
-        30.0,
-        low=1.0,
-        high=300.0,
-        description="the agent kills the inventory's child process if it takes longer",
+    inventory_deadline_seconds: float = constant(
+        30.0, "the inventory takes a few seconds, and is tried again"
     )
 
     metrics_listen: str = setting(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
-from ..contract.host_policy_file import builtin
+from ..contract.faults.table import builtin
 from ..contract.settings import SettingsError
 from ..contract.signals import BY_NAME
 from ..contract.wire.telemetry_pb2 import IngestAck, RegisterNodeResponse

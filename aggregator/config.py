@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..contract.otlp_logs import check_url
-from ..contract.settings import SettingsError, setting
+from ..contract.settings import SettingsError, constant, setting
 from ..contract.tls import is_loopback
 from .principal import check_name_patterns, check_trust_domain
 
@@ -18,6 +19,66 @@ _ADDRESS_PORT = "address:port, such as"
 
 #: Shorter periods cost more than a newer operators' file is worth.
 OPS_SECONDS_MIN = 0.5
+#: Connections for callers other than agents.
+CONNECTIONS_BESIDE_HOSTS = 10_000
+#: Bytes of an agent's messages for each allowed row of readings.
+BYTES_PER_ROW = 512
+
+#: Headings of `--help-settings` and of docs/settings.md -> settings.
+SETTINGS_BY_TASK: Mapping[str, tuple[str, ...]] = {
+    "addresses, and the data folder": ("listen", "listen_scores", "listen_beyond_loopback", "data"),
+    "logins, and limits of a caller (docs/security.md)": (
+        "tls_certificate_file",
+        "tls_key_file",
+        "tls_client_ca_file",
+        "listen_tokens",
+        "certificate_names",
+        "trust_domain",
+        "connections_per_caller_max",
+        "calls_per_caller_max",
+    ),
+    "size of the fleet, and its return after an outage (docs/architecture.md)": (
+        "hosts_max",
+        "agent_rows_per_second_max",
+        "reconnects_per_second",
+        "backlog_frames_per_second",
+    ),
+    "retention (docs/history.md)": (
+        "history_on",
+        "history_seconds",
+        "retention_hours",
+        "segments_hours",
+        "rollups_1m_days",
+        "rollups_1h_days",
+        "history_days",
+        "decisions_days",
+        "disk_free_share_min",
+        "backup_wal_bytes_max",
+    ),
+    "pace of the service (docs/performance.md)": (
+        "judge_seconds",
+        "commit_seconds",
+        "queue_bytes_max",
+        "ops_seconds",
+    ),
+    "SQL queries (docs/sql.md)": (
+        "query_seconds",
+        "query_running_max",
+        "query_memory_bytes_max",
+    ),
+    "declarations about hosts (docs/declared.md)": ("declared",),
+    "advice, and enforcing on hosts (docs/advice.md)": (
+        "advice_shadow",
+        "advice_rack_hosts_max",
+        "advice_job_hosts_max",
+        "advice_cluster_share_max",
+        "advice_hosts_per_hour_max",
+        "advice_verify_seconds",
+        "advice_probation_seconds",
+        "permit_unhealthy_share_max",
+    ),
+    "monitoring (docs/operations.md)": ("metrics_listen", "metrics_hosts", "otlp_logs"),
+}
 
 
 def parse_listen(
@@ -76,13 +137,7 @@ class AggregatorConfig:
         low=0.01,
         high=60,
     )
-    commit_rows: int = setting(
-        122_880,
-        "the writer commits as soon as this many rows wait; a full row group of DuckDB is cheapest "
-        "per row",
-        low=1,
-        high=1_000_000,
-    )
+    commit_rows: int = constant(122_880, "a full row group of DuckDB is cheapest per row")
     queue_bytes_max: int = setting(
         256 << 20,
         "bytes of readings in memory that wait for a commit; at the limit the aggregator stops "
@@ -108,23 +163,11 @@ class AggregatorConfig:
         low=1,
         high=3660,
     )
-    decisions_bytes_max: int = setting(
-        256 << 20,
-        "bytes of the requests and answers of decisions; beyond the limit the oldest decisions are "
-        "deleted",
-        low=1 << 20,
-        high=1 << 40,
+    decisions_bytes_max: int = constant(
+        256 << 20, "decisions_days limits decisions; 256 MiB is a safeguard"
     )
-    decision_inputs_bytes_max: int = setting(
-        1 << 30,
-        "bytes of the stored inputs of decisions; beyond the limit the oldest inputs are deleted, "
-        "and their decisions can no longer be replayed; 0: no inputs are kept",
-        low=0,
-        high=1 << 40,
-    )
-    credit_frames: int = setting(
-        64, "unacknowledged frames that a host may have in flight", low=1, high=4096
-    )
+    decision_inputs_bytes_max: int = constant(1 << 30, "the inputs of decisions take at most 1 GiB")
+    credit_frames: int = constant(64, "the aggregator adapts the credit to its load")
     hosts_max: int = setting(20_000, "maximum number of hosts; further hosts are rejected", low=1)
     ops_seconds: float = setting(
         15.0,
@@ -137,12 +180,8 @@ class AggregatorConfig:
         high=3600,
         check=check_ops_seconds,
     )
-    ops_rows_max: int = setting(
-        200_000,
-        "rows of recent readings per table in the operators' file; with more rows it covers fewer "
-        "minutes",
-        low=1000,
-        high=5_000_000,
+    ops_rows_max: int = constant(
+        200_000, "the operators' file covers fewer minutes if a table has more rows"
     )
     permit_unhealthy_share_max: float = setting(
         0.05,
@@ -195,25 +234,12 @@ class AggregatorConfig:
         "the trust domain of spiffe:// names; empty: any domain that the CA signs",
         check=check_trust_domain,
     )
-    access_look_seconds: float = setting(
-        2.0, "time between two checks of certificates, tokens and connections", low=0.1, high=60
-    )
-    login_seconds_max: float = setting(
-        30.0, "a connection without a login is closed after this time", low=1, high=600
-    )
-    connections_max: int = setting(
-        30_000,
-        "maximum number of connections to a port; further connections are refused",
-        low=16,
-        high=1_000_000,
-    )
-    connections_unknown_max: int = setting(
-        1024,
-        "maximum number of connections without a login; beyond the limit the oldest are closed",
-        low=1,
-    )
-    connections_unknown_per_address_max: int = setting(
-        128, "maximum number of these per address; beyond the limit the newest are closed", low=1
+    access_look_seconds: float = constant(2.0, "certificates and tokens are checked every 2 s")
+    login_seconds_max: float = constant(30.0, "a connection has 30 s to log in")
+    connections_max: int = constant(0, "it is computed from hosts_max")
+    connections_unknown_max: int = constant(1024, "it bounds connections without a login")
+    connections_unknown_per_address_max: int = constant(
+        128, "it bounds connections without a login"
     )
     connections_per_caller_max: int = setting(
         8, "maximum number of connections per login; beyond the limit the oldest are closed", low=1
@@ -221,27 +247,14 @@ class AggregatorConfig:
     calls_per_caller_max: int = setting(
         64, "concurrent calls per login, including streams; further calls are refused", low=1
     )
-    streams_per_connection_max: int = setting(
-        100, "concurrent calls per connection; further calls wait", low=1, high=10_000
+    streams_per_connection_max: int = constant(100, "calls_per_caller_max limits calls")
+    message_bytes_max: int = constant(4 << 20, "the largest valid message has 4 MiB")
+    agent_calls_per_minute_max: float = constant(600.0, "an agent makes a few calls an hour")
+    agent_frames_per_second_max: float = constant(
+        20.0, "an agent sends a frame a second, and 20 a second after an outage"
     )
-    message_bytes_max: int = setting(
-        4 << 20,
-        "maximum size of a message; gRPC rejects longer ones; a frame has at most 1 MiB, a "
-        "registration less",
-        low=1 << 20,
-        high=64 << 20,
-    )
-    agent_calls_per_minute_max: float = setting(
-        600.0,
-        "calls of a logged-in agent: registrations, streams, events; a burst may use 20 s of this "
-        "rate",
-        low=1,
-    )
-    agent_frames_per_second_max: float = setting(
-        20.0, "frames of a logged-in agent; further frames are read later", low=1
-    )
-    agent_bytes_per_second_max: float = setting(
-        float(2 << 20), "bytes of an agent's messages; further messages are read later", low=1 << 16
+    agent_bytes_per_second_max: float = constant(
+        0.0, "it is computed from agent_rows_per_second_max"
     )
     agent_rows_per_second_max: float = setting(
         4000.0, "rows of readings in an agent's frames; further frames are read later", low=100
@@ -272,29 +285,22 @@ class AggregatorConfig:
     query_running_max: int = setting(
         4, "concurrent queries; a further query is rejected and may be retried", low=1, high=64
     )
-    query_running_per_caller_max: int = setting(
-        2,
-        "concurrent queries per login; a further query is rejected until one of them ends",
-        low=1,
-        high=64,
-    )
+    query_running_per_caller_max: int = constant(0, "it is half of query_running_max")
     query_memory_bytes_max: int = setting(
         2 << 30,
         "memory per query; a query that needs more fails with an error message",
         low=128 << 20,
     )
-    query_threads: int = setting(2, "threads per query", low=1, high=64)
-    query_rows_max: int = setting(
-        1_000_000, "rows per answer; a longer answer is truncated, and says so", low=1
+    query_threads: int = constant(2, "two threads leave the service its cores")
+    query_rows_max: int = constant(
+        1_000_000,
+        "query_seconds and query_memory_bytes_max limit a query; an answer has at most a million rows",
     )
-    query_bytes_max: int = setting(
-        256 << 20, "bytes per answer; a longer answer is truncated, and says so", low=1 << 20
+    query_bytes_max: int = constant(
+        256 << 20,
+        "query_seconds and query_memory_bytes_max limit a query; an answer has at most 256 MiB",
     )
-    query_log_bytes_max: int = setting(
-        16 << 20,
-        "maximum size of queries.log before it is rotated; three older files are kept",
-        low=1 << 16,
-    )
+    query_log_bytes_max: int = constant(16 << 20, "four files of 16 MiB are kept")
     # history
     history_on: bool = setting(
         True,
@@ -304,58 +310,28 @@ class AggregatorConfig:
     history_seconds: float = setting(
         5.0, "time between two checks for readings to move, roll up or delete", low=0.1, high=3600
     )
-    history_rows_max: int = setting(
-        122_880,
-        "rows sorted at a time for a Parquet file, fewer for wide tables; each takes 1 to 3 kB of "
-        "memory",
-        low=1000,
-        high=10_000_000,
-    )
-    history_memory_bytes_max: int = setting(
-        384 << 20,
-        "memory that DuckDB sorts these rows in; a larger sort spills to disk",
-        low=64 << 20,
-        high=1 << 40,
-    )
-    live_bytes_max: int = setting(
-        64 << 30,
-        "maximum bytes of the live file in use; beyond the limit its oldest five minutes are "
-        "dropped",
-        low=64 << 20,
-        high=1 << 50,
-    )
+    history_rows_max: int = constant(122_880, "it is a batch size")
+    history_memory_bytes_max: int = constant(384 << 20, "a larger sort uses the disk")
+    live_bytes_max: int = constant(64 << 30, "disk_free_share_min protects the disk")
     segments_hours: int = setting(
         72,
         "hours that readings are kept as Parquet, counted from when they were received",
         low=1,
         high=24 * 3660,
     )
-    segments_bytes_max: int = setting(
-        1 << 40,
-        "maximum bytes of these; beyond the limit the oldest are deleted",
-        low=1 << 20,
-        high=1 << 60,
+    segments_bytes_max: int = constant(
+        1 << 40, "segments_hours and disk_free_share_min limit the history"
     )
     rollups_1m_days: int = setting(14, "days that rollups by minute are kept", low=1, high=3660)
-    rollups_1m_bytes_max: int = setting(
-        1 << 40,
-        "maximum bytes of these; beyond the limit the oldest are deleted",
-        low=1 << 20,
-        high=1 << 60,
+    rollups_1m_bytes_max: int = constant(
+        1 << 40, "rollups_1m_days and disk_free_share_min limit the history"
     )
     rollups_1h_days: int = setting(400, "days that rollups by hour are kept", low=1, high=36_600)
-    rollups_1h_bytes_max: int = setting(
-        1 << 40,
-        "maximum bytes of these; beyond the limit the oldest are deleted",
-        low=1 << 20,
-        high=1 << 60,
+    rollups_1h_bytes_max: int = constant(
+        1 << 40, "rollups_1h_days and disk_free_share_min limit the history"
     )
-    disk_free_bytes_min: int = setting(
-        20 << 30,
-        "with less free space the disk counts as almost full, and the oldest readings are deleted "
-        "first; the lesser of this and disk_free_share_min applies",
-        low=0,
-        high=1 << 50,
+    disk_free_bytes_min: int = constant(
+        20 << 30, "disk_free_share_min sets the reserve, which is at most 20 GiB"
     )
     disk_free_share_min: float = setting(
         0.05, "the same, as a share of the disk", low=0.0, high=0.9
@@ -404,20 +380,10 @@ class AggregatorConfig:
         low=1,
         high=10_000,
     )
-    advice_proposal_seconds: float = setting(
-        3600.0, "unanswered advice expires after this time", low=60, high=86_400
-    )
-    advice_lease_seconds: float = setting(
-        600.0,
-        "lease of accepted advice: it ends if its holder does not report for this time",
-        low=10,
-        high=86_400,
-    )
-    advice_hold_seconds: float = setting(
-        7200.0,
-        "effects of advice on a host end after this time, unless renewed",
-        low=120,
-        high=604_800,
+    advice_proposal_seconds: float = constant(3600.0, "advice that still holds is proposed again")
+    advice_lease_seconds: float = constant(600.0, "an executor chooses the lease when it accepts")
+    advice_hold_seconds: float = constant(
+        7200.0, "it bounds the effects of an aggregator that has died"
     )
     advice_verify_seconds: float = setting(
         900.0,
@@ -431,12 +397,9 @@ class AggregatorConfig:
         low=60,
         high=31_536_000,
     )
-    outcomes_half_life_days: float = setting(
+    outcomes_half_life_days: float = constant(
         90.0,
-        "half-life in days of an outcome that schedulers reported; after 400 days it no longer "
-        "counts",
-        low=1,
-        high=3650,
+        "a shorter time is noise for a small fleet, a longer one outlives a generation of hosts",
     )
 
     # scores and plans: a separate process for callers that poll
@@ -446,6 +409,21 @@ class AggregatorConfig:
         "RecoveryService, undelayed by judging and ingest; TLS as on `listen`; auto: the port "
         "after that of `listen`; off or empty: no such process",
     )
+
+    @property
+    def connection_limit(self) -> int:
+        """Maximum number of connections to a port."""
+        return self.connections_max or self.hosts_max + CONNECTIONS_BESIDE_HOSTS
+
+    @property
+    def agent_bytes_limit(self) -> float:
+        """Bytes a second of an agent's messages; further messages are read later."""
+        return self.agent_bytes_per_second_max or BYTES_PER_ROW * self.agent_rows_per_second_max
+
+    @property
+    def caller_queries_limit(self) -> int:
+        """Concurrent queries per login, so that others can ask."""
+        return self.query_running_per_caller_max or max(1, self.query_running_max // 2)
 
 
 def declared_path(config: AggregatorConfig) -> Path | None:

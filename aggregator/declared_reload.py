@@ -30,7 +30,7 @@ POLL_SECONDS = 5
 PLACES_SECONDS = 30
 #: Finding of the aggregator about invalid declarations.
 FINDING = "aggregator.declared"
-#: Maximum problems in the finding; `gangline declared check` prints all.
+#: Maximum problems in the finding; `gangline admin declared check` prints all.
 PROBLEMS_SHOWN_MAX = 3
 #: Maximum versions waiting for the disk; the oldest are dropped.
 UNWRITTEN_MAX = 8
@@ -261,7 +261,9 @@ class DeclaredReloader:
             if declared.files:
                 stays = f"version {declared.number} stays in force"
             more = len(self._problems) - PROBLEMS_SHOWN_MAX
-            rest = f"; and {more} more: gangline declared check {self._path}" if more > 0 else ""
+            rest = (
+                f"; and {more} more: gangline admin declared check {self._path}" if more > 0 else ""
+            )
             self.error = (
                 f"what is declared in {self._path} is not used, {stays}: "
                 f"{'; '.join(self._problems[:PROBLEMS_SHOWN_MAX])}{rest}"

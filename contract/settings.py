@@ -7,12 +7,22 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import logging
 import tomllib
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+log = logging.getLogger(__name__)
+
+#: Columns of the text of `--help-settings`.
+HELP_COLUMNS = 80
+HELP_INDENT: Any = {
+    "initial_indent": "    ",
+    "subsequent_indent": "    ",
+    "break_on_hyphens": False,
+}
 #: Limit of a configuration file.
 FILE_BYTES_MAX = 1 << 20
 
@@ -39,13 +49,28 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def constant(default: Any, reason: str, since: str = "0.1.0") -> Any:
+    """Declare a field that was a setting until version *since*: only a constructor, as in tests, takes another value.
+
+    `load` ignores the key with a warning; *reason*: why Gangline chooses the value.
+    """
+    metadata = {"constant": f"{{}} is not a setting since {since}: {reason}; remove it"}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def settings_of(kind: type[Any]) -> list[dataclasses.Field[Any]]:
+    """Return the fields of dataclass *kind* that are settings."""
+    return [f for f in dataclasses.fields(kind) if "constant" not in f.metadata]
+
+
 def load(kind: type[T], file: Path | None = None, assignments: Iterable[str] = ()) -> T:
     """Return settings of dataclass *kind*: defaults, then *file*, then `key=value` *assignments*.
 
-    Fields are of type int, float, bool, str, Path or tuple[str, ...]. The last assignment of a key counts. Raises
-    SettingsError.
+    Fields are of type int, float, bool, str, Path or tuple[str, ...]. The last assignment of a key counts. A `constant` is
+    ignored with a warning. Raises SettingsError.
     """
-    fields = {f.name: f for f in dataclasses.fields(typing.cast(Any, kind))}
+    fields = {f.name: f for f in settings_of(typing.cast(Any, kind))}
+    constants = {f.name: f for f in dataclasses.fields(typing.cast(Any, kind))}
     hints = typing.get_type_hints(kind)
     values = _read_file(file) if file else {}
     origin = dict.fromkeys(values, str(file))
@@ -55,6 +80,9 @@ def load(kind: type[T], file: Path | None = None, assignments: Iterable[str] = (
         if not equals:
             raise SettingsError(f"--set {assignment}: expected key=value")
         values[key], origin[key] = _literal(text.strip(), hints.get(key)), "--set"
+    for key in [key for key in values if key in constants and key not in fields]:
+        log.warning("%s: %s", origin[key], constants[key].metadata["constant"].format(key))
+        del values[key]
     for key, value in values.items():
         if key not in fields:
             raise SettingsError(f"{origin[key]}: unknown setting {key!r}{_suggestion(key, fields)}")
@@ -63,14 +91,24 @@ def load(kind: type[T], file: Path | None = None, assignments: Iterable[str] = (
     return kind(**values)
 
 
-def describe(kind: type[Any]) -> str:
-    """Return a line per setting: key, default, range, meaning."""
-    lines = []
-    for field in dataclasses.fields(kind):
-        limits = _range(field.metadata)
-        lines.append(f"{field.name} = {_toml(field.default)}{limits and f'  ({limits})'}")
-        lines.append(f"    {field.metadata['says']}")
+def describe(kind: type[Any], tasks: Mapping[str, Sequence[str]] | None = None) -> str:
+    """Return two lines per setting: key, default and range, then its meaning. *tasks*: heading -> keys, in this order."""
+    import textwrap  # only --help-settings needs it
+
+    fields = {field.name: field for field in settings_of(kind)}
+    lines: list[str] = []
+    for task, names in (tasks or {"": tuple(fields)}).items():
+        lines += [*([""] if lines else []), *([f"# {task}"] if task else [])]
+        for name in names:
+            lines.append(f"{name} = {default_and_range(fields[name])}")
+            lines += textwrap.wrap(fields[name].metadata["says"], HELP_COLUMNS, **HELP_INDENT)
     return "\n".join(lines)
+
+
+def default_and_range(field: dataclasses.Field[Any]) -> str:
+    """Return a setting's default in TOML, and its range in parentheses."""
+    limits = _range(field.metadata)
+    return f"{toml(field.default)}{limits and f'  ({limits})'}"
 
 
 def _read_file(file: Path) -> dict[str, Any]:
@@ -101,12 +139,12 @@ def _literal(text: str, kind: Any) -> Any:
     return value
 
 
-def _toml(value: Any) -> str:
+def toml(value: Any) -> str:
     """Return a default in the syntax of the file."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (tuple, list)):
-        return f"[{', '.join(_toml(one) for one in value)}]"
+        return f"[{', '.join(toml(one) for one in value)}]"
     return f'"{value}"' if isinstance(value, (str, Path)) else repr(value)
 
 

@@ -20,6 +20,7 @@ import grpc
 
 from ..contract.client import command_line, connection
 from ..contract.client.score_client import score_port
+from ..contract.options import duration
 from ..contract.wire import score_pb2
 from . import mirror_file
 from .mirror_file import MirrorFileError
@@ -286,9 +287,7 @@ def _report(message: str) -> None:
     print(f"gangline mirror: {message}", file=sys.stderr, flush=True)
 
 
-_seconds = command_line.number_option(
-    SECONDS_MIN, SECONDS_MAX, f": expected {SECONDS_MIN:g} to {SECONDS_MAX:g} seconds"
-)
+_seconds = duration(SECONDS_MIN, SECONDS_MAX)
 
 
 def _feature(text: str) -> str:
@@ -324,7 +323,7 @@ def _parser() -> argparse.ArgumentParser:
         "--seconds",
         type=_seconds,
         default=SECONDS_DEFAULT,
-        metavar="S",
+        metavar="SECONDS",
         help=f"seconds between two writes, {SECONDS_MIN:g} to {SECONDS_MAX:g} (default {SECONDS_DEFAULT:g})",
     )
     add("--once", action="store_true", help="write the file once and exit")

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..contract.otlp_logs import check_url
-from ..contract.settings import setting
+from ..contract.settings import constant, setting
 from . import model
 from .core import MARKS
 
@@ -149,12 +149,7 @@ class ExecutorConfig:
         low=1,
         high=10_000,
     )
-    lease_seconds: float = setting(
-        600.0,
-        "lease of an accepted advisory; it ends unless the executor renews it within this time",
-        low=30.0,
-        high=86_400.0,
-    )
+    lease_seconds: float = constant(600.0, "it must outlive a restart of the executor, and no more")
     poll_seconds: float = setting(
         1.5, "time between two reads of jobs and reservations", low=0.2, high=60.0
     )
@@ -172,9 +167,7 @@ class ExecutorConfig:
         "add the bucket of each node's score, 0 to 3, to its weight, so that the scheduler prefers "
         "healthier nodes",
     )
-    weights_poll_seconds: float = setting(
-        60.0, "time between two reads of the scores for `weights`", low=1.0, high=3600.0
-    )
+    weights_poll_seconds: float = constant(60.0, "scores change by the minute")
     follow_plan: bool = setting(
         False,
         "lower the weight of the nodes that the aggregator plans for a requeued job, until the job "
@@ -229,11 +222,8 @@ class ExecutorConfig:
         "login",
         check=_check_optional_listen,
     )
-    attribution_wait_seconds: float = setting(
-        120.0,
-        "how long the attribution waits for the launcher's next cycle before the answer is UNKNOWN",
-        low=0.0,
-        high=3600.0,
+    attribution_wait_seconds: float = constant(
+        120.0, "a launcher begins its next cycle within two minutes"
     )
 
     @property

@@ -13,6 +13,7 @@ from ..agent.spool.lockdir import FolderError
 from ..agent.transport.client import TargetError, on_loopback, parse_target
 from ..agent.transport.credentials import Credentials
 from ..cli import FAILED, OK
+from ..contract.options import add_former_names
 from . import night, truth
 from .runner import HOSTS_MAX, LiveWorld, run
 from .scenario import ScenarioError, WorldSettings
@@ -114,13 +115,15 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="the same seed gives the same hosts and faults",
     )
-    parser.add_argument(
-        "--aggregator",
+    server = parser.add_argument(
+        "--server",
+        dest="aggregator",
         type=_address,
         default=os.environ.get("GANGLINE_AGGREGATOR", ADDRESS),
-        metavar="ADDRESS",
-        help=f"host:port (default $GANGLINE_AGGREGATOR, else {ADDRESS})",
+        metavar="ADDRESS:PORT",
+        help=f"the aggregator's address (default $GANGLINE_AGGREGATOR, else {ADDRESS})",
     )
+    add_former_names(parser, server, "--aggregator")
     parser.add_argument(
         "--data", type=Path, default=Path("var/simulated"), metavar="DIR", help="spools, by host"
     )

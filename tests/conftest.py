@@ -2,6 +2,7 @@
 
 import faulthandler
 import gc
+import itertools
 import os
 import re
 import secrets
@@ -9,13 +10,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
+from tests import real_systems
 from tests.coroutines import pytest_pyfunc_call  # noqa: F401
+from tests.real_systems import pytest_itemcollected  # noqa: F401
 
 # grpcio writes to stderr at a fork beside its threads, and errors of another test's server that is ending: such a line
 # comes from any thread at any time, and tests count the lines of stderr.
@@ -143,6 +146,29 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     _guard(item)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    real_systems.refuse_unnamed_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    real_systems.refuse_unnamed_skip(report)
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if real_systems.COUNTS:
+        reports = itertools.chain.from_iterable(
+            terminalreporter.stats.get(outcome, ())
+            for outcome in ("passed", "failed", "error", "skipped")
+        )
+        real_systems.append_counts(Path(real_systems.COUNTS), reports)
 
 
 def pytest_enter_pdb() -> None:

@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from gangline.executors.kubernetes.api import ApiAccess
+from gangline.executors.kubernetes.api import ApiAccess, find_access
 from gangline.executors.kubernetes.jobs import selects
 
 PATH = re.compile(
@@ -352,6 +352,14 @@ class Server(ThreadingHTTPServer):
         pass  # a client that is gone
 
 
+def with_token(access: ApiAccess, token: str) -> ApiAccess:
+    """Return another login at the same address."""
+    configuration = copy.copy(access.configuration)
+    configuration.refresh_api_key_hook = None
+    configuration.api_key = {"authorization": f"Bearer {token}"}
+    return ApiAccess(access.source, lambda: configuration)
+
+
 @contextmanager
 def fake_kubernetes(token: str = "token") -> Iterator[tuple[FakeKubernetes, ApiAccess]]:
     fake = FakeKubernetes(token)
@@ -360,7 +368,7 @@ def fake_kubernetes(token: str = "token") -> Iterator[tuple[FakeKubernetes, ApiA
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
-        yield fake, ApiAccess("127.0.0.1", server.server_address[1], token=token)
+        yield fake, with_token(find_access(f"http://127.0.0.1:{server.server_address[1]}"), token)
     finally:
         with fake.condition:
             fake.is_stopped = True

@@ -29,7 +29,7 @@ from gangline.executors.kubernetes.api import (
     ApiAccess,
     ApiError,
     ApiServer,
-    kubeconfig_access,
+    find_access,
 )
 from gangline.executors.model import SchedulerError
 from tests.processes import GUARD_SECONDS, free_port
@@ -68,7 +68,7 @@ class RealKubernetes:
 
     def access(self, token: str) -> ApiAccess:
         """Return the access of a login."""
-        return kubeconfig_access(self.kubeconfig(token))
+        return find_access(kubeconfig=str(self.kubeconfig(token)))
 
     def kubeconfig(self, token: str) -> Path:
         path = self.folder / f"{token}.json"

@@ -37,8 +37,17 @@ FILES = (
     "tests/aggregator/service/test_status.py",
     "tests/aggregator/service/test_telemetry.py",
     "tests/aggregator/store/test_store.py",
-    "tests/contract/test_host_sets.py",
+    "tests/executors/test_kubernetes_login.py",
+    "tests/executors/test_kubernetes_parsing.py",
     "tests/contract",
+)
+#: Files that the slow test leaves out: their dependencies are used in the same way by the rest.
+COSTLY = (
+    "tests/aggregator/auth/test_guard.py",
+    "tests/aggregator/commands/test_sql_night.py",
+    "tests/aggregator/parquet/test_killed.py",
+    "tests/aggregator/parquet/test_leftovers.py",
+    "tests/aggregator/service/test_score_service.py",
 )
 #: Newer names of NVIDIA's binding, which the agent does not need: it reads fields by number.
 DESELECTED = "tests/contract/test_nvml_fields.py::test_ids_are_the_bindings"

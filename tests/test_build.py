@@ -53,7 +53,13 @@ def test_what_is_in_them(built: tuple[Path, Path]) -> None:
         source = {name.partition("/")[2] for name in sdist.getnames()}
         binary = set(wheel.namelist())
     assert {"LICENSE", "README.md", "ext/nvml.pyx", "aggregator/sql/ops_20_hosts.sql"} <= source
-    for needed in ("cli.py", "py.typed", "aggregator/sql/0001_store.sql", "contract/xid/xid.toml"):
+    for needed in (
+        "__main__.py",
+        "cli.py",
+        "py.typed",
+        "aggregator/sql/0001_store.sql",
+        "contract/xid/xid.toml",
+    ):
         assert f"gangline/{needed}" in binary
     assert any(n.startswith("gangline/ext/columns.") and n.endswith(".so") for n in binary)
     others = ("gangline/tests", "gangline/bench", "gangline/setup", "tests")

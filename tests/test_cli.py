@@ -44,15 +44,12 @@ ARGUMENTS = {
     "hosts": ["--json"],
     "job": [],
     "explain": ["gpu-007"],
-    "watch": ["--json"],
     "advise": [],
     "sql": ["SELECT 1"],
     "check": ["--for", "prolog"],
     "doctor": [],
     "gang": ["--nodes", "2", "--", "srun", "true"],
     "xid": ["79"],
-    "declared": ["check", "hosts.toml"],
-    "evaluate": ["hazard"],
     "permit": ["show"],
     "plan": ["--nodes", "2"],
     "recover": ["--job", "train"],
@@ -64,6 +61,7 @@ ARGUMENTS = {
     "record": ["gpu-007", "--list"],
     "run": ["--once"],
     "aggregator": ["--data", "store", "--listen", "127.0.0.1:0"],
+    "init": ["trial"],
     "agent": ["--help-settings"],
     "diag": ["import", "no-such-file"],
     "release": ["--status"],
@@ -77,6 +75,8 @@ ARGUMENTS = {
     "admin train": ["--out", "model"],
     "admin cert": ["cluster", "--aggregator", "head"],
     "admin token": ["list"],
+    "admin declared": ["check", "hosts.toml"],
+    "admin evaluate": ["hazard"],
 }
 #: Commands that work on an agent's host, with their exit codes there. `gang` ends with 1 outside a
 #: job of Slurm. `doctor` too, because no agent runs. `diag` ends with 2 without its file.
@@ -92,6 +92,7 @@ OF_THE_AGENT = {
 }
 #: Commands that write JSON by other means, with the reason.
 WITHOUT_FORMAT = {
+    "init.py": "settings files, and files for kubectl and helm",
     "sql_output.py": "rows: an array, or values within a cell",
     "admin_access.py": "an array: nothing can be put beside its elements",
     "check.py": "the document's own format; a prolog imports no more than it must",

@@ -165,7 +165,7 @@ SOURCES += [ROOT / "steps.py", ROOT / "torchrun.py"]
 LINES_OF_A_FUNCTION_MAX = 90
 
 #: What only some of a part's processes need; each costs a start a tenth of a second and more.
-DEAR = HEAVY | {"aiohttp", "cryptography"}
+DEAR = HEAVY | {"aiohttp", "cryptography", "kubernetes"}
 ASKING = (
     "hosts",
     "explain",

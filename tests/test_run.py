@@ -361,29 +361,26 @@ def test_the_five_faults_in_real_time(tmp_path: Path) -> None:
     assert opens(tmp_path / "var" / "aggregator" / "gangline.duckdb")
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGINT,
-        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
-    ],
-)
-def test_it_ends_cleanly_when_told(tmp_path: Path, number: signal.Signals) -> None:
-    """Ctrl-C, a service manager, a closed terminal: no process left, and a store that opens."""
+def assert_ends_cleanly(process: Process, number: signal.Signals, folder: Path) -> None:
+    """Stop a run: no process is left, and its store opens."""
+    children = descendants(process.pid)
+    assert len(children) >= 3
+    assert process.stop(number) == 0
+    # A child that read for the inventory just then sees its pipe end a moment after its parent's end.
+    until(lambda: not living(children), "no process left")
+    assert opens(folder / "var" / "aggregator" / "gangline.duckdb")
+
+
+def test_it_ends_cleanly_when_told(tmp_path: Path) -> None:
+    """Ctrl-C; the two tests below end as a service manager and a closed terminal end it."""
     with running(tmp_path, "--simulated", "2") as process:
         until(lambda: "sim-001" in process.said(), f"the table: {process.log}")
-        children = descendants(process.pid)
-        assert len(children) >= 3
-        assert process.stop(number) == 0
-        # A child that read for the inventory just then sees its pipe end a moment after its parent's end.
-        until(lambda: not living(children), "no process left")
-    assert opens(tmp_path / "var" / "aggregator" / "gangline.duckdb")
+        assert_ends_cleanly(process, signal.SIGINT, tmp_path)
 
 
 @pytest.mark.slow
 def test_a_second_one_says_who_is_there(tmp_path: Path) -> None:
-    """Two terminals, two `make run`: the second must not compete for the port."""
+    """Two terminals, two `make run`: the second must not compete for the port. SIGTERM ends the first."""
     with running(tmp_path, "--simulated", "0") as first:
         until(lambda: "HOST" in first.said(), f"the table: {first.log}")
         second = Process(first.arguments[3:], tmp_path / "second.log")
@@ -391,7 +388,7 @@ def test_a_second_one_says_who_is_there(tmp_path: Path) -> None:
             assert second.child is not None
             assert second.child.wait(GUARD_SECONDS) == 1
         assert "another process already listens on" in second.said()
-        assert first.stop(signal.SIGINT) == 0
+        assert_ends_cleanly(first, signal.SIGTERM, tmp_path)
 
 
 @pytest.mark.slow
@@ -413,7 +410,7 @@ def test_after_the_first_token_it_runs_as_before(tmp_path: Path) -> None:
     """After `gangline admin token new` in the same folder the demonstration showed nothing, because
     its own parts had no login.
 
-    The demonstration also has more hosts than a single agent login may have connections.
+    The demonstration also has more hosts than a single agent login may have connections. SIGHUP ends it.
     """
     tokens_path = tokens_file(tmp_path / "var" / "aggregator")
     _, alice = tokens.make_token(Role.OPERATOR, "alice", 1.0, int(time.time()))
@@ -428,7 +425,7 @@ def test_after_the_first_token_it_runs_as_before(tmp_path: Path) -> None:
         for pid in (process.pid, *descendants(process.pid)):
             with suppress(FileNotFoundError, ProcessLookupError):  # the inventory's child ends soon
                 assert secret.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
-        assert process.stop(signal.SIGINT) == 0
+        assert_ends_cleanly(process, signal.SIGHUP, tmp_path)
     assert (
         tokens.read_tokens(tokens_path) == [alice] and not (tmp_path / "var" / "run.token").exists()
     )

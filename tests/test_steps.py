@@ -12,9 +12,10 @@ import pytest
 from gangline.agent.hardware import step_slots
 from gangline.agent.hardware.step_slots import SlotHead
 from tests import fake_torch
-from tests.torch_rig import torch_python
+from tests.torch_rig import TORCH_PYTHON, needs_torch
 
 ROOT = Path(__file__).parent.parent
+REAL_LIGHTNING = Path(os.environ.get("GANGLINE_LIGHTNING") or "/nowhere")
 #: Steps 5 times, and prints the slots that are there then.
 SCRIPT = """
 import os, sys, torch
@@ -177,14 +178,16 @@ def test_one_line_in_the_script_is_enough(bench: Bench, place: str) -> None:
     check_slot(bench.run(bench.script(text)).splitlines()[0])
 
 
+@needs_torch
 def test_real_torch(bench: Bench) -> None:
     """The same with torch itself, both ways."""
-    python = torch_python()
     text = SCRIPT.format(parameters=REAL)
     bench.script(text)
-    check_slot(bench.run("-m", "gangline.steps", "train.py", python=python).splitlines()[0])
+    check_slot(bench.run("-m", "gangline.steps", "train.py", python=TORCH_PYTHON).splitlines()[0])
     check_slot(
-        bench.run(bench.script("import gangline.steps\n" + text), python=python).splitlines()[0]
+        bench.run(bench.script("import gangline.steps\n" + text), python=TORCH_PYTHON).splitlines()[
+            0
+        ]
     )
 
 
@@ -311,19 +314,19 @@ def test_lightnings_batches_are_steps(bench: Bench, how: list[str]) -> None:
     check_slot(bench.run(*how, script).splitlines()[0])
 
 
+@needs_torch
+@pytest.mark.skipif(
+    not (REAL_LIGHTNING / "lightning").is_dir(),
+    reason="no Lightning: tests/rigs/lightning.sh FOLDER; export GANGLINE_LIGHTNING=FOLDER",
+)
 @pytest.mark.slow
 def test_real_lightning(bench: Bench) -> None:
-    python, folder = torch_python(), os.environ.get("GANGLINE_LIGHTNING", "")
-    if not (Path(folder) / "lightning").is_dir() or not folder:
-        pytest.skip(
-            "no Lightning: tests/rigs/lightning.sh FOLDER; export GANGLINE_LIGHTNING=FOLDER"
-        )
     names = bench.folder / "names"
     data = ", torch.utils.data.DataLoader(torch.ones(10, 2), batch_size=1)"
     script = bench.script(LIGHTNING.format(model=REAL_MODEL, options=REAL_OPTIONS, data=data))
     done = subprocess.run(
-        [str(python), "-W", "ignore", script], check=False, capture_output=True, text=True, timeout=300, cwd=bench.folder,
-        env=bench.environment | {"PYTHONPATH": f"{names}:{folder}"},
+        [str(TORCH_PYTHON), "-W", "ignore", script], check=False, capture_output=True, text=True, timeout=300, cwd=bench.folder,
+        env=bench.environment | {"PYTHONPATH": f"{names}:{REAL_LIGHTNING}"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     check_slot(done.stdout.splitlines()[-1])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gangline import torchrun
-from tests.torch_rig import torch_python
+from tests.torch_rig import TORCH_PYTHON, needs_torch
 
 ROOT = Path(__file__).parent.parent
 REASON = "xid79 0000:9b:00.0: GPU has fallen off the bus"
@@ -113,12 +113,12 @@ class Nodes:
         return child
 
 
+@needs_torch
 @pytest.mark.slow
 def test_a_barred_host_leaves_and_the_others_go_on(tmp_path: Path) -> None:
     """Real torchrun, `--nnodes=3:4`, four hosts of which one is barred: three ranks run, and the fourth host says why not."""
-    python = torch_python()
     with ExitStack() as stack:
-        nodes = Nodes(tmp_path, python, "3:4", stack)
+        nodes = Nodes(tmp_path, TORCH_PYTHON, "3:4", stack)
         children = []
         for number in range(4):
             path = status_file(tmp_path / f"agent{number}", is_barred=number == 3)
@@ -134,12 +134,12 @@ def test_a_barred_host_leaves_and_the_others_go_on(tmp_path: Path) -> None:
     ]
 
 
+@needs_torch
 @pytest.mark.slow
 def test_without_an_agent_it_is_c10d(tmp_path: Path) -> None:
     """No agent on any host: the job runs as it would without us."""
-    python = torch_python()
     with ExitStack() as stack:
-        nodes = Nodes(tmp_path, python, "2:2", stack)
+        nodes = Nodes(tmp_path, TORCH_PYTHON, "2:2", stack)
         children = [nodes.start(tmp_path / "nobody") for _ in range(2)]
         outs = [child.communicate(timeout=240) for child in children]
     assert [child.returncode for child in children] == [0, 0], outs

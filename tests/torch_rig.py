@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 VARIABLE = "GANGLINE_TORCH"
-MISSING = f"no torch: tests/rigs/torch.sh FOLDER; export {VARIABLE}=FOLDER/python"
+TORCH_PYTHON = Path(os.environ.get(VARIABLE) or "/nowhere")
 
-
-def torch_python() -> Path:
-    path = Path(os.environ.get(VARIABLE, ""))
-    if not os.environ.get(VARIABLE) or not path.is_file():
-        pytest.skip(MISSING)
-    return path
+needs_torch = pytest.mark.skipif(
+    not TORCH_PYTHON.is_file(),
+    reason=f"no torch: tests/rigs/torch.sh FOLDER; export {VARIABLE}=FOLDER/python",
+)

@@ -25,6 +25,7 @@ from typing import Any
 
 VARIABLE = "GANGLINE_TORCHFT"
 MISSING = f"no torchft: tests/rigs/torchft.sh FOLDER; export {VARIABLE}=FOLDER"
+FOLDER = Path(os.environ.get(VARIABLE) or "/nowhere")
 SECONDS_MAX = 30
 
 #: The page of 0.2.0, as its lighthouse wrote it.
@@ -189,21 +190,18 @@ def process_of(*words: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
+def has_torchft() -> bool:
+    return any(FOLDER.glob("torchft/_torchft*.so"))
+
+
 @contextmanager
 def torchft_rig(replicas: dict[str, str], *, is_real: bool) -> Iterator[TorchftRig]:
-    """Yield a lighthouse with these replicas, by name their managers' hosts; skip the test if the
-    real one is missing.
-    """
+    """Yield a lighthouse with these replicas, by name their managers' hosts."""
     with ExitStack() as stack:
         if not is_real:
             yield StandInRig(replicas, stack)
             return
-        import pytest
-
-        folder = Path(os.environ.get(VARIABLE, ""))
-        if not os.environ.get(VARIABLE) or not glob.glob(str(folder / "torchft" / "_torchft*.so")):
-            pytest.skip(MISSING)
-        yield RealRig(folder, replicas, stack)
+        yield RealRig(FOLDER, replicas, stack)
 
 
 def main(words: list[str]) -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from ... import cli
+from ...contract.options import add_former_names
 from ...contract.settings import SettingsError, describe, load
 from ...ext import process
 from .. import log, service_manager
@@ -69,9 +70,9 @@ def _settings(options: argparse.Namespace) -> AgentConfig:
 
 
 def _assignments(options: argparse.Namespace) -> list[str]:
-    """Return the environment's, `--set` and `--aggregator`: the last wins. Raises SettingsError."""
+    """Return the environment's, `--set` and `--server`: the last wins. Raises SettingsError."""
     environment = _address(ENVIRONMENT, os.environ.get(ENVIRONMENT) or None)
-    return [*environment, *options.set, *_address("--aggregator", options.aggregator)]
+    return [*environment, *options.set, *_address("--server", options.aggregator)]
 
 
 def _address(origin: str, address: str | None) -> list[str]:
@@ -88,18 +89,21 @@ def _address(origin: str, address: str | None) -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline agent",
-        usage="gangline agent [--config FILE] [--set KEY=VALUE] [--aggregator ADDRESS] [--help-settings]\n"
+        usage="gangline agent [--config FILE] [--set KEY=VALUE] [--server ADDRESS:PORT] [--help-settings]\n"
         "       gangline agent status [--json] [--run-folder FOLDER]",
         description="Samples the hardware of this host and sends the readings. Keeps them on disk until the "
         "aggregator has stored them.",
         epilog=f"Settings: defaults, then the file, then {ENVIRONMENT} for the address, then "
-        "--set, then --aggregator. `gangline agent status` shows the state of the running agent.",
+        "--set, then --server. `gangline agent status` shows the state of the running agent.",
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="one setting; may repeat"
     )
-    parser.add_argument("--aggregator", metavar="ADDRESS", help="host:port of the aggregator")
+    server = parser.add_argument(
+        "--server", dest="aggregator", metavar="ADDRESS:PORT", help="the aggregator's address"
+    )
+    add_former_names(parser, server, "--aggregator")
     parser.add_argument(
         "--help-settings", action="store_true", help="list every setting with default and range"
     )

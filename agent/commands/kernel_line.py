@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...contract.host_policy import ClearedBy, FindingSeverity, PolicyRow
-from ...contract.host_policy_file import builtin
+from ...contract.faults.policy import ClearedBy, FindingSeverity, PolicyRow
+from ...contract.faults.table import builtin
 from ...contract.signals import BY_NAME
 from ..kernel_log.network_rules import BACK, reported_when
 from ..kernel_log.record import LinePart, ParsedLine, printable

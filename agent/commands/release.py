@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ...cli import FAILED, OK, USAGE
+from ...contract.options import add_former_names, duration
 from ...contract.wire import agent_pb2 as pb
 from ..clock import SystemClock
 from ..gpu_release import RELEASE_SECONDS_DEFAULT
@@ -27,8 +27,6 @@ ENGINE_HINT = (
     "DCGM's host engine: `systemctl stop nvidia-dcgm` releases it, and dcgm-exporter with it"
 )
 PROC, DEV = Path("/proc"), Path("/dev")
-_DURATION = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)([smh]?)")
-_UNIT_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def main(arguments: list[str]) -> int:
@@ -188,16 +186,6 @@ def _lines_by_process(blockers: Iterable[tuple[OpenHandle, str]]) -> Iterator[st
         yield f"by process {process_id} ({name}): {', '.join(dict.fromkeys(open_nodes))}{hint}"
 
 
-def _seconds(text: str) -> float:
-    match = _DURATION.fullmatch(text)
-    seconds = float(match[1]) * _UNIT_SECONDS[match[2]] if match else 0.0
-    if not 0 < seconds <= RELEASE_SECONDS_MAX:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: expected a time of at most {RELEASE_SECONDS_MAX / 3600:g}h, as 90s, 10m or 2h"
-        )
-    return seconds
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline release",
@@ -213,13 +201,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--for",
         dest="seconds",
-        type=_seconds,
+        type=duration(0.1, RELEASE_SECONDS_MAX),
         default=RELEASE_SECONDS_DEFAULT,
-        metavar="TIME",
+        metavar="10m",
         help=f"the agent reopens them after this time (default {RELEASE_SECONDS_DEFAULT / 60:g}m, at most "
         f"{RELEASE_SECONDS_MAX / 3600:g}h)",
     )
-    parser.add_argument("--why", default="", metavar="WORDS", help="shown in the status")
+    reason = parser.add_argument(
+        "--reason", dest="why", default="", metavar="TEXT", help="shown in the status"
+    )
+    add_former_names(parser, reason, "--why")
     parser.add_argument(
         "--status", action="store_true", help="only show which GPUs are released, hung or skipped"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ...contract.host_policy import ClearedBy, FindingSeverity, Policy, PolicyRow
+from ...contract.faults.policy import ClearedBy, FindingSeverity, Policy, PolicyRow
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ...contract.xid.incidents import (
     RECOVERY_XID,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from ...contract.host_policy import ClearedBy, Policy
+from ...contract.faults.policy import ClearedBy, Policy
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ..latest import TableSnapshot
 from .event_findings import EventFindings

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...contract.host_policy import Policy
-from ...contract.host_policy_file import builtin
+from ...contract.faults.policy import Policy
+from ...contract.faults.table import builtin
 from ...contract.settings import SettingsError
 from ...contract.signals import BY_NAME
 from ...contract.wire.telemetry_pb2 import HealthEvent, IngestAck, RegisterNodeResponse

@@ -12,8 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ...contract.host_policy import Policy, PolicyError
-from ...contract.host_policy_file import POLICY_BYTES_MAX, builtin, overlay, parse
+from ...contract.faults.policy import Policy, PolicyError
+from ...contract.faults.policy_file import POLICY_BYTES_MAX, overlay, parse
+from ...contract.faults.table import builtin
 from ...contract.wire.telemetry_pb2 import IngestAck, RegisterNodeResponse
 from ..clock import Clock
 from .check import PERMIT_SECONDS_MAX, SECOND_NS, printable

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from operator import itemgetter
 from typing import Protocol
 
-from ...contract.host_policy import Condition, FindingSeverity, PolicyRow
+from ...contract.faults.policy import Condition, FindingSeverity, PolicyRow
 from ...contract.signal import PERIOD_SECONDS
 from ...contract.signals import BY_NAME
 from ..latest import TableSnapshot

@@ -1,4 +1,4 @@
-"""The action for a case by the policies (`contract/host_policy.toml`, `xid.toml`, `sxid.toml`).
+"""The action for a case by the policies (`contract/faults/`, `xid.toml`, `sxid.toml`).
 
 This module translates the texts of the policy tables into an action, its follow-up and a scope. It
 makes no decision of its own: a test fails for a row with an unknown text.
@@ -11,8 +11,8 @@ import re
 from functools import cache
 from typing import NamedTuple
 
-from ...contract.host_policy import PolicyRow
-from ...contract.host_policy_file import builtin
+from ...contract.faults.policy import PolicyRow
+from ...contract.faults.table import builtin
 from ...contract.signals import BY_NAME
 from ...contract.xid.policy import Xid
 from ...contract.xid.policy import policy as xid_rows
@@ -85,7 +85,7 @@ ACTIONABLE_STATES = (
 )
 #: Signals of forecasts (models, outcomes, returns): they change a score but request no action.
 FORECASTS = ("hazard.", HOST_RETURNED.name)
-#: The signal of hung calls; `_policy_row_name` selects their row of `contract/host_policy.toml`.
+#: The signal of hung calls; `_policy_row_name` selects their row of `contract/faults/`.
 HUNG_SIGNAL = "probe.hung_seconds"
 #: Signals of hung calls. Most return within minutes while the GPU continues (median 4 min:
 #: assumed); the cause of the others soon reports a code of its own (XID 119).

@@ -305,15 +305,15 @@ class AccessControl:
             return
         if wait := self._agents.try_take(principal.name):
             raise ResourceExhausted(
-                f"{principal} calls more than {config.agent_calls_per_minute_max:g} times a minute "
-                f"(agent_calls_per_minute_max): try again in {wait:.1f} s",
+                f"{principal} calls more than {config.agent_calls_per_minute_max:g} times a minute: "
+                f"try again in {wait:.1f} s",
                 wait,
             )
         size = request.ByteSize() if hasattr(request, "ByteSize") else 0
         if size and (wait := self.rate_limit(principal).try_take(size, _cost_rows(request))):
             raise ResourceExhausted(
-                f"{principal} sends more than {config.agent_bytes_per_second_max:g} bytes or "
-                f"{config.agent_rows_per_second_max:g} rows a second (agent_bytes_per_second_max, "
+                f"{principal} sends more than {config.agent_bytes_limit:g} bytes or "
+                f"{config.agent_rows_per_second_max:g} rows a second ("
                 "agent_rows_per_second_max; a device costs as a row does, an event as "
                 f"{EVENT_COST_ROWS}): try again in {wait:.1f} s",
                 wait,
@@ -381,7 +381,7 @@ class AgentRateLimit:
             TokenBucket(rate, rate * BURST_SECONDS, now)
             for rate in (
                 config.agent_frames_per_second_max,
-                config.agent_bytes_per_second_max,
+                config.agent_bytes_limit,
                 config.agent_rows_per_second_max,
             )
         )

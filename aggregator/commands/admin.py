@@ -1,17 +1,15 @@
-"""`gangline admin`: maintenance of an aggregator, and the dispatch of subcommands."""
+"""`gangline admin`: the table of subcommands, each imported only when it runs."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ...cli import OK, USAGE
 
 #: Subcommand -> (module with `main(arguments) -> exit code`, or module:function; summary).
-Table = Mapping[str, tuple[str, str]]
-
-SUBCOMMANDS: Table = {
+SUBCOMMANDS: Mapping[str, tuple[str, str]] = {
     "backup": (
         ".admin_store:backup_main",
         "a whole copy of the store, made while the aggregator runs",
@@ -29,42 +27,36 @@ SUBCOMMANDS: Table = {
         "certificates for a small cluster: a CA, the aggregator, agents, operators",
     ),
     "token": (".admin_access:token_main", "tokens: new, list, revoke"),
+    "declared": (".declared", "check: declared places, hardware, maintenance, noise"),
+    "evaluate": (".evaluate", "hazard: the quality of models on a recording of faults"),
 }
 
 
-def run(command: str, table: Table, arguments: list[str], notes: Sequence[str]) -> int:
-    """Run a subcommand of `gangline` *command*; return its exit code. *notes*: end of the help."""
+NOTES = (
+    "On the aggregator's own machine, as the user that it runs as (or root); health, declared and",
+    "evaluate on any machine.",
+    "exit codes: 0 done, 1 failed, 2 wrong usage, 3 no aggregator answers",
+)
+
+
+def main(arguments: list[str]) -> int:
+    """Run a subcommand and return its exit code."""
     help_text = "\n".join(
         (
-            f"usage: gangline {command} COMMAND [--help] ...",
+            "usage: gangline admin COMMAND [--help] ...",
             "",
-            *(f"  {name:<9} {what}" for name, (_, what) in table.items()),
+            *(f"  {name:<9} {what}" for name, (_, what) in SUBCOMMANDS.items()),
             "",
-            *notes,
+            *NOTES,
         )
     )
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(help_text)
         return OK if arguments else USAGE
-    if arguments[0] not in table:
-        print(
-            f"gangline {command}: no command {arguments[0][:40]!r}\n\n{help_text}", file=sys.stderr
-        )
+    if arguments[0] not in SUBCOMMANDS:
+        print(f"gangline admin: no command {arguments[0][:40]!r}\n\n{help_text}", file=sys.stderr)
         return USAGE
-    module, _ = table[arguments[0]]
+    module, _ = SUBCOMMANDS[arguments[0]]
     module, _, function = module.partition(":")
     handler = getattr(importlib.import_module(module, __package__), function or "main")
     return int(handler(arguments[1:]))
-
-
-def main(arguments: list[str]) -> int:
-    """Run a subcommand and return its exit code."""
-    return run(
-        "admin",
-        SUBCOMMANDS,
-        arguments,
-        (
-            "On the aggregator's own machine, as the user that it runs as (or root).",
-            "exit codes: 0 done, 1 failed, 2 wrong usage, 3 no aggregator answers",
-        ),
-    )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ...cli import NOT_FOUND, OK
 from ...contract.client.terminal import table
+from ...contract.options import UNITS, add_former_names, whole_duration
 from ..auth.access import FOLDER, tokens_file
 from ..auth.ca import (
     LEAF_DAYS,
@@ -34,14 +35,14 @@ from ..auth.tokens import (
 )
 from ..principal import GRANTABLE_ROLES, Role, check_trust_domain
 from ..store.store_folder import STORE_FILE
-from .admin_store import add_data_option, caller_name, guarded
+from .admin_store import add_data_option, caller_name, caller_names, guarded
 
 PORT = 7600
 TRUST_DEFAULT = "gangline"
 
 CERT_EXAMPLES = """\
 examples:
-  gangline admin cert cluster --server head.example --host gpu-001 --host gpu-002 --operator alice
+  gangline admin cert cluster --server-name head.example --host gpu-[001-064] --operator alice
   gangline admin cert issue --role agent --name gpu-003
   gangline admin cert issue --role agent --name gpu-003 --force    renew it; the agent takes it at its next connection
   gangline admin cert server head.example 10.0.0.5 --force         renew it; the aggregator needs no restart
@@ -51,10 +52,12 @@ Only their owner can read keys (0600). Protect ca.key: with it, anybody can impe
 """
 
 DAYS_DEFAULT = 365
+#: Days of a certificate that are compared with the CA's, whose limit the error message names.
+DAYS_CHECKED_MAX = 999_999
 TOKEN_EXAMPLES = """\
 examples:
   gangline admin token new --role operator --name alice                shown once, and never again
-  gangline admin token new --role agent --name gpu-001 --into tokens/  a file each, 0600: tokens/agent-gpu-001.token
+  gangline admin token new --role agent --host gpu-[001-064] -o tokens  a file each, 0600: tokens/agent-gpu-001.token, ...
   gangline admin token list
   gangline admin token revoke 5f3c09a1b2c3                             in force within seconds, no restart
 
@@ -167,7 +170,7 @@ def _cert_parser() -> argparse.ArgumentParser:
     leaf = argparse.ArgumentParser(add_help=False)
     leaf.add_argument(
         "--days",
-        type=int,
+        type=whole_duration(0, DAYS_CHECKED_MAX * UNITS["d"], unit="d"),
         default=LEAF_DAYS,
         metavar="N",
         help="days of validity (default: 365); a CA is valid for ten years",
@@ -194,13 +197,22 @@ def _cert_parser() -> argparse.ArgumentParser:
     cluster = what.add_parser(
         "cluster", parents=[common, leaf, trust], help="create all of these in one command"
     )
-    cluster.add_argument(
-        "--server",
+    server_name = cluster.add_argument(
+        "--server-name",
+        dest="server",
         action="append",
         metavar="NAME",
         help="names and addresses that clients connect to",
     )
-    cluster.add_argument("--host", action="append", default=[], type=caller_name, metavar="NAME")
+    add_former_names(cluster, server_name, "--server")
+    cluster.add_argument(
+        "--host",
+        action="extend",
+        default=[],
+        type=caller_names,
+        metavar="HOSTS",
+        help="agents: their hosts, such as gpu-[001-064]",
+    )
     cluster.add_argument(
         "--operator", action="append", default=[], type=caller_name, metavar="NAME"
     )
@@ -319,10 +331,26 @@ def _token_parser() -> argparse.ArgumentParser:
     new = what.add_parser("new", parents=[common], help="create tokens, and show them once")
     add = new.add_argument
     add("--role", required=True, choices=[str(role) for role in GRANTABLE_ROLES])
-    add("--name", "--host", required=True, action="append", type=caller_name, metavar="NAME")
+    add(
+        "--name",
+        "--host",
+        required=True,
+        action="extend",
+        type=caller_names,
+        metavar="NAME",
+        help="the callers; agents: their hosts, such as gpu-[001-064]",
+    )
     add("--days", type=_days, default=DAYS_DEFAULT, metavar="N", help="default 365")
-    add("--into", type=Path, metavar="DIR", help="write each token to a file there, and show none")
-    add("--force", action="store_true", help="overwrite files of --into")
+    output = add(
+        "-o",
+        "--output",
+        dest="into",
+        type=Path,
+        metavar="DIR",
+        help="write each token to a file there, and show none",
+    )
+    add_former_names(new, output, "--into")
+    add("--force", action="store_true", help="overwrite files of --output")
     show = what.add_parser("list", parents=[common], help="list the tokens")
     show.add_argument("--json", action="store_true", help="one JSON document")
     revoke = what.add_parser(
@@ -334,7 +362,4 @@ def _token_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _days(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= 5 and 1 <= int(text) <= DAYS_MAX):
-        raise argparse.ArgumentTypeError(f"{text[:20]!r}: expected 1 to {DAYS_MAX} days")
-    return int(text)
+_days = whole_duration(UNITS["d"], DAYS_MAX * UNITS["d"], unit="d")

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ...cli import NO_ANSWER, NOT_FOUND, OK
-from ...contract.client.command_line import add_connection_options
+from ...cli import NO_ANSWER, NOT_FOUND, OK, json_object
+from ...contract.client.command_line import add_options
 from ...contract.client.connection import (
     DEADLINE_SECONDS,
     CommandError,
@@ -40,7 +40,10 @@ def main(arguments: list[str]) -> int:
         print(f"gangline admin health: {error}", file=sys.stderr)
         return error.code
     answer = health_pb2.HealthCheckResponse.ServingStatus.Name(status)
-    print(f"{connection_options.aggregator}: {answer}")
+    if options.json:
+        print(json_object({"aggregator": connection_options.aggregator, "status": answer}))
+    else:
+        print(f"{connection_options.aggregator}: {answer}")
     return OK if status == health_pb2.HealthCheckResponse.SERVING else NO_ANSWER
 
 
@@ -58,5 +61,5 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="one service, such as gangline.v1.ScoreService; default: the aggregator as a whole",
     )
-    add_connection_options(parser)
+    add_options(parser)
     return parser

@@ -13,7 +13,7 @@ import grpc
 
 from ...cli import json_object
 from ...contract.client import connection
-from ...contract.client.command_line import add_connection_options
+from ...contract.client.command_line import add_connection_options, host_set_option
 from ...contract.client.connection import (
     ADDRESS_VARIABLE,
     FAILED,
@@ -92,6 +92,13 @@ def caller_name(text: str) -> str:
     return text
 
 
+def caller_names(text: str) -> list[str]:
+    """Return the callers of *text*, a name or a host set. Raises ArgumentTypeError."""
+    if is_name(text):
+        return [text]
+    return [caller_name(name) for name in host_set_option(text)]
+
+
 def guarded(command: str, run: Callable[[], int]) -> int:
     """Run the command; print a failure and return its exit code, 130 for Ctrl-C."""
 
@@ -159,7 +166,7 @@ def _held_view(
         raise CopyError(
             f"the aggregator at {connection_options.aggregator} stores in {file.path}, not in "
             f"{data}: name that folder with --data, or the aggregator of this folder with "
-            "--aggregator ADDRESS:PORT"
+            "--server ADDRESS:PORT"
         )
     unchanged = change_check(path)
 
@@ -190,7 +197,7 @@ def call_error(error: Any, data: Path, connection_options: ConnectionOptions) ->
     if error.code() in NO_ANSWER_CODES and not accepts_connections(connection_options.aggregator):
         return CommandError(
             f"{data} is in use, and no aggregator answers at {connection_options.aggregator}: name where that of {data} listens "
-            f"with --aggregator ADDRESS:PORT or {ADDRESS_VARIABLE}",
+            f"with --server ADDRESS:PORT or {ADDRESS_VARIABLE}",
             NO_ANSWER,
         )
     other = command_error(error, connection_options)

@@ -15,6 +15,7 @@ from ...cli import json_object
 from ...contract.client import command_line, connection
 from ...contract.client.command_line import seconds_of
 from ...contract.client.terminal import cut
+from ...contract.options import UNITS, whole_duration
 from ...contract.wire import advisory_pb2 as wire
 from ...contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
 from . import advise_text
@@ -165,10 +166,7 @@ HANDLERS: dict[str, Callable[[Any, argparse.Namespace], Any]] = {
 }
 
 
-def _days(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= 6):
-        raise argparse.ArgumentTypeError(f"{text[:20]!r}: expected a whole number of days")
-    return int(text)
+_days = whole_duration(UNITS["d"], unit="d")
 
 
 def _advisory(text: str) -> str:
@@ -203,7 +201,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="also those that ended within a day, or still keep a host out of service",
     )
-    listing.add_argument("--host", default="", help="only this host")
+    listing.add_argument("--host", default="", metavar="HOST", help="only this host")
     for name, help_text in (
         ("show", "one advisory, with the costs it was computed from"),
         ("accept", "accept it: you carry it out, then report done or failed"),
@@ -220,6 +218,7 @@ def _parser() -> argparse.ArgumentParser:
         add(
             "--reason",
             default="",
+            metavar="TEXT",
             required=name == "reject",
             help="a note to store with the answer",
         )
@@ -235,7 +234,9 @@ def _parser() -> argparse.ArgumentParser:
     advise_text.add_commands(commands)
     what_if = commands.add_parser("what-if", help="what a rule would have advised in the past")
     what_if.add_argument("rule", help="'xid 95', gpu_thermal, ECC_TREND, or a signal name")
-    what_if.add_argument("--days", type=_days, default=30, help="how many days back (default 30)")
+    what_if.add_argument(
+        "--days", type=_days, default=30, metavar="N", help="how many days back (default 30)"
+    )
     for command in commands.choices.values():
         command_line.add_options(command)
     return parser

@@ -13,9 +13,10 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from ...contract.client.command_line import host_set_option, number_option
+from ...contract.client.command_line import host_set_option
 from ...contract.client.connection import DEADLINE_SECONDS
 from ...contract.client.terminal import cut, table, width_of
+from ...contract.options import UNITS, add_former_names, duration
 from ...contract.wire import advisory_pb2 as wire
 from .host_table import enum_name
 
@@ -44,21 +45,24 @@ def add_commands(commands: Any) -> None:
         "hosts",
         nargs="+",
         type=host_set_option,
-        metavar="HOST",
+        metavar="HOSTS",
         help="for example gpu-007, or gpu-[001-016,020]",
     )
-    out.add_argument("--reason", required=True, help="the reason, shown to others")
-    out.add_argument(
-        "--hours",
+    out.add_argument("--reason", required=True, metavar="TEXT", help="the reason, shown to others")
+    length = out.add_argument(
+        "--for",
+        dest="hours",
         type=_hours,
         default=1.0,
-        help="forget this after this many hours (default 1); report again to renew",
+        metavar="4h",
+        help="forget this after this time (default 1h); report again to renew",
     )
+    add_former_names(out, length, "--hours")
     back = commands.add_parser(
         "back",
         help="report that your hosts are back in service; for other hosts, end what a finished advisory set",
     )
-    back.add_argument("hosts", nargs="+", type=host_set_option, metavar="HOST")
+    back.add_argument("hosts", nargs="+", type=host_set_option, metavar="HOSTS")
 
 
 def current_user() -> str:
@@ -146,7 +150,7 @@ def unavailable_text(answer: wire.ReportUnavailableNodesResponse) -> str:
     return "\n".join(lines)
 
 
-_hours = number_option(0.01, HOURS_MAX, f": expected hours from 0.01 to {HOURS_MAX:g}")
+_hours = duration(36.0, HOURS_MAX * UNITS["h"], unit="h")
 
 
 def list_text(answer: wire.ListAdvisoriesResponse) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ...cli import FAILED, OK, USAGE
 from ...contract.settings import SettingsError, describe, load
 from ...ext.process import keep_large_apart
-from ..config import AggregatorConfig
+from ..config import SETTINGS_BY_TASK, AggregatorConfig
 
 if TYPE_CHECKING:
     from ..server import Aggregator
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
     """
     options = _parser().parse_args(arguments)
     if options.help_settings:
-        print(describe(AggregatorConfig))
+        print(describe(AggregatorConfig, SETTINGS_BY_TASK))
         return OK
     try:
         config = load(AggregatorConfig, options.config, _assignments(options))

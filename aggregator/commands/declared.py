@@ -1,4 +1,4 @@
-"""`gangline declared check`: validates declaration files before an aggregator loads them."""
+"""`gangline admin declared check`: validates declaration files before an aggregator loads them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     except DeclaredError as error:
         for problem in error.problems:
             print(problem, file=sys.stderr)
-        print("gangline declared: the aggregator would reject all of it", file=sys.stderr)
+        print("gangline admin declared: the aggregator would reject all of it", file=sys.stderr)
         return FAILED
     print(_summary(after))
     if not after.files:
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     try:
         baseline = _baseline(options, now_ns)
     except (DeclaredError, duckdb.Error) as error:
-        print(f"gangline declared: nothing to compare with: {error}", file=sys.stderr)
+        print(f"gangline admin declared: nothing to compare with: {error}", file=sys.stderr)
         return USAGE
     for line in (
         *_unregistered_hosts(after, baseline.hosts),
@@ -154,7 +154,7 @@ def _who(entry: MaintenanceWindow | Override, count: int, known: Sequence[str]) 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="gangline declared",
+        prog="gangline admin declared",
         description="Checks what you declare about hosts: places, expected hardware, maintenance, overrides, thresholds.",
     )
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)

@@ -1,4 +1,4 @@
-"""`gangline evaluate`: measures the quality of scores and hazards on recordings."""
+"""`gangline admin evaluate`: measures the quality of scores and hazards on recordings."""
 
 from __future__ import annotations
 
@@ -8,34 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from ...cli import json_object
-from ...contract.client.command_line import number_option
 from ...contract.client.connection import FAILED, OK, CommandError, guarded
 from ...contract.client.terminal import ProgressBar
+from ...contract.options import UNITS, add_former_names, duration
 from ..hazard.evaluation import EvaluationTerms, evaluate
 from ..hazard.evaluation_page import markdown
 from ..hazard.events import NODES_MAX, EventsError, nodes_in_file_name, read_events
-from . import admin
-
-SUBCOMMANDS: admin.Table = {
-    "hazard": (
-        ".evaluate:hazard_main",
-        "the model of hazard and its baselines on a recording of faults",
-    )
-}
 
 DRAWS_MAX = 10_000
 
 
 def main(arguments: list[str]) -> int:
-    """Run a subcommand and return its exit code."""
-    notes = ("Needs no aggregator. exit codes: 0 done, 1 failed, 2 wrong usage",)
-    return admin.run("evaluate", SUBCOMMANDS, arguments, notes)
-
-
-def hazard_main(arguments: list[str]) -> int:
     """Print the tables. Exit code 1, with a message: no recording of faults, or too short."""
     options = _parser().parse_args(arguments)
-    return guarded("evaluate hazard", lambda: _run(options))
+    return guarded("admin evaluate hazard", lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -103,19 +89,27 @@ def _whole(low: int, high: int) -> Any:
     return parse
 
 
-_hours = number_option(math.ulp(0.0), 1000.0, ": expected hours above 0, at most 1000")
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="gangline evaluate hazard",
+        prog="gangline admin evaluate",
+        description="Measures the quality of scores on recordings. Needs no aggregator.",
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_hazard(commands)
+    return parser
+
+
+def _add_hazard(commands: Any) -> None:
+    hazard = commands.add_parser(
+        "hazard",
+        help="the model of hazard and its baselines on a recording of faults",
         description=(
             "Trains a hazard model on the faults of a recording up to a day, and evaluates it "
             "and simpler rankings on the days after. docs/hazard.md explains each figure."
         ),
         epilog="exit codes: 0 done, 1 failed, 2 wrong usage",
     )
-    add = parser.add_argument
+    add = hazard.add_argument
     add(
         "events",
         type=Path,
@@ -157,7 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--lost-hours",
-        type=_hours,
+        type=duration(0.001, 1000.0 * UNITS["h"], unit="h"),
         default=1.0,
         metavar="H",
         help=(
@@ -173,8 +167,21 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="bootstrap samples of the fleet for the intervals (default: 200)",
     )
-    add("--seed", type=_whole(0, 2**32), default=1, help="seed of the bootstrap samples")
-    add("--out", type=Path, metavar="FILE", help="write to this file instead of the terminal")
+    add(
+        "--seed",
+        type=_whole(0, 2**32),
+        default=1,
+        metavar="N",
+        help="seed of the bootstrap samples",
+    )
+    output = add(
+        "-o",
+        "--output",
+        dest="out",
+        type=Path,
+        metavar="FILE",
+        help="write to this file instead of the terminal",
+    )
+    add_former_names(hazard, output, "--out")
     add("--json", action="store_true", help="one JSON object instead of tables")
     add("--quiet", action="store_true", help="show no progress")
-    return parser

@@ -1,4 +1,4 @@
-"""`gangline hosts` and `gangline watch`: every host with score, state and main reason."""
+"""`gangline hosts`: every host with score, state and main reason, once or refreshed."""
 
 from __future__ import annotations
 
@@ -26,17 +26,25 @@ from ...contract.client.terminal import (
     wants_colour,
     width_of,
 )
+from ...contract.options import duration
 from ...contract.wire import score_pb2
 from .host_table import FoldedHosts, Row, caption, fitting, fold_causes, folded, host_of, render
 
 #: Values of `--state`.
 STATES = [name.lower() for name in score_pb2.HealthState.keys()[1:]]
+#: Period of `--watch` without a number.
+WATCH_SECONDS = 1.0
 
 
 def main(arguments: list[str]) -> int:
-    """Print the table, worst last. Exit code 3: no aggregator answers."""
+    """Print the table, worst last; with --watch until Ctrl-C. Exit code 3: no aggregator answers at first."""
     options = _parser().parse_args(arguments)
-    return connection.guarded("hosts", lambda: _run(options))
+    if options.watch is None:
+        return connection.guarded("hosts", lambda: _run(options))
+    try:
+        return connection.guarded("hosts", lambda: _run_watch(options))
+    except KeyboardInterrupt:
+        return connection.OK
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -55,13 +63,11 @@ def _run(options: argparse.Namespace) -> int:
         if len(rows) + 4 > screen_rows():
             rows = folded(chosen.scores, screen_rows() - 4)
     if listing.scores and not chosen.scores:
-        print(
-            f"none of {len(listing.scores)} hosts is {' or '.join(s.upper() for s in options.state)}"
-        )
+        print(_none_in_state(listing, options.state))
     else:
         print(render(rows, table_width(), colour=wants_colour(), slowdowns=slowdowns))
     if source:
-        print(f"SLOWER: how much longer a step of job {options.job} would take, as {source} ran")
+        print(_slower_note(options.job, source))
     is_folded = any(isinstance(row, FoldedHosts) for row in rows)
     explain_command = make_explain_command(options) if is_terminal else ""
     if about := caption(chosen, width_of(), is_folded=is_folded, explain_command=explain_command):
@@ -71,6 +77,14 @@ def _run(options: argparse.Namespace) -> int:
     for alarm in listing.alarms:
         print(f"aggregator: {alarm}", file=sys.stderr)
     return connection.OK
+
+
+def _none_in_state(listing: ScoreListing, states: list[str]) -> str:
+    return f"none of {len(listing.scores)} hosts is {' or '.join(s.upper() for s in states)}"
+
+
+def _slower_note(job: str, source: str) -> str:
+    return f"SLOWER: how much longer a step of job {job} would take, as {source} ran"
 
 
 def make_explain_command(options: argparse.Namespace) -> str:
@@ -145,6 +159,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="gangline hosts",
         description="Lists every host: score (the probability of no fault within --hours), state, expected faults "
         "per day, speed relative to its peers, and the strongest reason. The worst host is last.",
+        epilog="--watch replaces the table in place on a terminal; elsewhere it prints a new table, or with --json a new "
+        "object, each time. Ctrl-C ends it with exit code 0.",
     )
     command_line.add_options(parser)
     add_all(parser)
@@ -162,6 +178,18 @@ def _parser() -> argparse.ArgumentParser:
         default="",
         help="also how much longer a step of this job would take on each host, from its last run",
     )
+    add = parser.add_argument
+    add(
+        "--watch",
+        nargs="?",
+        type=_period,
+        const=WATCH_SECONDS,
+        metavar="SECONDS",
+        help=f"refresh the table at this interval (default: {WATCH_SECONDS:g}s)",
+    )
+    # Options of the former command `gangline watch`.
+    add("--seconds", dest="watch", type=_period, help=argparse.SUPPRESS)
+    add("--once", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 
@@ -173,45 +201,44 @@ class FoldMode(Enum):
     ALWAYS = "always"
 
 
-def watch_main(arguments: list[str]) -> int:
-    """Show the table until Ctrl-C (exit code 0). Exit code 3: no aggregator answers at first."""
-    options = _watch_parser().parse_args(arguments)
-    try:
-        return connection.guarded("watch", lambda: _run_watch(options))
-    except KeyboardInterrupt:
-        return connection.OK
-
-
 def _run_watch(options: argparse.Namespace) -> int:
     stop = threading.Event()
     with ScoreClient(
         connection.read_connection_options(options), in_loop=not options.once
     ) as client:
-        listing, message = client.hosts(), ""
+        listing, message = client.hosts(options.hours), ""
+        slowdowns, source = client.expected_slowdowns(options.job) if options.job else ({}, "")
         in_place = sys.stdout.isatty() and not (options.json or options.once)
         with refreshed(in_place=in_place) as show:
             while True:
+                chosen = selected(listing, options.state)
                 if options.json:
-                    show(json_object(document(listing)))
+                    show(json_object(document(chosen, slowdowns)))
                 else:
+                    notes = [message, _slower_note(options.job, source) if source else ""]
+                    if listing.scores and not chosen.scores:
+                        notes.append(_none_in_state(listing, options.state))
                     text = hosts_text(
-                        listing,
-                        message,
+                        chosen,
+                        "\n".join(filter(None, notes)),
                         is_terminal=sys.stdout.isatty(),
                         in_place=in_place,
                         fold=FoldMode.NEVER if options.all else FoldMode.WHEN_LONG,
                         explain_command=make_explain_command(options),
+                        slowdowns=slowdowns,
                     )
                     show(text)
-                if options.once or stop.wait(options.seconds):
+                if options.once or stop.wait(options.watch):
                     return connection.OK
-                listing, message = _next(client, listing)
+                listing, message = _next(client, listing, options.hours)
 
 
-def _next(client: ScoreClient, before: ScoreListing) -> tuple[ScoreListing, str]:
+def _next(
+    client: ScoreClient, before: ScoreListing, hours: float | None
+) -> tuple[ScoreListing, str]:
     """Return the current hosts; if the call fails, those of *before* with a message."""
     try:
-        listing = client.hosts()
+        listing = client.hosts(hours)
     except connection.CommandError as error:
         return before, f"this table is old: {error}"
     return listing, ""
@@ -225,12 +252,13 @@ def hosts_text(
     in_place: bool,
     fold: FoldMode = FoldMode.WHEN_LONG,
     explain_command: str = "",
+    slowdowns: Mapping[str, float] | None = None,
 ) -> str:
     """Return the table and its notes.
 
     On a terminal rows are folded by *fold*; *in_place* the text is cut to the screen.
 
-    *message*: an additional note. *explain_command*: shown on a terminal.
+    *message*: additional notes. *explain_command*: shown on a terminal. *slowdowns*: a job's, by host.
     """
     is_folding = is_terminal and fold is not FoldMode.NEVER
     shown = fold_causes(listing.scores) if is_folding else list[Row](listing.scores)
@@ -257,7 +285,8 @@ def hosts_text(
         room = max(1, rows - 1 - len(notes(len(listing.scores))))
         shown = list(fitting(shown, room))
         below = notes(len(listing.scores) - sum(map(_count, shown)))
-    return "\n".join([render(shown, table_width(), colour=wants_colour()), *below])
+    table = render(shown, table_width(), colour=wants_colour(), slowdowns=slowdowns)
+    return "\n".join([table, *below])
 
 
 def _count(row: Row) -> int:
@@ -275,19 +304,4 @@ def _alarms(listing: ScoreListing, width: int, rows: int | None) -> list[str]:
     return [cut(f"aggregator ({n} of {len(alarms)}): {a}", width) for n, a in enumerate(shown, 1)]
 
 
-def _watch_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="gangline watch",
-        description="Refreshes the `gangline hosts` table in place; when not on a terminal, prints a new "
-        "table each time.",
-    )
-    command_line.add_options(parser)
-    add_all(parser)
-    parser.add_argument("--once", action="store_true", help="print the table once and exit")
-    parser.add_argument(
-        "--seconds", type=_seconds, default=1.0, metavar="N", help="refresh interval; default 1"
-    )
-    return parser
-
-
-_seconds = command_line.number_option(0.1, 3600.0, ": expected 0.1 to 3600 seconds")
+_period = duration(0.1, 3600.0)

@@ -10,12 +10,10 @@ import argparse
 import difflib
 import importlib
 import math
-import re
 import shlex
 import statistics
 import sys
 import textwrap
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +22,7 @@ from typing import Any
 from ...cli import json_object
 from ...contract.client import command_line, connection
 from ...contract.client.terminal import printable, table, wants_colour, width_of
+from ...contract.options import duration, moment
 from ..query import messages
 from ..query.messages import Question
 from .job_client import JobClient
@@ -66,8 +65,6 @@ COLUMNS_MAX, PICTURE_COLUMNS = 160, 240
 STRAGGLERS_MAX = 8
 NAME_CHARACTERS_MAX = 512
 ENDINGS = (".svg", ".png")
-_SPAN = re.compile(r"(\d{1,6})(s|m|h|d)", re.ASCII)
-_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 #: A part of the step is shown if at least half of the GPUs with a step have it.
 _PARTS_SQL = ", ".join(
@@ -386,23 +383,6 @@ def _job(text: str) -> str:
     return text
 
 
-def _last(text: str) -> float:
-    match = _SPAN.fullmatch(text)
-    if not match or not int(match[1]):
-        raise argparse.ArgumentTypeError(f"{text[:32]!r}: expected a span such as 90s, 30m, 2h, 1d")
-    return float(int(match[1]) * _UNIT_SECONDS[match[2]])
-
-
-def _moment(text: str) -> float:
-    try:
-        return seconds_of(datetime.fromisoformat(text))
-    except (ValueError, OverflowError):
-        example = f"{datetime.fromtimestamp(time.time(), UTC):%Y-%m-%dT%H:%M}"
-        raise argparse.ArgumentTypeError(
-            f"{text[:32]!r}: expected a time in UTC such as {example}"
-        ) from None
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline job",
@@ -411,9 +391,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("job", nargs="?", type=_job, metavar="JOB", help="a job's name, as the list shows it")
-    add("--last", type=_last, metavar="SPAN", help="only the last 90s, 30m, 2h")
-    add("--from", dest="begin", type=_moment, metavar="TIME", help="start (UTC)")
-    add("--to", dest="end", type=_moment, metavar="TIME", help="end (UTC)")
+    add("--last", type=duration(1), metavar="2h", help="only the last 90s, 30m, 2h")
+    add("--from", dest="begin", type=moment, metavar="TIME", help="start (UTC)")
+    add("--to", dest="end", type=moment, metavar="TIME", help="end (UTC)")
     add("-o", "--output", type=Path, metavar="FILE", help="write a picture: FILE.svg or FILE.png")
     add(
         "--tags",

@@ -99,6 +99,9 @@ def _parser() -> argparse.ArgumentParser:
         "--for", dest="seconds", type=seconds_of, default=0, metavar="8h", help="grant: at most 7d"
     )
     parser.add_argument(
-        "--reason", default="", help="the reason; shown on every host, with your name"
+        "--reason",
+        metavar="TEXT",
+        default="",
+        help="the reason; shown on every host, with your name",
     )
     return parser

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -11,7 +12,13 @@ from typing import Any
 
 import grpc
 
-from ...contract.client.command_line import add_options, host_set_option, number_option, seconds_of
+from ...contract.client.command_line import (
+    add_options,
+    host_set_option,
+    number_option,
+    read_hosts,
+    seconds_of,
+)
 from ...contract.client.connection import (
     FAILED,
     OK,
@@ -30,7 +37,7 @@ from ...contract.client.plan_text import (
     tier_title,
 )
 from ...contract.client.terminal import counted, table
-from ...contract.host_sets import HostSetError, expand_hosts
+from ...contract.host_sets import HOSTS_MAX, HostSetError
 from ...contract.wire import placement_pb2 as wire
 from ...contract.wire import reservation_pb2
 from ...contract.wire.placement_pb2_grpc import PlacementServiceStub
@@ -38,8 +45,6 @@ from ...contract.wire.reservation_pb2_grpc import ReservationServiceStub
 from .plan_picture import TIERS_SHOWN, PlanPicture, picture_lines, picture_svg, plan_picture
 from .plan_sizes import add_size_options, apply_sizes, sizes_lines
 
-#: Maximum size of a file with host names.
-HOSTS_FILE_BYTES_MAX = 16 << 20
 #: Exchange rates: field of the request -> the cost of each unit.
 RATE_OPTIONS = {
     "gpu_hours_per_delay_hour": "what an hour of delay costs, in GPU-hours",
@@ -181,7 +186,7 @@ def candidates_of(options: argparse.Namespace, dictionary: Any) -> wire.Placemen
     for job, priority in options.job_priority:
         candidates.job_priorities.add(job=job, priority=priority)
     if options.candidates:
-        names = read_host_names(Path(options.candidates))
+        names = read_host_names(options.candidates)
         bitmap = bytearray(-(-len(dictionary.names) // 8))
         for index in node_indexes(dictionary, names):
             bitmap[index // 8] |= 1 << index % 8
@@ -190,18 +195,13 @@ def candidates_of(options: argparse.Namespace, dictionary: Any) -> wire.Placemen
     return candidates
 
 
-def read_host_names(path: Path) -> list[str]:
-    """Return the names in a file of host sets, separated by white space. Raises CommandError."""
+def read_host_names(text: str) -> list[str]:
+    """Return the hosts of a set, or of a file of sets. Raises CommandError."""
+    is_relative_path = not text.startswith(".") and Path(text).is_file()
     try:
-        if path.stat().st_size > HOSTS_FILE_BYTES_MAX:
-            raise CommandError(f"{path}: expected at most {HOSTS_FILE_BYTES_MAX >> 20} MiB", FAILED)
-        sets = path.read_text().split()
-        return [name for host_set in sets for name in expand_hosts(host_set)]
+        return read_hosts(os.path.abspath(text) if is_relative_path else text, HOSTS_MAX)
     except HostSetError as error:
-        raise CommandError(f"{path}: {error}", FAILED) from error
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise CommandError(f"{path}: {reason}; expected a file of host names", FAILED) from error
+        raise CommandError(f"{text[:200]}: {error}", FAILED) from error
 
 
 def node_indexes(dictionary: Any, names: Iterable[str]) -> list[int]:
@@ -382,7 +382,7 @@ def add_gang_options(parser: argparse.ArgumentParser) -> None:
         metavar="24h",
         help="length of the job (default 24h)",
     )
-    add("--job", default="", metavar="NAME", help="use each node's speed for this earlier job")
+    add("--job", default="", metavar="JOB", help="use each node's speed for this earlier job")
     add(
         "--workload",
         default="",
@@ -436,8 +436,8 @@ def add_gang_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--candidates",
-        metavar="FILE",
-        help="names of hosts to choose from; default: hosts without a known job",
+        metavar="HOSTS",
+        help="hosts to choose from, as a set or a file of sets; default: hosts without a known job",
     )
 
 

@@ -27,6 +27,7 @@ from ...contract.client.connection import (
     read_connection_options,
 )
 from ...contract.client.terminal import printable, table
+from ...contract.options import whole_duration
 from ...contract.recording import SECONDS_MAX, GpuRecording, RecordingError, decode_recording
 from ...contract.wire import recording_pb2, telemetry_pb2
 from ...contract.wire.recording_pb2_grpc import RecordingServiceStub
@@ -44,7 +45,6 @@ _OF_THE_HOST = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.FAILED_PRECONDITION,
 )
-_SPAN = re.compile(r"(\d{1,4})(s|m)", re.ASCII)
 _NAME = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}", re.ASCII)
 
 
@@ -235,15 +235,7 @@ def _host(text: str) -> str:
     return name
 
 
-def _last(text: str) -> int:
-    match = _SPAN.fullmatch(text)
-    seconds = int(match[1]) * (60 if match[2] == "m" else 1) if match else 0
-    if not 1 <= seconds <= SECONDS_MAX:
-        raise argparse.ArgumentTypeError(
-            f"{text[:32]!r}: expected 1s to {SECONDS_MAX}s, such as 90s or 5m; the host keeps "
-            "no more"
-        )
-    return seconds
+_last = whole_duration(1, SECONDS_MAX, note="; the host keeps no more")
 
 
 def _recording_name(text: str) -> str:
@@ -264,7 +256,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("host", type=_host, metavar="HOST", help="a host's name, as `gangline hosts` shows it")
-    add("--last", type=_last, metavar="SPAN", help="the last 90s or 5m (default and maximum: 5m)")
+    add("--last", type=_last, metavar="5m", help="the last 90s or 5m (default and maximum: 5m)")
     add("-o", "--output", type=Path, metavar="FILE", help="FILE.parquet, or a picture: FILE.svg")
     add(
         "--list",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from google.protobuf.json_format import Parse, ParseError
@@ -52,7 +51,7 @@ def main(arguments: list[str]) -> int:
     if options.report:
         return connection.guarded("recover", lambda: _report(options))
     if not (options.job or options.members):
-        parser.error("name the gang: --job NAME, or --members FILE with its hosts in rank order")
+        parser.error("name the gang: --job NAME, or --members HOSTS with its hosts in rank order")
     return connection.guarded("recover", lambda: _run(options))
 
 
@@ -109,7 +108,7 @@ def report_of(file: str) -> wire.ReportRecoveryRequest:
 def _request(options: argparse.Namespace, dictionary: Any) -> wire.PlanRecoveryRequest:
     gang: Any = gang_of(options)
     candidates: Any = candidates_of(options, dictionary)
-    members = read_host_names(Path(options.members)) if options.members else []
+    members = read_host_names(options.members) if options.members else []
     if options.members and not members:
         raise connection.CommandError(
             f"{options.members}: no names, expected the gang's hosts", connection.FAILED
@@ -128,9 +127,9 @@ def _request(options: argparse.Namespace, dictionary: Any) -> wire.PlanRecoveryR
         application_error=options.error,
         explain=options.explain,
     )
-    for name, file in options.borrow:
+    for name, hosts in options.borrow:
         request.lenders.add(
-            workload=name, node_index=node_indexes(dictionary, read_host_names(Path(file)))
+            workload=name, node_index=node_indexes(dictionary, read_host_names(hosts))
         )
     if options.checkpoint_age is not None:
         request.checkpoint.age.FromSeconds(options.checkpoint_age)
@@ -221,12 +220,12 @@ def _option_lines(option: wire.RecoveryOption, names: Sequence[str], *, explain:
 
 
 def _lender(text: str) -> tuple[str, str]:
-    name, equals, file = text.partition("=")
-    if not (name and equals and file):
+    name, equals, hosts = text.partition("=")
+    if not (name and equals and hosts):
         raise argparse.ArgumentTypeError(
-            f"{text[:100]!r}: expected JOB=FILE: a job and the file that lists its hosts"
+            f"{text[:100]!r}: expected JOB=HOSTS: a job and its hosts, as a set or a file of sets"
         )
-    return name, file
+    return name, hosts
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -241,8 +240,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add(
         "--members",
-        metavar="FILE",
-        help="names of the gang's hosts in rank order; default: those on which --job is seen",
+        metavar="HOSTS",
+        help="the gang's hosts in rank order, as a set or a file of sets; default: those on which --job is seen",
     )
     add("--failed", type=command_line.host_set_option, default=[], metavar="HOSTS",
         help="failed members; default: members that are UNHEALTHY, in maintenance, or gone")  # fmt: skip
@@ -255,8 +254,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--hot-spares", type=command_line.host_set_option, default=[], metavar="HOSTS",
         help="reserved for this gang, with the program loaded")  # fmt: skip
-    add("--borrow", type=_lender, action="append", default=[], metavar="JOB=FILE",
-        help="a job that may give up nodes, and a file of its hosts; may be repeated")  # fmt: skip
+    add("--borrow", type=_lender, action="append", default=[], metavar="JOB=HOSTS",
+        help="a job that may give up nodes, and its hosts; may be repeated")  # fmt: skip
     add("--shrink-to", type=count_of, default=0, metavar="N",
         help="the gang can continue with N nodes or more; default: it cannot shrink")  # fmt: skip
     add(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from ...contract.client import command_line, connection
@@ -36,7 +35,7 @@ def main(arguments: list[str]) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if not (options.job or options.members):
-        parser.error("name the gang: --job NAME, or --members FILE with its hosts in rank order")
+        parser.error("name the gang: --job NAME, or --members HOSTS with its hosts in rank order")
     if options.sizes is None:
         parser.error("name its allowed sizes: --sizes 8..64:power-of-two")
     return connection.guarded("resize", lambda: _run(options))
@@ -57,7 +56,7 @@ def _run(options: argparse.Namespace) -> int:
 def _request(options: argparse.Namespace, dictionary: Any) -> wire.PlanResizeRequest:
     gang = gang_of(options)
     apply_sizes(gang, options)
-    members = read_host_names(Path(options.members)) if options.members else []
+    members = read_host_names(options.members) if options.members else []
     if options.members and not members:
         raise connection.CommandError(
             f"{options.members}: no names, expected the gang's hosts", connection.FAILED
@@ -133,8 +132,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add(
         "--members",
-        metavar="FILE",
-        help="names of the gang's hosts in rank order; default: those on which --job is seen",
+        metavar="HOSTS",
+        help="the gang's hosts in rank order, as a set or a file of sets; default: those on which --job is seen",
     )
     add(
         "--reshard",

@@ -29,6 +29,7 @@ from ...contract.client.connection import (
 )
 from ...contract.client.score_client import ScoreClient, ScoreListing
 from ...contract.client.terminal import refreshed, table_width, wants_colour, width_of
+from ...contract.options import duration
 from ...contract.settings import SettingsError
 from ...contract.wire import score_pb2
 from ..auth import tokens
@@ -314,7 +315,7 @@ def main(arguments: list[str]) -> int:
     if _in_use(options.listen):
         print(
             f"gangline run: another process already listens on {options.listen}. If it is "
-            "another `gangline run`, use it with `gangline watch` or stop it; otherwise use "
+            "another `gangline run`, use it with `gangline hosts --watch` or stop it; otherwise use "
             "--listen 127.0.0.1:PORT",
             file=sys.stderr,
         )
@@ -543,7 +544,7 @@ def _agent(options: argparse.Namespace, token_file: str) -> ChildCommand:
     settings = [f"{name}_folder={options.data / 'agent' / name}" for name in folders]
     settings.append(f"token_file={token_file}")
     assignments = [word for setting in settings for word in ("--set", setting)]
-    return ChildCommand("agent", ("--aggregator", options.listen, *assignments))
+    return ChildCommand("agent", ("--server", options.listen, *assignments))
 
 
 def _simulated(options: argparse.Namespace, truth: Path, token_file: str) -> ChildCommand:
@@ -551,7 +552,7 @@ def _simulated(options: argparse.Namespace, truth: Path, token_file: str) -> Chi
         "simulate",
         (
             *("--hosts", str(options.simulated), "--seed", str(options.seed)),
-            *("--aggregator", options.listen, "--data", str(options.data / "simulated")),
+            *("--server", options.listen, "--data", str(options.data / "simulated")),
             *("--truth", str(truth), "--token-file", token_file),
             *("--scenario", options.scenario),
         ),
@@ -594,7 +595,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--listen", type=_address, default=ADDRESS_DEFAULT, metavar="ADDRESS:PORT")
     add(
         "--seconds-max",
-        type=_seconds_max,
+        type=duration(1.0, ONCE_SECONDS_LIMIT),
         default=ONCE_SECONDS_MAX,
         metavar="N",
         help="time limit of --once",
@@ -612,16 +613,6 @@ def _seed(text: str) -> int:
     if not text.isdecimal() or int(text) > SEED_MAX:
         raise argparse.ArgumentTypeError(f"{text}: expected a whole number, 0 to {SEED_MAX}")
     return int(text)
-
-
-def _seconds_max(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 1.0 <= seconds <= ONCE_SECONDS_LIMIT:
-        raise argparse.ArgumentTypeError(f"{text}: expected 1 to {ONCE_SECONDS_LIMIT:g} seconds")
-    return seconds
 
 
 def _address(text: str) -> str:

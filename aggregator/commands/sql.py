@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from ...cli import FAILED, NO_ANSWER, OK, USAGE
 from ...contract.client import command_line, connection
+from ...contract.options import add_former_names, duration
 from ..query import messages
 from ..query.messages import AnswerSummary
 from .sql_backends import QueryBackend, QuerySession, RemoteBackend, SnapshotBackend
@@ -28,7 +29,7 @@ from .sql_options import (
 
 #: Age from which a snapshot is reported as old: a running aggregator rewrites it for a query.
 OLD_SECONDS = 60
-#: Default data folder of `make run` and `gangline aggregator`.
+#: Data folder of `--log` without --data.
 DATA_DEFAULT = Path("var/aggregator")
 #: Maximum of --rows, except in a table.
 ROWS_MAX = 10**12
@@ -49,13 +50,14 @@ examples:
   gangline sql "FROM ops.gpu_history('GPU-6f5e..')" --output gpu.csv
   gangline sql "SELECT host, max(temperature_celsius) FROM latest.gpu_1s GROUP BY host ORDER BY 2 DESC"
   gangline sql --server agg-1:7600 "FROM ops.freshness" --output fresh.parquet
+  gangline sql --data /var/lib/gangline-aggregator "FROM ops.worst"      also after the aggregator has ended
   echo "FROM ops.freshness" | gangline sql --json
 
+The query runs on the same aggregator as `gangline hosts`, within its limits; with --data, on this machine without them.
 Queries read a snapshot file and the history beside it. The file has the latest value of every signal, the last five
 minutes of readings and the last hour of error counters. The aggregator rewrites it for a query if it is older than 15 s,
 or older than a time in the query. Any DuckDB can open it, but without `gangline sql` it can be two minutes old:
-duckdb -readonly var/aggregator/operators.duckdb. With --server, the query runs on that aggregator, within its limits.
-Times are UTC. docs/sql.md answers common questions.
+duckdb -readonly DIR/operators.duckdb. Times are UTC. docs/sql.md answers common questions.
 
 A table shows the first 1,000 rows; change that with --rows N. The other formats have all rows. A query may use 2 GB of
 memory. --output writes the file completely or not at all.
@@ -80,7 +82,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(options: argparse.Namespace, answer_options: AnswerOptions) -> int:
-    with QuerySession(_backend(options)) as query_session:
+    backend = _backend(options)
+    if options.data is None and options.server is None:
+        answer_options = replace(answer_options, source=backend.name)
+    with QuerySession(backend) as query_session:
         sql = _query(options)
         if sql is None:
             # prompt_toolkit takes 100 ms, which a query in a script should not pay.
@@ -107,11 +112,7 @@ def _backend(options: argparse.Namespace) -> SnapshotBackend | RemoteBackend:
     if options.data is not None:
         return SnapshotBackend(options.data)
     options.aggregator = options.server
-    connection_options = connection.read_connection_options(options)
-    named = options.server or os.environ.get(connection.ADDRESS_VARIABLE)
-    if named or connection_options.aggregator != connection.ADDRESS_DEFAULT:  # set by client.toml
-        return RemoteBackend(connection_options)
-    return SnapshotBackend(DATA_DEFAULT)
+    return RemoteBackend(connection.read_connection_options(options))
 
 
 def with_query_errors(work: Callable[[], int]) -> int:
@@ -150,8 +151,9 @@ def notes(
 ) -> list[str]:
     """Return the notes on an answer: age, missing history, truncation."""
     more = "--rows N" if answer_options.form in STREAMED else "--csv or --rows N"
+    age = age_message(time.time() - end.taken_us / 1e6 if end.taken_us else math.inf, backend)
     return [
-        age_message(time.time() - end.taken_us / 1e6 if end.taken_us else math.inf, backend),
+        f"{answer_options.source}, {age}" if answer_options.source else age,
         *([end.history_missing_reason] if end.history_missing_reason else []),
         *([f"{cut}; {more} for more"] if cut else []),
     ]
@@ -191,11 +193,6 @@ def _count(text: str) -> int:
     return int(text)
 
 
-_seconds = command_line.number_option(
-    0.001, TIMEOUT_SECONDS_MAX, f": expected seconds, 0.001 to {TIMEOUT_SECONDS_MAX:.0f}"
-)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline sql",
@@ -218,7 +215,13 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument(
         "--csv", dest="form", action="store_const", const="csv", help="CSV with a header"
     )
-    add("--output", type=Path, metavar="FILE", help="write to this file, completely or not at all")
+    add(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write to this file, completely or not at all",
+    )
     add(
         "--rows",
         type=_count,
@@ -228,7 +231,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--timeout",
-        type=_seconds,
+        type=duration(0.001, TIMEOUT_SECONDS_MAX),
         default=0.0,
         metavar="SECONDS",
         help=(
@@ -241,17 +244,15 @@ def _parser() -> argparse.ArgumentParser:
         "--data",
         type=Path,
         metavar="DIR",
-        help=f"the aggregator's data folder on this machine (default: {DATA_DEFAULT}, unless an aggregator is named by "
-        f"--server, {connection.ADDRESS_VARIABLE} or client.toml)",
+        help="query the data folder of an aggregator on this machine, also of a stopped one",
     )
-    place.add_argument(
+    server = place.add_argument(
         "--server",
-        "--aggregator",  # the name that the other commands use
-        dest="server",
         type=command_line.parse_address,
         metavar="ADDRESS:PORT",
-        help="query this aggregator",
+        help=f"query this aggregator (default: as `gangline hosts`, {connection.ADDRESS_DEFAULT})",
     )
+    add_former_names(parser, server, "--aggregator")
     command_line.add_login(parser)
     add(
         "--log",
@@ -259,6 +260,6 @@ def _parser() -> argparse.ArgumentParser:
         type=_count,
         const=20,
         metavar="N",
-        help="show the last N lines (20) of queries.log in --data: who ran which query; also --json, --csv",
+        help=f"show the last N lines (20) of queries.log in --data (default: {DATA_DEFAULT}): who ran which query; also --json, --csv",
     )
     return parser

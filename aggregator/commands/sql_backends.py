@@ -41,6 +41,10 @@ MEMORY_BYTES_MAX, THREADS = 2 << 30, 2
 CANCEL_SECONDS = 2.0
 
 
+#: Hint how to select other data.
+ANOTHER = "name another with --server ADDRESS:PORT, or query the data folder of a stopped one with --data DIR"
+
+
 class QueryBackend(Protocol):
     """Executes queries. `name` is for messages."""
 
@@ -178,7 +182,7 @@ def _query_error(error: Any, connection_options: ConnectionOptions) -> Exception
         return messages.QueryOutOfMemory(details)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and details.startswith("ran longer"):
         return messages.QueryOutOfTime(details)
-    return command_error(error, connection_options, "name another with --server ADDRESS:PORT")
+    return command_error(error, connection_options, ANOTHER)
 
 
 class InterruptibleRunner:

@@ -36,12 +36,16 @@ ORDER BY starts_with(ask, 'ops.') DESC, starts_with(ask, 'history.') DESC, conta
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """Output form, file (None: standard output), maximum rows (0: default), timeout in seconds."""
+    """Output form, file (None: standard output), maximum rows (0: default), timeout in seconds.
+
+    *source*: the aggregator whose data is shown, if no option names it.
+    """
 
     form: str
     output: Path | None
     rows: int
     seconds: float
+    source: str = ""
 
     def question(self, sql: str) -> Question:
         """Return a question with these limits."""

@@ -38,7 +38,7 @@ class Problems:
     """Collects errors and oddities, so that an operator can fix all at once."""
 
     found: list[str] = field(default_factory=list)
-    #: Allowed, but hardly intended: `gangline declared check` reports it.
+    #: Allowed, but hardly intended: `gangline admin declared check` reports it.
     notes: list[str] = field(default_factory=list)
     omitted: int = 0
     is_truncated: bool = False

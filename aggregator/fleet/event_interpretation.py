@@ -6,10 +6,12 @@ from typing import NamedTuple
 
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ...contract.xid.incidents import classify_line
-from ...contract.xid.policy import Xid, XidSeverity
-from ..rule_catalogue.events import EVENT_POLICY, TEN_MINUTES
+from ...contract.xid.policy import Clears, Xid, XidSeverity
+from ..rule_catalogue.faults import EVENT_POLICY
 from ..rule_declaration import ClearCondition
 
+#: Events that were too many to distinguish count for ten minutes.
+FOLDED_CLEARS = ClearCondition(Clears.TIME, 600.0)
 XID, SXID, LINK, LOST = "gpu.xid", "nvswitch.sxid", "net.link", "gpu.lost"
 ADAPTER = "rdma.adapter_failed"
 #: A diagnostic of the GPU; its latest result is valid.
@@ -51,7 +53,7 @@ def interpret_event(event: HealthEvent, driver_version: str) -> EventInterpretat
     """Return the meaning of *event*. Never raises, whatever its message."""
     if "folded" in event.attributes and event.code == 0 and event.device in ("", "host"):
         known = event.name in EVENT_POLICY or event.name in (XID, SXID)
-        return EventInterpretation(TEN_MINUTES if known else None, variant="folded", folded=True)
+        return EventInterpretation(FOLDED_CLEARS if known else None, variant="folded", folded=True)
     if event.name in (XID, SXID):
         return _interpret_xid(event, driver_version)
     if event.name == LINK and event.code != REMOVED:

@@ -349,9 +349,7 @@ class Ingest:
         """Report a host that persistently exceeds its rate and is therefore read more slowly."""
         message = (
             "its agent sends more frames, bytes or rows a second than allowed "
-            "(agent_frames_per_second_max and its neighbours): it is read more slowly, and its "
-            "readings "
-            "come late"
+            "(agent_rows_per_second_max): it is read more slowly, and its readings come late"
         )
         self.findings.find(session.host, "ingest.held_back", message, self._wall_ns(), expires=True)
 

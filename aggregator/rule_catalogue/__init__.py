@@ -13,7 +13,7 @@ from typing import Any
 
 from ...contract.signals import SIGNALS
 from ..rule_declaration import FindingWhen, HazardClass, RateRule, Rule, RuleRow, ThresholdRule
-from . import agent, events, gang, gpu, host, network, nvlink, pcie
+from . import agent, events, faults, gang, gpu, host, network, nvlink, pcie
 
 
 def _declared(value: Any) -> Iterator[Rule | RuleRow]:
@@ -37,13 +37,15 @@ def _by_name(rules: Iterable[Rule]) -> Mapping[str, Rule]:
 
 _DECLARED = tuple(
     rule
-    for module in (gpu, nvlink, pcie, network, host, gang, events, agent)
+    for module in (faults, gpu, nvlink, pcie, network, host, gang, events, agent)
     for name, value in vars(module).items()
     if not name.startswith("__")
     for rule in _declared(value)
 )
 #: Rules that are a row, with or without a function.
-ROWS: tuple[RuleRow, ...] = tuple(rule for rule in _DECLARED if not isinstance(rule, Rule))
+ROWS: tuple[RuleRow, ...] = tuple(
+    {rule.rule.name: rule for rule in _DECLARED if not isinstance(rule, Rule)}.values()
+)
 #: All rules, by name.
 RULES: Mapping[str, Rule] = _by_name(
     rule if isinstance(rule, Rule) else rule.rule for rule in _DECLARED

@@ -4,20 +4,13 @@ from dataclasses import replace
 
 from ...contract.signals import SIGNALS
 from ..model import HealthState, Reason
-from ..rule_declaration import FindingWhen, Rule, ThresholdRule, above
+from ..rule_declaration import FindingWhen, Rule
+from .faults import BY_FUNCTION
 
 #: The agent waited before its report, and retries by itself. If a whole driver hangs, its first
 #: device is reported a second or two earlier: after `enter_seconds` it is the driver's finding.
-DEVICE_HANGS = Rule(
-    "device.hung", HealthState.WATCH, Reason.DRIVER_HUNG,
-    "the agent's probe of it answers in time, and keeps answering for 30 s",
-    enter_seconds=3.0, leave_seconds=30.0, reads=("probe.state", "probe.hung_seconds"),
-)
-DRIVER_HANGS = Rule(
-    "driver.hung", HealthState.UNHEALTHY, Reason.DRIVER_HUNG,
-    "the agent's probe of the driver answers in time, and keeps answering for 30 s",
-    leave_seconds=30.0, hazard_factor=1000.0, reads=("probe.state", "probe.hung_seconds"),
-)
+DEVICE_HANGS = BY_FUNCTION["device.hung"]
+DRIVER_HANGS = BY_FUNCTION["driver.hung"]
 NEW = Rule("host.new", HealthState.UNKNOWN, Reason.NONE, "", leave_seconds=0.0, hazard_factor=10.0)
 #: Missing telemetry is itself a leading sign of a fault.
 SILENT = Rule(
@@ -42,15 +35,6 @@ UNTRACKED = Rule("devices.left_out", HealthState.HEALTHY, Reason.BLIND, "", find
 FRAMES_LOST = Rule(
     "data.lost", HealthState.WATCH, Reason.DATA_LOST, "the agent loses no frames for 5 minutes",
     leave_seconds=300.0, counts=("agent.spool_dropped_frames",), finding=FindingWhen.ALWAYS,
-)
-#: Findings by the host's own policy, including its operator's rows: an error in that policy shows
-#: as many such hosts, and the fleet's permit is withheld.
-BARRED = ThresholdRule(
-    Rule("host.barred", HealthState.UNHEALTHY, Reason.POLICY,
-         "`gangline check` on the host finds nothing to enforce for 30 s", leave_seconds=30.0),
-    "agent_10s", "barring_findings_count", above(0.0),
-    "reports {value:.0f} findings that keep jobs off the host while the permit is in force: "
-    "`gangline check` on the host lists them",
 )
 HOST_FINDING = Rule("finding", HealthState.WATCH, Reason.IDENTITY, "", leave_seconds=0.0)
 HOST_RETURNED = Rule(

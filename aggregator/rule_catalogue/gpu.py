@@ -1,23 +1,12 @@
-"""Rules of GPUs: lost or unread GPUs, slow GPUs, and GPU memory."""
+"""Rules of GPUs that functions detect: unread and slow GPUs, errors of GPU memory."""
 
 from ..model import HealthState, Reason
 from ..rule_declaration import (
-    FindingWhen,
     HazardClass,
     Rule,
-    ThresholdRule,
-    above,
-    equals,
-    suspect_rule,
-    watch_rule,
 )
+from .faults import BY_FUNCTION
 
-LOST = ThresholdRule(
-    Rule("gpu.lost", HealthState.UNHEALTHY, Reason.GPU_UNUSABLE, "the host boots with the GPU back on the bus",
-         leave_seconds=10.0, hazard_factor=20_000.0, fault_class=HazardClass.DRIVER),
-    "gpu_1s", "lost_state", equals(1), "has fallen off the bus; only a reboot brings it back",
-    columns="lost_state, calls_failed_errors", seconds=120.0,
-)
 RECOVERY = Rule(
     "gpu.recovery_action", HealthState.UNHEALTHY, Reason.GPU_UNUSABLE, "the driver no longer asks for a recovery action",
     enter_seconds=2.0, leave_seconds=10.0, hazard_factor=1000.0,
@@ -38,11 +27,7 @@ UNSEEN = Rule(
 #: Reloading a driver, or resetting all GPUs, takes less (assumed).
 SETTLING_SECONDS = 120.0
 #: Not a fault of the host: a person may have removed GPUs.
-MISSING = Rule(
-    "gpu.missing", HealthState.UNHEALTHY, Reason.GPU_UNUSABLE,
-    "the host has as many GPUs as before, or `[[expected]] gpus` declares fewer for it",
-    enter_seconds=SETTLING_SECONDS, leave_seconds=10.0, hazard_factor=20_000.0, finding=FindingWhen.COSTLY,
-)
+MISSING = BY_FUNCTION["gpu.missing"]
 UNREAD = Rule(
     "gpu.none_read", HealthState.UNKNOWN, Reason.BLIND, "readings of its GPUs arrive for 5 s",
     leave_seconds=5.0, hazard_factor=10.0,
@@ -81,55 +66,4 @@ ECC = Rule(
     "gpu.ecc_burst", HealthState.WATCH, Reason.ECC_TREND, "no burst of corrected errors for 5 minutes",
     enter_seconds=2.0, leave_seconds=300.0, hazard_factor=5.0, counts=("gpu.ecc_corrected_volatile_errors",),
 )
-LOST_DATA = Rule(
-    "gpu.ecc_uncorrected", HealthState.WATCH, Reason.ECC_TREND,
-    "the GPU is reset, which sets its volatile error counters to zero",
-    leave_seconds=5.0, hazard_factor=10.0,
-    counts=("gpu.ecc_uncorrected_volatile_errors",), fault_class=HazardClass.MEMORY,
-)
-RESET, REPLACED = "the GPU is reset, which repairs it", "the GPU is replaced"
-CHANGES = "gpu_10s_changes"
-#: Memory rows that wait for their replacement, or have none.
-REMAPS = (
-    ThresholdRule(
-        Rule("gpu.remap_pending", HealthState.WATCH, Reason.HBM_REMAP, "the GPU is reset, which replaces the row",
-             leave_seconds=5.0, hazard_factor=5.0, fault_class=HazardClass.REMAP),
-        CHANGES, "remap_pending_state", equals(1), "has a memory row to replace at its next reset",
-    ),
-    ThresholdRule(
-        Rule("gpu.remap_failed", HealthState.UNHEALTHY, Reason.HBM_REMAP,
-             "the GPU is replaced, or a reset shows that the remap succeeded",
-             leave_seconds=5.0, hazard_factor=2000.0, fault_class=HazardClass.REMAP),
-        CHANGES, "remap_failed_state", equals(1), "has no spare memory row left to replace a bad one",
-    ),
-    ThresholdRule(
-        watch_rule("gpu.remap_exhausted", Reason.HBM_REMAP, REPLACED, 5.0, leave_seconds=5.0),
-        CHANGES, "remap_banks_none_count", above(0.0),
-        "has {value:.0f} memory banks with no spare row left: the next bad row there cannot be remapped",
-    ),
-)
-#: Reports by the driver about a part's memory. The limits are the driver's, so each report counts
-#: by itself.
-MEMORY_FAULTS = (
-    ThresholdRule(
-        suspect_rule("gpu.memory_unrepairable", Reason.HBM_REMAP, REPLACED, 50.0, leave_seconds=5.0),
-        CHANGES, "unrepairable_memory_state", equals(1), "has memory that cannot be repaired",
-    ),
-    ThresholdRule(
-        suspect_rule("gpu.sram_threshold", Reason.ECC_TREND, REPLACED, 20.0, leave_seconds=5.0),
-        CHANGES, "sram_threshold_exceeded_state", equals(1),
-        "has more SRAM errors than NVIDIA's field diagnostic allows",
-    ),
-    ThresholdRule(
-        watch_rule("gpu.repair_pending", Reason.HBM_REMAP, RESET, 2.0, leave_seconds=5.0),
-        CHANGES, "repair_channel_pending_state", equals(1), "has a memory channel to repair at its next reset",
-    ),
-    ThresholdRule(
-        watch_rule("gpu.repair_tpc_pending", Reason.ECC_TREND, RESET, 2.0, leave_seconds=5.0),
-        CHANGES, "repair_tpc_pending_state", equals(1), "has a cluster of SMs to repair at its next reset",
-    ),
-    ThresholdRule(
-        watch_rule("gpu.retirement_pending", Reason.HBM_REMAP, RESET, 5.0, leave_seconds=5.0),
-        CHANGES, "retirement_pending_state", equals(1), "has a memory page to retire at its next reset",
-    ),
-)
+LOST_DATA = BY_FUNCTION["gpu.ecc_uncorrected"]

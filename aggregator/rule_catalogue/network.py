@@ -2,6 +2,7 @@
 
 from ..model import HealthState, Reason
 from ..rule_declaration import Rule
+from .faults import BY_FUNCTION
 
 #: Counter -> its name in messages. Each counts packets sent or requested again; a lost packet may
 #: count in several (a sequence error, a NAK, a packet out of order), so they are never added up.
@@ -19,12 +20,7 @@ RETRANSMITS = Rule(
     enter_seconds=8.0, hazard_factor=10.0, shared="network",
     reads=("rdma.link_layer_code",), counts=(*TRAFFIC, *(f"rdma.{counter}" for counter in RETRANSMISSIONS)),
 )
-#: A port that retrains or is reset is back sooner (assumed; the host's own policy waits as long).
-DOWN_SECONDS = 30.0
-PORT_DOWN = Rule(
-    "rdma.down", HealthState.UNHEALTHY, Reason.RAIL_DOWN, "the port is ACTIVE for 60 s, or was disabled on purpose",
-    enter_seconds=DOWN_SECONDS, hazard_factor=1000.0, reads=("rdma.port_state", "rdma.physical_state"),
-)
+PORT_DOWN = BY_FUNCTION["rdma.down"]
 PORT_FLAPS = Rule(
     "rdma.flaps", HealthState.SUSPECT, Reason.RAIL_DOWN, "the link stays up for 10 minutes",
     leave_seconds=300.0, hazard_factor=20.0, counts=("rdma.link_downed_events",),

@@ -1,7 +1,7 @@
 """Rules of PCIe links: width, generation, and errors that a GPU counts."""
 
 from ..model import HealthState, Reason
-from ..rule_declaration import RateRule, Rule, suspect_rule, watch_rule
+from ..rule_declaration import Rule
 
 #: Links are read every 10 s, and a missed reading leaves the previous one valid for 25 s
 #: (`view.PERIODS_MAX`): after this time under load, the current reading was made under load.
@@ -27,25 +27,3 @@ SLOW_LINK = Rule(
     counts=("rdma.received_bytes", "rdma.transmitted_bytes"),
 )
 
-#: Errors that the GPU counts on its link. Rates are assumed: a good link repeats almost nothing.
-NOISY = "less than one a second for 5 minutes"
-QUIET = "no further one within 10 minutes"
-CHANGES = "gpu_10s_changes"
-GPU_ERRORS = (
-    RateRule(
-        suspect_rule("gpu.pcie_fatal", Reason.PCIE, QUIET, 30.0, leave_seconds=300.0),
-        CHANGES, "pcie_fatal_errors", "PCIe errors that broke the link",
-    ),
-    RateRule(
-        watch_rule("gpu.pcie_rollovers", Reason.PCIE, QUIET, 5.0, leave_seconds=300.0),
-        CHANGES, "pcie_replay_rollovers_count", "PCIe packets were dropped after four replays",
-    ),
-    RateRule(
-        watch_rule("gpu.pcie_replays", Reason.PCIE, NOISY, 2.0, enter_seconds=15.0, leave_seconds=300.0),
-        CHANGES, "pcie_replays_count", "PCIe packets sent again", 1.0, True, 10.0,
-    ),
-    RateRule(
-        watch_rule("gpu.pcie_naks", Reason.PCIE, NOISY, 2.0, enter_seconds=15.0, leave_seconds=300.0),
-        CHANGES, "pcie_naks_received_count", "PCIe packets that the other end rejected", 1.0, True, 10.0,
-    ),
-)

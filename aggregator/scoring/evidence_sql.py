@@ -18,7 +18,6 @@ from ..fleet.tables import SLOW_SECONDS
 from ..hazard import fault_classes
 from ..hazard.features import CLASS_FEATURES
 from ..hazard.history import RANK_DECAY_DAYS
-from ..rule_catalogue import gpu
 from ..sql import quoted
 
 #: Peers shown, those nearest to the median.
@@ -38,7 +37,7 @@ CORRECTED = (("gpu_1s_changes", "ecc_corrected_volatile_errors"),)
 LINK_ERRORS = (("rdma_1s_changes", "symbol_errors"), ("nvlink_10s_changes", "crc_errors"))
 LINK_DOWNS = (("rdma_1s_changes", "link_downed_events"),)
 #: States of a GPU that waits for a row remap, or has no rows left for one.
-REMAPS = tuple(row.column for row in gpu.REMAPS)
+REMAPS = ("remap_pending_state", "remap_failed_state", "remap_banks_none_count")
 #: A reading of a 1 s table is current for this long.
 FRESH_SECONDS = 15.0
 #: Times of a host's frames: two tables that every agent always sends.

@@ -14,15 +14,15 @@ from ..store.decision_records import ChoiceRecord
 from ..store.decisions import DecisionRow, read_decision
 from ..store.store import Store
 from .decision_log import DecisionLog
-from .decision_recorder import BATCH_SECONDS
 from .decision_summary import kind_of
 
 _ID = re.compile(r"[a-z][0-9a-f]{20}")
 ID_FORM = "a letter and 20 hexadecimal digits, as decision_id of an answer"
 
-#: Attempts to find a decision that is not stored yet, BATCH_SECONDS apart.
-ATTEMPTS_MAX = 10
-#: After this many attempts the running commit and the next have ended.
+#: Maximum wait for the decisions that the score process has not sent yet. The caller waits 20 s.
+SETTLE_SECONDS_MAX = 10.0
+#: Commits after which a decision that was answered before the call is stored. Two, because the score process's message
+#: that a batch has begun may arrive just after the call.
 COMMITS = 2
 
 
@@ -39,19 +39,18 @@ class DecisionService(DecisionServiceServicer):
         """Return a decision. Raises InvalidArgument, NotFound, ServiceUnavailable."""
         name = check_decision_id("decision_id", request.decision_id)
         row = await self._read_alone(name)
-        attempts, is_pending = 0, True
-        while row is None and attempts < (ATTEMPTS_MAX if is_pending else COMMITS):
-            # It may be on its way from a process, or in the commit after the running one.
-            if attempts >= COMMITS:
-                await asyncio.sleep(BATCH_SECONDS)
-            await self._decisions.settle()
+        for _ in range(COMMITS):
+            if row is not None:
+                break
+            await self._decisions.settle(SETTLE_SECONDS_MAX)
             await asyncio.to_thread(self._store.run_on_writer_thread, lambda _: None)
-            is_pending, attempts = self._decisions.is_pending, attempts + 1
             row = await self._read_alone(name)
+        if row is None and (reason := self._store.failing):
+            raise ServiceUnavailable(f"decision {name} may be waiting to be stored: {reason}")
         if row is None:
             raise NotFound(
                 f"no decision {name!r} is stored: it is older than decisions_days, was deleted "
-                "because of decisions_bytes_max, or belongs to a WatchPlan; ops.decisions lists "
+                "because decisions took too much space, or belongs to a WatchPlan; ops.decisions lists "
                 "the stored ones"
             )
         try:

@@ -22,16 +22,50 @@ BATCHES_WAITING_MAX, BATCHES_BYTES_MAX = 64, 128 << 20
 DIGESTS_KNOWN_MAX = 10_000
 
 
+class ExpectedBatches:
+    """Batches of the score process that have begun and may not have arrived. Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        # Numbers of a process begin with 1; `_base` makes them rise over all processes.
+        self._base = self._begun = self._received = 0
+        self._changed = asyncio.Event()
+
+    def begin(self, number: int) -> None:
+        """Note that the process has begun batch *number*."""
+        self._begun = self._base + number
+
+    def receive(self, number: int) -> None:
+        """Note that batch *number* and all before it have arrived, or never will."""
+        self._received = self._base + number
+        self._notify()
+
+    def give_up(self) -> None:
+        """Note that the process has ended."""
+        self._base = self._received = self._begun
+        self._notify()
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def arrive(self, seconds_max: float) -> None:
+        """Return once the batches that have begun by now have arrived, after *seconds_max* at the latest."""
+        begun = self._begun
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds_max):
+                while self._received < begun:
+                    await self._changed.wait()
+
+
 class DecisionLog:
     """Passes batches of decisions to the store; responses never wait. Belongs to the event loop."""
 
     def __init__(self, store: Store, wall_ns: Callable[[], int]) -> None:
         self._store, self._wall_ns = store, wall_ns
         self.recorder = DecisionRecorder(self.add, wall_ns)
-        self._batches: deque[tuple[bytes | mmap, int]] = deque()
+        self._queued: deque[tuple[bytes | mmap, int]] = deque()
         self._bytes = 0
-        #: The score process announced a batch that has not arrived yet.
-        self.expects_batch = False
+        self.batches = ExpectedBatches()
         self._known: OrderedDict[str, None] = OrderedDict()
         self._changed = asyncio.Event()
         self._lock = asyncio.Lock()
@@ -39,10 +73,10 @@ class DecisionLog:
     def add(self, encoded: bytes | mmap, count: int) -> bool:
         """Queue a batch of *count* decisions. False: the queue is full; the batch is dropped."""
         size = memoryview(encoded).nbytes
-        if len(self._batches) >= BATCHES_WAITING_MAX or self._bytes + size > BATCHES_BYTES_MAX:
+        if len(self._queued) >= BATCHES_WAITING_MAX or self._bytes + size > BATCHES_BYTES_MAX:
             self.count_dropped(count)
             return False
-        self._batches.append((encoded, count))
+        self._queued.append((encoded, count))
         self._bytes += size
         self._changed.set()
         return True
@@ -68,13 +102,13 @@ class DecisionLog:
             with suppress(asyncio.CancelledError):
                 await recording
 
-    @property
-    def is_pending(self) -> bool:
-        """Whether an answered decision may be missing in the store after `settle` and a commit."""
-        return self.expects_batch or bool(self._batches) or not self.recorder.is_empty
+    async def settle(self, seconds_max: float = 0.0) -> None:
+        """Return once all decisions that were answered are with the store.
 
-    async def settle(self) -> None:
-        """Return once all recorded and received decisions are with the store."""
+        Wait at most *seconds_max* for batches that the score process has begun.
+        """
+        if seconds_max:
+            await self.batches.arrive(seconds_max)
         await self.recorder.flush()
         await self._hand_over()
 
@@ -82,8 +116,8 @@ class DecisionLog:
         async with self._lock:
             self._changed.clear()
             self.count_dropped(self.recorder.take_dropped())
-            while self._batches:
-                encoded, count = self._batches.popleft()
+            while self._queued:
+                encoded, count = self._queued.popleft()
                 self._bytes -= memoryview(encoded).nbytes
                 try:
                     await asyncio.to_thread(self._store_batch, encoded)

@@ -83,16 +83,19 @@ class DecisionRecorder:
         self,
         deliver: Callable[[bytes, int], bool],
         wall_ns: Callable[[], int],
-        announce: Callable[[], None] = lambda: None,
+        announce: Callable[[int], None] = lambda _: None,
     ) -> None:
         """*deliver*: receives an encoded batch and its count, on the loop.
 
         It returns False if it refuses the batch.
 
-        *announce*: called when a batch begins, before its first decision is answered.
+        *announce*: called with the number of a batch when it begins, before its first decision is answered.
         """
         self._deliver, self._wall_ns, self._announce = deliver, wall_ns, announce
         self._waiting: list[DecisionAnswered] = []
+        self._begun = 0
+        #: Number of the batch that `deliver` receives, or received last.
+        self.batch_number = 0
         self._snapshots: set[tuple[int, int]] = set()
         self._changed = asyncio.Event()
         self._lock = asyncio.Lock()
@@ -113,7 +116,8 @@ class DecisionRecorder:
             return
         self._snapshots.add(key)
         if not self._waiting:
-            self._announce()
+            self._begun += 1
+            self._announce(self._begun)
         self._waiting.append(
             DecisionAnswered(
                 kind=kind,
@@ -139,6 +143,7 @@ class DecisionRecorder:
         async with self._lock:
             self._changed.clear()
             taken, self._waiting, self._snapshots = self._waiting, [], set()
+            self.batch_number = self._begun
             if not taken:
                 return
             try:
@@ -151,11 +156,6 @@ class DecisionRecorder:
             self.dropped += len(taken) - count
             if not self._deliver(encoded, count):
                 self._parts.forget()
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no decision is waiting."""
-        return not self._waiting
 
     def take_dropped(self) -> int:
         """Return the number dropped since the last call."""

@@ -68,7 +68,7 @@ def make_server(
             ("grpc.so_reuseport", 0),  # otherwise two aggregators could share a port, unnoticed
             ("grpc.max_receive_message_length", config.message_bytes_max),
             ("grpc.max_concurrent_streams", config.streams_per_connection_max),
-            ("grpc.max_allowed_incoming_connections", config.connections_max),
+            ("grpc.max_allowed_incoming_connections", config.connection_limit),
             ("grpc.server_handshake_timeout_ms", int(1000 * config.login_seconds_max)),
             ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
             ("grpc.keepalive_permit_without_calls", 1),

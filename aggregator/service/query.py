@@ -175,11 +175,11 @@ class QueryService(QueryServiceServicer):
     @contextlib.contextmanager
     def _slot(self, who: QueryUser) -> Iterator[None]:
         """Count a query of *who* until its process has ended. Raises TooManyQueries."""
-        key, limit = (who.role, who.name), self._config.query_running_per_caller_max
+        key, limit = (who.role, who.name), self._config.caller_queries_limit
         if who.known and self._running[key] >= limit:
             raise messages.TooManyQueries(
                 f"{limit} queries of {who.role} {who.name!r} run, the limit for one caller "
-                "(query_running_per_caller_max), so that others can ask: wait for one of them, or end it"
+                "(half of query_running_max), so that others can ask: wait for one of them, or end it"
             )
         self._running[key] += 1
         try:

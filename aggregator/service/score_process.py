@@ -146,7 +146,7 @@ class ScoreProcess:
                 self._take_decisions(packet, descriptors)
             elif "recording" in packet:
                 if self.decisions is not None:
-                    self.decisions.expects_batch = True
+                    self.decisions.batches.begin(packet["recording"])
             else:
                 answers.put_nowait(packet)
 
@@ -158,13 +158,12 @@ class ScoreProcess:
             log.warning("the score process sent an invalid packet: %s", error)
         answers.put_nowait({})
         if self.decisions is not None:
-            self.decisions.expects_batch = False
+            self.decisions.batches.give_up()
         self._updated.set()
 
     def _take_decisions(self, packet: dict[str, Any], descriptors: list[int]) -> None:
         if self.decisions is None:
             return
-        self.decisions.expects_batch = False
         self.decisions.count_dropped(packet["dropped"])
         try:
             batch = shared_snapshot.mapped_file(descriptors[0], BATCH_BYTES_MAX)
@@ -173,6 +172,7 @@ class ScoreProcess:
             self.decisions.count_dropped(packet["decisions"])
         else:
             self.decisions.add(batch, packet["decisions"])
+        self.decisions.batches.receive(packet["batch"])
 
     async def _next_reply(self, seconds: float) -> dict[str, Any]:
         try:

@@ -7,8 +7,8 @@ GIL. The services, authentication and errors are the same code. It does not open
 Standard input is a socket of packets. The first is `ScoreProcessSettings`; then `{"dictionary": 3}`
 for each snapshot, with two descriptors (see `shared_snapshot.py`). The process answers `{"port":
 7601}` once it listens, then for each snapshot its counts since the last: `{"version": 9, "begun":
-{...}, "failed": [...], "refused": 0}`. Decisions are sent separately: `{"recording": true}` when a
-batch begins, then `{"decisions": 3, "dropped": 0}` with a descriptor (see `decision_recorder.py`).
+{...}, "failed": [...], "refused": 0}`. Decisions are sent separately: `{"recording": 7}` when batch 7
+begins, then `{"decisions": 3, "dropped": 0, "batch": 7}` with a descriptor (see `decision_recorder.py`).
 The process exits when the socket closes or its parent exits, after sending the last decisions.
 """
 
@@ -138,7 +138,11 @@ class ScoreServer:
             with suppress(OSError):
                 descriptor = sealed_file(encoded)
                 try:
-                    packet = {"decisions": count, "dropped": self._decisions.dropped}
+                    packet = {
+                        "decisions": count,
+                        "dropped": self._decisions.dropped,
+                        "batch": self._decisions.batch_number,
+                    }
                     socket.send_fds(self._control, [json.dumps(packet).encode()], [descriptor])
                 finally:
                     os.close(descriptor)
@@ -147,9 +151,9 @@ class ScoreServer:
         self._decisions.dropped += count
         return False
 
-    def _announce_decisions(self) -> None:
+    def _announce_decisions(self, number: int) -> None:
         with suppress(OSError):
-            self._send({"recording": True})
+            self._send({"recording": number})
 
     def _send(self, reply: dict[str, Any]) -> None:
         self._control.send(json.dumps(reply).encode())

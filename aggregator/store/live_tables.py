@@ -22,8 +22,8 @@ from pathlib import Path
 import duckdb
 from duckdb import DuckDBPyConnection as Connection
 
-from ...contract.host_policy import PolicyRow
-from ...contract.host_policy_file import builtin
+from ...contract.faults.policy import PolicyRow
+from ...contract.faults.table import builtin
 from ...contract.signals import FORMER_TABLES
 from ...contract.xid.policy import policy, sxid_policy
 from ..sql import quoted

@@ -9,7 +9,7 @@ everything else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -54,9 +54,9 @@ _LATEST_BY_NAME = (
     f"FROM readings.{BY_NAME} WHERE time > make_timestamp({{}}) "
     "QUALIFY row_number() OVER (PARTITION BY host, device, signal ORDER BY time DESC) = 1"
 )
-_COMMENT = (
-    "SELECT comment FROM (SELECT view_name AS name, comment FROM duckdb_views() UNION ALL "
-    "SELECT table_name, comment FROM duckdb_tables()) WHERE name = {}"
+_COMMENTS = (
+    "SELECT view_name, comment FROM duckdb_views() WHERE schema_name = 'main' UNION ALL "
+    "SELECT table_name, comment FROM duckdb_tables() WHERE schema_name = 'main'"
 )
 _ROLLUPS_COMMENT = "readings by minute and by hour, as far back as space allows"
 #: Existing rollups and their numbers of columns.
@@ -165,15 +165,35 @@ class OpsFile:
             return self._base_left_out + old
         try:
             _remove(temporary)
+            _create_base(temporary, self._base_tables())
             with new_file(temporary) as file:
                 builder = _BaseBuilder(self, file, now_ns // 1000, [])
-                self._base_devices = builder.build()
+                self._base_devices = builder.fill()
             temporary.replace(base)
         except BaseException:
             _remove(temporary)
             raise
         self._hosts, self._base_ns, self._base_left_out = (count, last), now_ns, builder.left_out
         return list(self._base_left_out)
+
+    def _base_tables(self) -> dict[str, tuple[Any, str]]:
+        """Return the tables of the base: name -> Arrow schema, comment."""
+        comments = dict(self.fetch(_COMMENTS))
+        names = dict.fromkeys(
+            [*(copy.table for copy in (*COPIES, CLEARED_FINDINGS, HOST_DAYS)), *BASE_TABLES]
+        )
+        tables = {
+            name: (self.read(f"FROM {name} LIMIT 0").schema, comments.get(name) or "")
+            for name in names
+        }
+        for name, _ in self.fetch(_ROLLUPS):
+            if name in ROLLUPS:
+                try:
+                    rows = self.read(f"FROM rollups.{name} LIMIT 0")
+                except duckdb.Error:  # a damaged file: `_BaseBuilder` reports it
+                    rows = self.read(_without_files(name))
+                tables[f"rollups.{name}"] = rows.schema, _ROLLUPS_COMMENT
+        return tables
 
     def read(self, query: str) -> Any:
         """Return the result of a query of the live file as a `pyarrow.Table`."""
@@ -198,30 +218,24 @@ class OpsFile:
 
 @dataclass(frozen=True, slots=True)
 class _BaseBuilder:
-    """Writes a new base: all tables and views, and the rows that rarely change."""
+    """Fills a new base with the rows that rarely change."""
 
     ops_file: OpsFile
     file: NewFile
     now_us: int
     left_out: list[str]
 
-    def build(self) -> int:
-        """Write the base; return its number of devices."""
+    def fill(self) -> int:
+        """Insert the rows; return the number of devices."""
         self.file.begin()
-        execute = self.file.connection.execute
-        execute(_empty_tables())
-        comments = dict(self.ops_file.fetch("SELECT table_name, comment FROM duckdb_tables()"))
-        for table in dict.fromkeys([*(copy.table for copy in COPIES), *BASE_TABLES]):
-            self._put(table, self.ops_file.read(f"FROM {table} LIMIT 0"), comments.get(table))
         for table in BASE_TABLES:
             with self.ops_file.rows(f"FROM {table}") as rows:
                 self.file.insert(table, rows)
         for copy in (CLEARED_FINDINGS, HOST_DAYS):
             self._put_newest(copy)
         self._put_rollups()
-        execute(ops_script())
-        execute(script("history.sql"))
-        ((devices,),) = execute("SELECT count(*) FROM devices").fetchall()
+        query = "SELECT count(*) FROM devices"
+        ((devices,),) = self.file.connection.execute(query).fetchall()
         return int(devices)
 
     def _put_newest(self, copy: TableCopy) -> None:
@@ -230,15 +244,13 @@ class _BaseBuilder:
         if (count := self.ops_file.count(query)) > copy.rows_max:
             self.left_out.append(f"{copy.table}: the newest {copy.rows_max:,} of {count:,} rows")
         newest = f"{query} ORDER BY {copy.age_column} DESC LIMIT {copy.rows_max}"
-        ((comment,),) = self.ops_file.fetch(_COMMENT.format(quoted(copy.table)))
-        self._put(copy.table, self.ops_file.read(newest), comment)
+        self.file.insert(copy.table, self.ops_file.read(newest).to_batches())
 
     def _put_rollups(self) -> None:
-        self.file.connection.execute("CREATE SCHEMA rollups")
         for name, width in self.ops_file.fetch(_ROLLUPS):
             if name in ROLLUPS:
                 span = RecentRows(f"rollups.{name}", ROLLUPS[name], ROLLUPS_CELLS_MAX // width)
-                self._put(f"rollups.{name}", self._rollup(name, span), _ROLLUPS_COMMENT)
+                self.file.insert(span.table, self._rollup(name, span).to_batches())
 
     def _rollup(self, name: str, span: RecentRows) -> Any:
         """Return the rows of a rollup; none if its file is damaged."""
@@ -248,15 +260,7 @@ class _BaseBuilder:
         except duckdb.Error as error:
             reason = cause(error, self.ops_file.folder)
             self.left_out.append(f"{span.table}: all, it cannot be read: {reason}")
-            return self.ops_file.read(rollup_view(name.rpartition("_")[0], {}))
-
-    def _put(self, name: str, arrow: Any, comment: str | None) -> None:
-        execute = self.file.connection.execute
-        self.file.connection.register("like", arrow)
-        execute(f'CREATE TABLE {name} AS FROM "like" LIMIT 0')
-        self.file.connection.unregister("like")
-        execute(f"COMMENT ON TABLE {name} IS {quoted(comment or '')}")
-        self.file.insert(name, arrow.to_batches())
+            return self.ops_file.read(_without_files(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +322,29 @@ class _OpsFileBuilder:
             self.file.insert(name, rows)
 
 
+def _create_base(path: Path, tables: Mapping[str, tuple[Any, str]]) -> None:
+    """Write a base without rows: *tables*, those of readings, and all views.
+
+    *tables*: name -> Arrow schema, comment.
+    """
+    with new_file(path) as file:
+        file.begin()
+        execute = file.connection.execute
+        execute(_empty_tables())
+        for name, (schema, comment) in tables.items():
+            file.connection.register("like", schema.empty_table())
+            execute(f'CREATE TABLE {name} AS FROM "like"')
+            file.connection.unregister("like")
+            execute(f"COMMENT ON TABLE {name} IS {quoted(comment)}")
+        execute(ops_script())
+        execute(script("history.sql"))
+
+
+def _without_files(rollup: str) -> str:
+    """Return a query with the columns of *rollup* and no rows."""
+    return rollup_view(rollup.rpartition("_")[0], {})
+
+
 def taken_macro(taken_us: int) -> str:
     """Return the SQL that makes `ops.taken()` a constant."""
     return f"CREATE OR REPLACE MACRO ops.taken() AS make_timestamp({taken_us}); {_TAKEN_COMMENT}"
@@ -330,7 +357,9 @@ def _seconds_of(table: str) -> int:
 @cache
 def _empty_tables() -> str:
     """Return the SQL that creates all schemas and tables of readings, mostly empty."""
-    sql_statements = [f"CREATE SCHEMA {schema}" for schema in ("latest", "readings", "ops")]
+    sql_statements = [
+        f"CREATE SCHEMA {schema}" for schema in ("latest", "readings", "ops", "rollups")
+    ]
     for table, columns in COLUMNS.items():
         minutes = f"the last {_seconds_of(table) // 60} minutes, or as many as fit"
         for schema, comment in (

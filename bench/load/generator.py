@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from bench.load.fleet import SECOND_NS, UPTIME_NS, HostIdentity, HostMessage, Model
 from bench.load.latency import Latencies
-from bench.load.link import LinkError, LoadLink, batch
+from bench.load.link import LinkError, LoadLink
 from gangline.contract.stream import Sender
 from gangline.contract.wire import telemetry_pb2 as wire
 
@@ -85,9 +85,8 @@ class Generator:
             number = len(self.hosts)
             identity, link = HostIdentity(number, self._seed), LoadLink(self._address)
             template = self.model.registrations[number % len(self.model.registrations)]
-            answer = wire.RegisterNodeResponse.FromString(
-                link.register(identity.registration(template, *self._clocks(time.monotonic())))
-            )
+            clocks = self._clocks(time.monotonic())
+            answer = link.register(identity.registration(template, *clocks))
             link.open(answer.session)
             sender = Sender(answer.stream_context_bytes)
             host = LoadHost(number, identity, link, sender, answer.credit_frames)
@@ -156,12 +155,12 @@ class Generator:
     def _send(self, host: LoadHost, said: HostMessage, due: float) -> None:
         host.sequence += 1
         frame = host.identity.frame(said, host.sequence, *self._clocks(due))
-        message = batch(host.sequence, host.sender.encode(frame))
+        message = wire.TelemetryBatch(sequence=host.sequence, differences=host.sender.encode(frame))
         counts = self.counts
         counts.frames += 1
         counts.rows += said.rows
         counts.gpu_rows += said.gpu_rows
-        counts.bytes += len(message)
+        counts.bytes += message.ByteSize()
         host.flying[host.sequence] = due, said.rows
         try:
             host.link.send(message)
@@ -181,7 +180,7 @@ class Generator:
                         self._epoll.modify(descriptor, select.EPOLLIN)
                 if mask & ~select.EPOLLOUT:
                     for message in host.link.receive():
-                        self._take(host, wire.IngestAck.FromString(message))
+                        self._take(host, message)
             except LinkError as error:
                 self._broken(host, error)
 

@@ -19,7 +19,7 @@ import grpc
 
 from bench.load.fleet import SECOND_NS, UPTIME_NS, HostIdentity, Model
 from bench.load.latency import Latencies
-from bench.load.link import LoadLink, batch
+from bench.load.link import LoadLink
 from gangline.contract.stream import Sender
 from gangline.contract.wire import score_pb2
 from gangline.contract.wire import telemetry_pb2 as wire
@@ -51,7 +51,7 @@ class Prober:
     ) -> tuple[HostIdentity, LoadLink, Sender, list[int]]:
         host, link = HostIdentity(FIRST + at, seed), LoadLink(address)
         request = host.registration(self._model.registrations[at], UPTIME_NS, self._begin_ns)
-        answer = wire.RegisterNodeResponse.FromString(link.register(request))
+        answer = link.register(request)
         link.open(answer.session)
         return host, link, Sender(answer.stream_context_bytes), [0]
 
@@ -81,7 +81,7 @@ class Prober:
         differences = sender.encode(
             host.frame(self._messages[at], sequence[0], boottime_ns, now_ns)
         )
-        link.send(batch(sequence[0], differences))
+        link.send(wire.TelemetryBatch(sequence=sequence[0], differences=differences))
         if at in self._waiting:
             self.answered_late += 1  # not visible within a whole period
             self.fresh.add(PERIOD_SECONDS)

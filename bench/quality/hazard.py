@@ -1,5 +1,5 @@
 """The hazard model and its baselines on a real recording of faults, by the code of `gangline
-evaluate hazard`.
+admin evaluate hazard`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _head() -> list[str]:
         "## Real: hazard",
         "",
         "    python -m bench.quality --only hazard",
-        f"    gangline evaluate hazard ../shared/data/faults/{RECORDING.name} --train-until {TRAIN_UNTIL}",
+        f"    gangline admin evaluate hazard ../shared/data/faults/{RECORDING.name} --train-until {TRAIN_UNTIL}",
         "",
         "Faults of StepFun's 400 nodes (stepfun-ai/InfiniteHBD-Trace, Apache-2.0; not part of the project). [hazard](hazard.md) has the definitions, the model,",
         "the data of each choice, and which days were looked at when. The model ranks hosts by a weak signal; it does not predict which host fails.",

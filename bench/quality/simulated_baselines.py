@@ -12,7 +12,7 @@ import numpy as np
 from gangline.aggregator.arrays import Floats
 from gangline.aggregator.fleet.activity import UTILIZATION_MIN
 from gangline.aggregator.model import HealthState, Reason
-from gangline.aggregator.rule_catalogue.gpu import LOST, REMAPS
+from gangline.aggregator.rule_catalogue.faults import THRESHOLDS
 from gangline.aggregator.scoring.detectors import row_detector
 from gangline.aggregator.scoring.rules import events, fabric, gpu
 from gangline.aggregator.scoring.view import FleetView
@@ -22,8 +22,8 @@ Cry = tuple[str, str, str, HealthState, Reason]
 
 #: Detectors of the policy table alone: codes, and states named by the driver or the kernel.
 DETERMINISTIC = (
-    events.active_xids, events.active_sxids, events.active_events, row_detector(LOST), gpu.recovery_actions,
-    *map(row_detector, REMAPS), fabric.ports_down,
+    events.active_xids, events.active_sxids, events.active_events, row_detector(THRESHOLDS["gpu.lost"]), gpu.recovery_actions,
+    *(row_detector(THRESHOLDS[f"gpu.remap_{what}"]) for what in ("pending", "failed", "exhausted")), fabric.ports_down,
 )  # fmt: skip
 _GRAVE = (HealthState.SUSPECT, HealthState.UNHEALTHY)
 

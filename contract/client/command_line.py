@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from math import nan
 
+from ..options import UNITS, add_former_names, duration, whole_duration
 from .connection import (
     ADDRESS_DEFAULT,
     ADDRESS_VARIABLE,
@@ -18,24 +19,25 @@ from .connection import (
 
 #: Maximum number of hosts in one argument.
 HOSTS_OPTION_MAX = 10_000
+HOSTS_FILE_BYTES_MAX = 16 << 20
 #: Range of a score's horizon, in hours.
 HOURS_MIN, HOURS_MAX = 0.1, 168.0
-#: Seconds of each unit of a duration.
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+#: Option type of a duration in whole seconds, such as 8h or 900s.
+seconds_of = whole_duration(1)
 
 
 def add_connection_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the aggregator's address and the login."""
     group = add_login(parser)
-    group.add_argument(
-        "--aggregator",
-        "--server",  # the name that `gangline sql` uses
+    server = group.add_argument(
+        "--server",
         dest="aggregator",
         type=_parse_aggregator_address,
         metavar="ADDRESS:PORT",
         default=os.environ.get(ADDRESS_VARIABLE) or None,
         help=f"its address (default {ADDRESS_DEFAULT})",
     )
+    add_former_names(parser, server, "--aggregator")
 
 
 def add_login(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -66,9 +68,9 @@ def add_hours(parser: argparse.ArgumentParser) -> None:
     """Add the option for a score's horizon."""
     parser.add_argument(
         "--hours",
-        type=_hours,
+        type=duration(HOURS_MIN * UNITS["h"], HOURS_MAX * UNITS["h"], unit="h"),
         metavar="H",
-        help="horizon of the score, in hours: 0.1 to 168 (default 8)",
+        help="horizon of the score, in hours or as 2d: 0.1 to 168 hours (default 8)",
     )
 
 
@@ -87,27 +89,38 @@ def number_option(low: float, high: float, message: str) -> Callable[[str], floa
     return parse
 
 
-_hours = number_option(
-    HOURS_MIN, HOURS_MAX, f", expected hours from {HOURS_MIN:g} to {HOURS_MAX:g}, as 24"
-)
-
-
 def host_set_option(text: str) -> list[str]:
-    """Return the hosts of a set such as gpu[001-016,020],head. Raises ArgumentTypeError."""
-    from ..host_sets import HostSetError, expand_hosts
+    """Return the hosts of `read_hosts`. Raises ArgumentTypeError."""
+    from ..host_sets import HostSetError
 
     try:
-        return expand_hosts(text, HOSTS_OPTION_MAX)
+        return read_hosts(text, HOSTS_OPTION_MAX)
     except HostSetError as error:
         raise argparse.ArgumentTypeError(f"{text[:60]!r}: {error}") from error
 
 
-def seconds_of(text: str) -> int:
-    """Return a duration such as 8h or 900s in seconds. Raises ArgumentTypeError."""
-    number, unit = (text[:-1], text[-1:]) if text[-1:] in UNITS else (text, "s")
-    if not (number.isascii() and number.isdecimal() and len(number) <= 6) or not int(number):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a duration, such as 8h or 900s")
-    return int(number) * UNITS[unit]
+def read_hosts(text: str, hosts_max: int) -> list[str]:
+    """Return the hosts of a set such as gpu[001-016,020],head, or of a file of sets; "-" is standard input.
+
+    The path of a file begins with / or a dot, which no host name does. Raises HostSetError.
+    """
+    from ..host_sets import HostSetError, expand_hosts
+
+    if text != "-" and not text.startswith(("/", ".")):
+        return expand_hosts(text, hosts_max)
+    try:
+        with open("/dev/stdin" if text == "-" else text, "rb") as file:
+            content = file.read(HOSTS_FILE_BYTES_MAX + 1)
+        if len(content) > HOSTS_FILE_BYTES_MAX:
+            raise HostSetError(f"expected at most {HOSTS_FILE_BYTES_MAX >> 20} MiB")
+        sets = content.decode().split()
+    except (OSError, UnicodeDecodeError) as error:
+        message = error.strerror if isinstance(error, OSError) else "not text"
+        raise HostSetError(f"{message}; expected a file of host names") from error
+    names = [name for host_set in sets for name in expand_hosts(host_set)]
+    if len(names) > hosts_max:
+        raise HostSetError(f"{len(names):,} hosts, expected at most {hosts_max:,}")
+    return names
 
 
 def parse_address(address: str, otherwise: str = "") -> str:

@@ -47,7 +47,7 @@ REPLY_BYTES_MAX = 64 << 20
 #: Statuses that gRPC reports when it received no valid response.
 NO_ANSWER_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 #: Hint how to select another aggregator.
-ANOTHER = f"name another with --aggregator ADDRESS:PORT or {ADDRESS_VARIABLE}"
+ANOTHER = f"name another with --server ADDRESS:PORT or {ADDRESS_VARIABLE}"
 
 
 class CommandError(Exception):

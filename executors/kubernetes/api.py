@@ -1,44 +1,62 @@
-"""Client of the Kubernetes API server over HTTPS, with the standard library only: login, calls, paged lists and watches.
+"""Calls of the Kubernetes API server, its paged lists and its watches, over logins and connections of the official client.
 
-A login is a pod's service account, a kubeconfig in JSON, or a local address where `kubectl proxy` listens.
+The client finds and renews the login and owns the connections. Objects stay JSON: its model classes are not used.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import http.client
 import json
+import logging
 import os
 import socket
 import ssl
-import tempfile
 import threading
+import time
 import urllib.parse
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..model import SchedulerError
+
+if TYPE_CHECKING:
+    from kubernetes.client import Configuration
+    from urllib3 import BaseHTTPResponse, PoolManager
+
+log = logging.getLogger(__name__)
 
 CALL_SECONDS = 10.0
 #: A larger answer of a call, or a larger event of a watch, is refused.
 ANSWER_BYTES_MAX, EVENT_BYTES_MAX = 256 << 20, 8 << 20
+#: Bytes of a watch per read.
+READ_BYTES = 64 << 10
 #: Number of objects per page of a list; an object has a few KB.
 PAGE_OBJECTS = 500
 #: The server ends a watch after the first time; a connection that is silent for the second time is closed.
 WATCH_SECONDS, WATCH_SILENCE_SECONDS = 240, 300.0
-KUBECONFIG_BYTES_MAX = 4 << 20
-TOKEN_BYTES_MAX = 64 << 10
+#: A login that the API server refuses is loaded again, but only after this time.
+RENEW_SECONDS = 10.0
+KUBECONFIG_BYTES_MAX = 1 << 20
 MESSAGE_CHARACTERS_MAX = 300
+#: A dead host does not close a connection, so the kernel probes each connection after 20 s of silence.
+SOCKET_OPTIONS = [
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+]
 
 JSON = "application/json"
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+DEFAULT_KUBECONFIG = "~/.kube/config"
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
@@ -55,186 +73,245 @@ class ApiError(SchedulerError):
         return self.status in (409, 422)
 
 
-@dataclass(frozen=True, slots=True)
 class ApiAccess:
-    """Address of the API server, and the login."""
+    """Address of the API server, and the login. Several threads may use it."""
 
-    host: str
-    port: int
-    #: None: without TLS, only for a proxy on this machine.
-    tls: ssl.SSLContext | None = None
-    token: str = ""
-    #: File of the token, read again for each call, because service account tokens change every hour.
-    token_file: str = ""
-    path: str = ""
+    def __init__(
+        self,
+        source: str,
+        load: Callable[[], Configuration],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """*source*: where the login comes from, for messages; *load*: may raise any exception."""
+        self.source, self._load, self._monotonic = source, load, monotonic
+        self._lock = threading.Lock()
+        self._loaded_at = monotonic()
+        #: Why the last renewal failed; "" if it did not.
+        self._failure = ""
+        self.configuration = self._loaded()
 
     @property
     def shown(self) -> str:
         """The address, for messages."""
-        return f"http{'s' if self.tls else ''}://{self.host}:{self.port}{self.path}"
+        return str(self.configuration.host)
 
     def authorization(self) -> dict[str, str]:
-        """Return the Authorization header; {} for a login without a token. Raises ApiError."""
-        token = self.token
-        if self.token_file:
+        """Return the Authorization header; {} for a login without a token. Raises ApiError.
+
+        The client renews an expired token here: with the login's program, or from the pod's file each minute.
+        """
+        with self._lock:
             try:
-                with open(self.token_file, "rb") as file:
-                    token = file.read(TOKEN_BYTES_MAX).decode("ascii").strip()
-            except (OSError, UnicodeDecodeError) as error:
-                raise ApiError(0, f"{self.token_file}: {error}") from error
-        return {"Authorization": f"Bearer {token}"} if token else {}
+                setting = self.configuration.auth_settings().get("BearerToken")
+            except Exception as error:
+                raise ApiError(0, f"{self.source}: the login was not renewed: {error}") from error
+        # A token read from a file may end with a newline, which no header may contain.
+        return {"Authorization": str(setting["value"]).strip()} if setting else {}
+
+    def renew(self, refused: Configuration) -> bool:
+        """Load the login again; return whether another login than *refused* is active now. Raises ApiError.
+
+        The client never reads again a token file, an OIDC token, or a certificate of the login's program.
+        """
+        with self._lock:
+            if self.configuration is not refused:
+                return True
+            now = self._monotonic()
+            is_due = now - self._loaded_at >= RENEW_SECONDS
+            if is_due:
+                self._loaded_at, self._failure = now, ""
+                try:
+                    self.configuration = self._loaded()
+                except SchedulerError as error:
+                    self._failure = str(error)
+            if self._failure:
+                raise ApiError(401, self._failure)
+            return is_due
+
+    def _loaded(self) -> Configuration:
+        try:
+            configuration = self._load()
+            login = urllib.parse.urlsplit(configuration.proxy or "").netloc.rpartition("@")[0]
+            if login:  # urllib3 sends it only as a header
+                login = b64encode(urllib.parse.unquote(login).encode()).decode()
+                configuration.proxy_headers = {"Proxy-Authorization": f"Basic {login}"}
+            return configuration
+        # The client parses files, runs programs and calls identity providers.
+        except Exception as error:
+            raise SchedulerError(f"{self.source}: {str(error) or repr(error)}") from error
 
 
 def find_access(server: str = "", kubeconfig: str = "") -> ApiAccess:
-    """Return access by *server*, else *kubeconfig*, else service account. Raises SchedulerError."""
-    if server:
-        return _proxy_access(server)
-    if kubeconfig:
-        return kubeconfig_access(Path(kubeconfig))
-    return service_account_access(os.environ, SERVICE_ACCOUNT)
+    """Return access by *server*, else *kubeconfig*, else the pod's service account, else kubectl's kubeconfig.
 
-
-def _proxy_access(server: str) -> ApiAccess:
-    parts = urllib.parse.urlsplit(server)
+    Raises SchedulerError.
+    """
     try:
-        port = parts.port or 8001
-    except ValueError as error:
-        raise SchedulerError(f"kubernetes_server = {server[:80]!r}: {error}") from error
-    if parts.scheme != "http" or parts.hostname not in LOCAL_HOSTS:
+        import kubernetes.config  # noqa: F401  (0.4 s and 37 MB: nothing else pays for it)
+    except ImportError as error:
         raise SchedulerError(
-            f"kubernetes_server = {server[:80]!r}: expected http://127.0.0.1:PORT, where `kubectl proxy` listens; "
-            "for another address use kubeconfig"
-        )
-    return ApiAccess(str(parts.hostname), port, path=parts.path.rstrip("/"))
-
-
-def service_account_access(environment: Mapping[str, str], folder: Path) -> ApiAccess:
-    """Return the access by a pod's service account. Raises SchedulerError outside a pod."""
-    host = environment.get("KUBERNETES_SERVICE_HOST", "")
-    port = environment.get("KUBERNETES_SERVICE_PORT", "443")
-    if not host or not port.isdecimal() or not (folder / "token").exists():
-        raise SchedulerError(
-            "this is not a pod with a service account. Set kubeconfig (JSON, of `kubectl config "
-            "view --raw --minify --flatten -o json`), "
-            "or kubernetes_server = http://127.0.0.1:8001 with `kubectl proxy`"
-        )
-    try:
-        tls = ssl.create_default_context(cafile=str(folder / "ca.crt"))
-    except (OSError, ssl.SSLError) as error:
-        raise SchedulerError(f"{folder / 'ca.crt'}: {error}") from error
-    return ApiAccess(host, int(port), tls, token_file=str(folder / "token"))
-
-
-def kubeconfig_access(path: Path) -> ApiAccess:
-    """Return the access by the current context of a kubeconfig in JSON. Raises SchedulerError."""
-    try:
-        if path.stat().st_size > KUBECONFIG_BYTES_MAX:
-            raise SchedulerError(f"{path}: larger than {KUBECONFIG_BYTES_MAX} bytes")
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise SchedulerError(f"{path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise SchedulerError(
-            f"{path}: not JSON; write it with `kubectl config view --raw --minify --flatten -o "
-            "json`"
+            f"the official client of Kubernetes is missing ({error}): pip install 'gangline[executor]'"
         ) from error
-    try:
-        context = _named(document, "contexts", document["current-context"])["context"]
-        cluster = _named(document, "clusters", context["cluster"])["cluster"]
-        user = _named(document, "users", context["user"])["user"]
-        return _access_of(path, cluster, user)
-    except (KeyError, TypeError, AttributeError, binascii.Error) as error:
-        raise SchedulerError(f"{path}: not a valid kubeconfig: {error!r}") from error
-
-
-def _named(document: Any, kind: str, name: str) -> Any:
-    for one in document[kind]:
-        if one["name"] == name:
-            return one
-    raise KeyError(f"{kind} {name}")
-
-
-def _access_of(path: Path, cluster: Any, user: Any) -> ApiAccess:
-    parts = urllib.parse.urlsplit(str(cluster["server"]))
-    if parts.scheme != "https" or not parts.hostname:
-        raise SchedulerError(f"{path}: server {cluster['server']!r}: expected https://HOST:PORT")
-    if "exec" in user or "auth-provider" in user:
+    if server:
+        return ApiAccess(f"kubernetes_server = {server[:80]!r}", partial(_load_server, server))
+    if kubeconfig:
+        return ApiAccess(f"kubeconfig {kubeconfig}", partial(_load_kubeconfig, kubeconfig))
+    if is_in_pod():
+        return ApiAccess(
+            f"service account {SERVICE_ACCOUNT}",
+            partial(_load_service_account, os.environ, SERVICE_ACCOUNT),
+        )
+    default = os.environ.get("KUBECONFIG") or DEFAULT_KUBECONFIG
+    if not _existing(default):
         raise SchedulerError(
-            f"{path}: the user logs in through another program; run `kubectl proxy`, and set kubernetes_server = http://127.0.0.1:8001"
+            f"this is not a pod with a service account, and there is no kubeconfig {default}. "
+            "Log in as for kubectl, or set kubeconfig = FILE (`kubectl config view` shows kubectl's own)"
         )
-    if cluster.get("insecure-skip-tls-verify"):
-        raise SchedulerError(
-            f"{path}: insecure-skip-tls-verify is not accepted; name the CA of the cluster"
+    return ApiAccess(f"kubeconfig {default}", partial(_load_kubeconfig, default))
+
+
+def is_in_pod() -> bool:
+    """Return whether this process runs in a pod with a service account."""
+    return bool(os.environ.get("KUBERNETES_SERVICE_HOST")) and (SERVICE_ACCOUNT / "token").exists()
+
+
+def _existing(paths: str) -> list[str]:
+    """Return the existing files of *paths*, which has the form of $KUBECONFIG."""
+    files = (os.path.expanduser(path) for path in paths.split(os.pathsep) if path)
+    return [file for file in files if os.path.exists(file)]
+
+
+def _load_server(server: str) -> Configuration:
+    from kubernetes.client import Configuration
+
+    configuration = Configuration(host=_checked_address(server, ":8001"))
+    configuration.proxy = None
+    return configuration
+
+
+def _load_service_account(environment: Mapping[str, str], folder: Path) -> Configuration:
+    from kubernetes.client import Configuration
+    from kubernetes.config.incluster_config import InClusterConfigLoader
+
+    configuration = Configuration()
+    InClusterConfigLoader(
+        str(folder / "token"), str(folder / "ca.crt"), environ=environment
+    ).load_and_set(configuration)
+    return configuration
+
+
+def _load_kubeconfig(paths: str) -> Configuration:
+    """Return the login of the current context.
+
+    The first file that sets the context wins, as for kubectl; the client would take the last, and so another cluster.
+    """
+    import urllib3
+    from kubernetes import config
+    from kubernetes.client import Configuration
+
+    files = _existing(paths)
+    if not files:
+        raise SchedulerError("no such file")
+    documents = [_read_kubeconfig(file) for file in files]
+    context = next(filter(None, (document.get("current-context") for document in documents)), None)
+    if not context:
+        raise SchedulerError("no current-context; `kubectl config use-context NAME` sets it")
+    configuration = Configuration(host="")
+    problems: list[str] = []
+    with _root_log_to(problems):
+        config.load_kube_config(
+            config_file=os.pathsep.join(files),
+            context=context,
+            client_configuration=configuration,
+            # An identity provider may refuse the former refresh token once it has issued another.
+            persist_config=all(os.access(file, os.W_OK) for file in files),
         )
+    _checked_address(configuration.host)
+    is_anonymous = not configuration.api_key and not configuration.cert_file
+    if is_anonymous and (problems or configuration.host.startswith("https:")):
+        reason = "; ".join(problems) or "the user of its context has no token and no certificate"
+        raise SchedulerError(f"{reason}; `kubectl auth whoami` must work with it")
+    if not configuration.verify_ssl:
+        urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+        log.warning("%s: insecure-skip-tls-verify: its identity is not checked", configuration.host)
+    return configuration
+
+
+def _read_kubeconfig(file: str) -> dict[str, Any]:
+    import yaml
+
+    if os.stat(file).st_size > KUBECONFIG_BYTES_MAX:
+        raise SchedulerError(f"{file}: larger than {KUBECONFIG_BYTES_MAX} bytes")
     try:
-        authority = cluster.get("certificate-authority-data")
-        text = base64.b64decode(authority).decode("ascii") if authority else None
-        tls = ssl.create_default_context(
-            cafile=cluster.get("certificate-authority") if not text else None, cadata=text
+        # Not CSafeLoader: the wheel of PyYAML 6.0.3 crashes on 100,000 nested lists.
+        document = yaml.safe_load(Path(file).read_bytes())
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        text = " ".join(str(error).split())[:MESSAGE_CHARACTERS_MAX]
+        raise SchedulerError(f"{file}: neither YAML nor JSON: {text}") from error
+    if not isinstance(document, dict):
+        raise SchedulerError(
+            f"{file}: expected the mapping that `kubectl config view --raw` prints"
         )
-        _load_certificate(tls, user)
-    except (OSError, ssl.SSLError, UnicodeDecodeError) as error:
-        raise SchedulerError(f"{path}: certificates: {error}") from error
-    return ApiAccess(
-        parts.hostname, parts.port or 443, tls, str(user.get("token", "")), str(user.get("tokenFile", "")), parts.path.rstrip("/")
-    )  # fmt: skip
+    return document
 
 
-def _load_certificate(tls: ssl.SSLContext, user: Any) -> None:
-    """Load the client certificate of *user*; an embedded certificate is written to a private temporary folder first."""
-    if "client-certificate" in user and "client-certificate-data" not in user:
-        tls.load_cert_chain(user["client-certificate"], user.get("client-key"))
-    elif "client-certificate-data" in user:
-        with tempfile.TemporaryDirectory() as folder:
-            names = []
-            for kind in ("client-certificate-data", "client-key-data"):
-                file = Path(folder, kind)
-                file.touch(0o600)
-                file.write_bytes(base64.b64decode(user[kind]))
-                names.append(str(file))
-            tls.load_cert_chain(*names)
+def _checked_address(server: str, default_port: str = "") -> str:
+    """Return *server* if it is an https address, or an http address on this machine. Raises SchedulerError, ValueError."""
+    parts = urllib.parse.urlsplit(server)
+    if parts.port is None and parts.scheme == "http":
+        parts = parts._replace(netloc=parts.netloc + default_port)
+    is_local = parts.scheme == "http" and parts.hostname in LOCAL_HOSTS
+    if not parts.hostname or not (parts.scheme == "https" or is_local):
+        raise SchedulerError(
+            f"server {server[:80]!r}: expected https://HOST:PORT; without TLS only this machine, such as "
+            "http://127.0.0.1:8001 of `kubectl proxy`"
+        )
+    return parts.geturl().rstrip("/")
+
+
+@contextmanager
+def _root_log_to(messages: list[str]) -> Iterator[None]:
+    """Collect the records of the root logger itself: the client logs there when a login's program fails."""
+
+    def collect(record: logging.LogRecord) -> bool:
+        messages.append(" ".join(record.getMessage().split())[:MESSAGE_CHARACTERS_MAX])
+        return False
+
+    logging.root.addFilter(collect)
+    try:
+        yield
+    finally:
+        logging.root.removeFilter(collect)
 
 
 class ApiServer:
-    """The API server: all calls share a connection, and each watch has its own.
-
-    Several threads may use it. All methods raise ApiError.
-    """
+    """The API server, over connections of its own. Several threads may use it. All methods raise ApiError."""
 
     def __init__(self, access: ApiAccess, seconds_max: float = CALL_SECONDS) -> None:
         """*seconds_max*: timeout of a call."""
         self.access, self._seconds_max = access, seconds_max
-        self._connection: http.client.HTTPConnection | None = None
         self._lock = threading.Lock()
+        self._login: Configuration | None = None
+        self._pool: PoolManager | None = None
 
     def close(self) -> None:
-        """Close the connection of calls."""
+        """Close the idle connections."""
         with self._lock:
-            self._drop()
+            if self._pool is not None:
+                self._pool.clear()
 
     def call(self, method: str, path: str, body: Any = None, content_type: str = JSON) -> Any:
-        """Return the answer's JSON. If the server has closed the idle connection, reconnect once."""
+        """Return the answer's JSON."""
         data = json.dumps(body).encode() if body is not None else None
-        with self._lock:
-            is_fresh = self._connection is None
-            try:
-                status, answer = self._attempt(method, path, data, content_type)
-            except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError) as error:
-                self._drop()
-                if is_fresh:
-                    raise self._silent(error) from error
-                try:
-                    status, answer = self._attempt(method, path, data, content_type)
-                except (OSError, http.client.HTTPException) as again:
-                    self._drop()
-                    raise self._silent(again) from again
-            except (OSError, http.client.HTTPException) as error:
-                self._drop()
-                raise self._silent(error) from error
-            except BaseException:
-                self._drop()
-                raise
-        return _document(status, answer, f"{method} {path.partition('?')[0]}")
+        what = f"{method} {path.partition('?')[0]}"
+        with (
+            _transport_errors(self.access),
+            closing(self._request(method, path, data, content_type)) as response,
+        ):
+            answer = response.read(ANSWER_BYTES_MAX + 1)
+        if len(answer) > ANSWER_BYTES_MAX:
+            raise ApiError(0, f"{what}: an answer of more than {ANSWER_BYTES_MAX} bytes")
+        return _document(response.status, answer, what, self.access)
 
     def list_all(self, path: str, query: str = "") -> tuple[list[Any], str]:
         """Return (all objects of a list, version of the list), read page by page."""
@@ -254,103 +331,110 @@ class ApiServer:
 
     def watch(self, path: str, version: str) -> ApiWatch:
         """Return a watch of a list, which begins after *version*."""
-        connection = self.connect(WATCH_SILENCE_SECONDS)
         query = f"watch=1&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={version}"
-        return ApiWatch(self.access, connection, f"{path}?{query}")
+        with _transport_errors(self.access):
+            response = self._request("GET", f"{path}?{query}", None, JSON)
+            if plain := getattr(response.connection, "sock", None):
+                plain.settimeout(WATCH_SILENCE_SECONDS)
+        return ApiWatch(self.access, response, f"watch {path}")
 
-    def _attempt(
+    def _request(
         self, method: str, path: str, data: bytes | None, content_type: str
-    ) -> tuple[int, bytes]:
-        if self._connection is None:
-            self._connection = self.connect(self._seconds_max)
-        headers = {"Accept": JSON, **self.access.authorization()}
-        if data is not None:
-            headers["Content-Type"] = content_type
-        self._connection.request(method, self.access.path + path, data, headers)
-        response = self._connection.getresponse()
-        answer = response.read(ANSWER_BYTES_MAX + 1)
-        if len(answer) > ANSWER_BYTES_MAX:
-            self._drop()
-            raise ApiError(0, f"{method} {path}: an answer of more than {ANSWER_BYTES_MAX} bytes")
-        if response.will_close:
-            self._drop()
-        return response.status, answer
+    ) -> BaseHTTPResponse:
+        """Return the response, whose body is unread.
 
-    def connect(self, seconds_max: float) -> http.client.HTTPConnection:
-        access = self.access
-        connection = (
-            http.client.HTTPSConnection(
-                access.host, access.port, timeout=self._seconds_max, context=access.tls
-            )
-            if access.tls
-            else http.client.HTTPConnection(access.host, access.port, timeout=self._seconds_max)
-        )
-        try:
-            connection.connect()
-        except OSError as error:
-            connection.close()
-            raise self._silent(error) from error
-        plain: socket.socket = connection.sock
-        plain.settimeout(seconds_max)
-        # A dead host does not close the connection, so the kernel probes it after 20 s of silence.
-        plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-            if hasattr(socket, option):
-                plain.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connection
+        If the server has closed the idle connection or refuses the login, repeat the request once.
+        """
+        from urllib3.exceptions import ProtocolError
 
-    def _drop(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        for is_last in (False, True):
+            login, pool = self._connections()
+            headers = {"Accept": JSON, **self.access.authorization()}
+            if data is not None:
+                headers["Content-Type"] = content_type
+            try:
+                response = pool.urlopen(
+                    method, login.host + path, body=data, headers=headers,
+                    timeout=self._seconds_max, retries=False, redirect=False, preload_content=False,
+                )  # fmt: skip
+            except ProtocolError as error:
+                if is_last or not isinstance(error.args[-1], ConnectionError):
+                    raise
+                continue
+            if response.status != 401 or is_last or not self.access.renew(login):
+                break
+            response.close()
+        return response
 
-    def _silent(self, error: Exception) -> ApiError:
-        return _silence(self.access, error)
+    def _connections(self) -> tuple[Configuration, PoolManager]:
+        """Return the login and its connections, which carry the login's certificate."""
+        from kubernetes.client.rest import RESTClientObject
+
+        with self._lock:
+            login = self.access.configuration
+            if self._pool is None or self._login is not login:
+                # The client's own request methods differ between its versions; the pool does not.
+                self._login, self._pool = login, RESTClientObject(login).pool_manager
+                self._pool.connection_pool_kw["socket_options"] = SOCKET_OPTIONS
+            return login, self._pool
 
 
-def _silence(access: ApiAccess, error: Exception) -> ApiError:
-    if isinstance(error, ApiError):
-        return error
-    return ApiError(0, f"{access.shown}: {str(error) or type(error).__name__}")
+@contextmanager
+def _transport_errors(access: ApiAccess) -> Iterator[None]:
+    """Raise ApiError for an error of the connection.
+
+    Its text stays the same while the connection is lost: urllib3's messages contain addresses of objects.
+    """
+    from urllib3.exceptions import HTTPError, ProxyError
+
+    try:
+        yield
+    except (HTTPError, OSError, ValueError, ImportError) as error:
+        cause: BaseException = error
+        while isinstance(nested := cause.__cause__ or (cause.args or (None,))[-1], Exception):
+            cause = nested
+        text = str(cause) or type(cause).__name__
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            text = f"its CA is not certificate-authority of {access.source}: {cause.verify_message}"
+        elif isinstance(cause, ssl.SSLError):
+            text = f"TLS with the certificates of {access.source}: {text}"
+        if isinstance(error, ProxyError):
+            proxy = urllib.parse.urlsplit(str(access.configuration.proxy))
+            text = f"proxy {proxy.hostname}:{proxy.port}: {text}"
+        raise ApiError(0, f"{access.shown}: {text}") from error
 
 
 class ApiWatch:
     """Iterates (kind, object), also bookmarks, until the server ends the watch. Raises ApiError."""
 
-    def __init__(
-        self, access: ApiAccess, connection: http.client.HTTPConnection, path: str
-    ) -> None:
-        self._access, self._connection, self._path = access, connection, path
-        self._shown = f"watch {path.partition('?')[0]}"
+    def __init__(self, access: ApiAccess, response: BaseHTTPResponse, shown: str) -> None:
+        self._access, self._response, self._shown = access, response, shown
 
     def close(self) -> None:
         """End the watch, and wake a thread that waits for an event."""
-        plain = self._connection.sock
-        if plain is not None:
-            with suppress(OSError):
-                plain.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError, ValueError, RuntimeError):
+            self._response.shutdown()
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        response = None
-        try:
-            headers = {"Accept": JSON, **self._access.authorization()}
-            self._connection.request("GET", self._access.path + self._path, headers=headers)
-            response = self._connection.getresponse()
+        with closing(self._response) as response, _transport_errors(self._access):
             if response.status != 200:
-                _document(response.status, response.read(EVENT_BYTES_MAX), self._shown)
-            while line := response.readline(EVENT_BYTES_MAX + 1):
+                answer = response.read(EVENT_BYTES_MAX)
+                _document(response.status, answer, self._shown, self._access)
+            for line in self._lines():
+                yield self._event(line)
+
+    def _lines(self) -> Iterator[bytes]:
+        rest = b""
+        while data := self._response.read1(READ_BYTES):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in (*lines, rest):
                 if len(line) > EVENT_BYTES_MAX:
                     raise ApiError(
                         0, f"{self._shown}: an event of more than {EVENT_BYTES_MAX} bytes"
                     )
-                yield self._event(line)
-        except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
-            raise _silence(self._access, error) from error
-        finally:
-            if response is not None:
-                response.close()
-            self._connection.close()
+            yield from lines
+        if rest:
+            yield rest
 
     def _event(self, line: bytes) -> tuple[str, Any]:
         event = _parse(line, self._shown)
@@ -373,7 +457,7 @@ def _parse(answer: bytes, what: str) -> Any:
         raise ApiError(0, f"{what}: the response is not JSON") from error
 
 
-def _document(status: int, answer: bytes, what: str) -> Any:
+def _document(status: int, answer: bytes, what: str, access: ApiAccess) -> Any:
     """Return the JSON of an answer. Raises ApiError with the server's message for a refusal."""
     if status < 300:
         return _parse(answer, what) if answer else {}
@@ -381,7 +465,10 @@ def _document(status: int, answer: bytes, what: str) -> Any:
         message = _message(json.loads(answer))
     except (ValueError, RecursionError):
         message = answer[:MESSAGE_CHARACTERS_MAX].decode("utf-8", "replace").strip()
-    raise ApiError(status, f"{what}: {status}: {message or http.client.responses.get(status, '')}")
+    message = message or http.client.responses.get(status, "")
+    if status == 401:
+        message += f"; {access.source}: its login has expired, or is of another cluster"
+    raise ApiError(status, f"{what}: {status}: {message}")
 
 
 def _message(status: Any) -> str:

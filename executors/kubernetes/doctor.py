@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..model import DoctorFinding, DoctorLevel, Node, ScheduledJob, SchedulerError
-from .api import ApiError, ApiServer
+from .api import ApiError, ApiServer, is_in_pod
 from .devices import GROUP as DRA
 from .jobs import is_gpu_resource
 from .kueue import GROUP as KUEUE
@@ -86,11 +86,12 @@ def findings(
 
 
 def _service_account(config: KubernetesConfig) -> dict[str, Any]:
-    """Return the subject whose rights are checked: behind `kubectl proxy`, whose login is a person's, the service account.
+    """Return the subject whose rights are checked: {} for the login itself, if it is the executor's own.
 
-    {}: the login itself.
+    A person's login, behind `kubectl proxy` or in kubectl's kubeconfig, has other rights than the service account.
     """
-    if not config.kubernetes_server or config.ledger:
+    is_own = not config.kubernetes_server and (config.kubeconfig or is_in_pod())
+    if is_own or config.ledger:
         return {}
     namespace = config.namespace
     user = f"system:serviceaccount:{namespace}:{SERVICE_ACCOUNT}"
@@ -137,8 +138,8 @@ def _rights(api: ApiServer, config: KubernetesConfig) -> Iterator[DoctorFinding]
                 raise
             yield DoctorFinding(
                 DoctorLevel.NOTE,
-                f"rights of {user} are unknown, because the login of `kubectl proxy` may not ask "
-                "for them; run doctor in the executor's pod",
+                f"rights of {user} are unknown, because this login may not ask for them; "
+                "run doctor in the executor's pod",
             )
             return
         status = answer.get("status") if isinstance(answer, dict) else None

@@ -76,11 +76,13 @@ class KubernetesConfig(UnweightedConfig):
     )
     kubeconfig: str = setting(
         "",
-        "kubeconfig in JSON, as printed by `kubectl config view --raw --minify --flatten -o json`; "
-        "empty: the pod's service account",
+        "kubeconfig with the executor's own login (YAML or JSON; also login programs of EKS and GKE, "
+        "and OIDC); empty: the pod's service account, outside a pod kubectl's kubeconfig",
     )
     kubernetes_server: str = setting(
-        "", "address of `kubectl proxy`, http://127.0.0.1:8001, instead of a kubeconfig"
+        "",
+        "address of the API server without a login, instead of a kubeconfig: "
+        "http://127.0.0.1:8001 of `kubectl proxy`",
     )
     gpu_resources: tuple[str, ...] = setting(
         GPU_RESOURCES,

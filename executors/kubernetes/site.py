@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -21,6 +22,8 @@ from .kueue import KueueController
 from .scheduler import Kubernetes
 from .settings import KubernetesConfig
 from .state import ConfigMapLedger, ExecutorLease, lease_identity
+
+log = logging.getLogger(__name__)
 
 
 class KubernetesSite(SchedulerSite):
@@ -56,6 +59,7 @@ class KubernetesSite(SchedulerSite):
 
         Shadow mode needs neither, because it runs beside an acting executor.
         """
+        log.info("Kubernetes at %s, login by %s", self._access.shown, self._access.source)
         if self.config.ledger:
             with super().own_ledger(stopped, shadow) as ledger:
                 yield ledger

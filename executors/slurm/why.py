@@ -23,6 +23,7 @@ from ...contract.client.plan_text import (
 )
 from ...contract.client.terminal import table
 from ...contract.host_sets import fold_hosts
+from ...contract.options import add_former_names
 from ...contract.wire import placement_pb2 as wire
 from ...contract.wire import score_pb2
 from ...contract.wire.placement_pb2_grpc import PlacementServiceStub
@@ -217,16 +218,18 @@ def _parser() -> argparse.ArgumentParser:
         "--score-min",
         type=_share,
         default=0.0,
-        metavar="P",
+        metavar="S",
         help="health floor of each node (default 0: only UNHEALTHY and MAINTENANCE are excluded)",
     )
     add("--within", choices=TIERS, default="", help="all nodes in one domain of this tier")
-    add(
-        "--length",
+    length = add(
+        "--for",
+        dest="length",
         type=seconds_of,
         default=LENGTH_DEFAULT,
-        metavar="TIME",
+        metavar="24h",
         help=f"length of the job, such as 90m, 8h or 7d (default {LENGTH_DEFAULT})",
     )
+    add_former_names(parser, length, "--length")
     command_line.add_options(parser)
     return parser

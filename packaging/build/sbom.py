@@ -38,8 +38,11 @@ LICENCES = frozenset(
         "LGPL-2.1-or-later",
         "MIT",
         "MIT-0",
+        # Per file: certifi is a list of CAs, shipped unchanged.
+        "MPL-2.0",
         "PSF-2.0",
         "Unicode-3.0",
+        "Unicode-DFS-2016",
         "Zlib",
         "blessing",
         "bzip2-1.0.6",
@@ -49,6 +52,7 @@ LICENCES = frozenset(
 #: License names in wheels that are no SPDX identifier -> SPDX identifier.
 ALIASES = {
     "3-Clause BSD License": "BSD-3-Clause",
+    "Apache 2.0": "Apache-2.0",
     "BSD": "BSD-3-Clause",
     "LGPLv2+": "LGPL-2.1-or-later",  # ClusterShell, which has the text of 2.1
     "License :: OSI Approved :: BSD License": "BSD-3-Clause",

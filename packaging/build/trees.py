@@ -33,10 +33,12 @@ FOLDERS = {
     "gangline-agent": ("agent",),
     "gangline-aggregator": ("aggregator", "executors", "fingerprints", "simulator"),
 }
-#: Files of wheels that are left out: headers, tests and sources of C extensions, which nothing imports.
+#: Files of wheels that are left out: headers, tests and sources of C extensions, which nothing imports, and 70 MB of
+#: Kubernetes' model classes, which executors do not load.
 WHEELS_WITHOUT = (
     "bin", "pyarrow/include", "pyarrow/tests", "pyarrow/src", "numpy/_core/include", "numpy/*/tests", "numpy/tests",
-    "numpy/f2py", "numpy/distutils", "psutil/tests", "**/*.pxd", "**/*.pyx", "**/*.c", "**/*.h", "**/*.hpp", "**/*.lib", "**/*.a",
+    "numpy/f2py", "numpy/distutils", "psutil/tests", "kubernetes/aio", "kubernetes/client/api/[a-z]*.py", "kubernetes/client/models/[a-z]*.py",
+    "**/*.pxd", "**/*.pyx", "**/*.c", "**/*.h", "**/*.hpp", "**/*.lib", "**/*.a",
     "*.dist-info/RECORD", "*.dist-info/INSTALLER", "*.dist-info/REQUESTED", "*.dist-info/direct_url.json",
 )  # fmt: skip
 #: Package -> file of the checkout -> its path in the package.

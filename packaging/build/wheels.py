@@ -25,9 +25,10 @@ PLATFORMS = ("2_28", "2_27", "2_26", "2_24", "2_17", "2_12", "2_5")
 
 
 def extras() -> dict[str, list[str]]:
-    """Return package -> its requirements in pyproject.toml; the runtime package has the agent's."""
+    """Return package -> its requirements in pyproject.toml: the runtime has the agent's, the aggregator executors', too."""
     table = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    return {"gangline-runtime": table["agent"], "gangline-aggregator": table["aggregator"]}
+    aggregator = table["aggregator"] + table["executor"]
+    return {"gangline-runtime": table["agent"], "gangline-aggregator": aggregator}
 
 
 def for_target(machine: str) -> list[str]:

@@ -11,8 +11,8 @@ from gangline.agent.latest import LatestReadings, TableSnapshot
 from gangline.agent.local.findings import HostFindings
 from gangline.agent.local.host_status import judged_tables
 from gangline.contract.block import Block, is_float
-from gangline.contract.host_policy import Policy
-from gangline.contract.host_policy_file import builtin
+from gangline.contract.faults.policy import Policy
+from gangline.contract.faults.table import builtin
 from gangline.contract.signals import BY_NAME
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 

@@ -30,8 +30,7 @@ def test_the_defaults_are_settings() -> None:
         ("aggregator=10.0.0.5", "aggregator = '10.0.0.5': expected host:port"),
         ("host=a b", "host = 'a b': expected a host name"),
         ("collectors_off=[1]", "collectors_off = [1]: expected a list of texts"),
-        ("probe_deadline_seconds=0", "probe_deadline_seconds = 0: expected 0.1 to 60.0"),
-        ("probe_linger_seconds=1", "probe_linger_seconds = 1: expected 0.0 to 0.9"),
+        ("metrics_series_max=1", "metrics_series_max = 1: expected 10 to 100000"),
     ],
 )
 def test_a_wrong_setting_is_named_with_what_would_be_right(assignment: str, message: str) -> None:

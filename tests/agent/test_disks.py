@@ -157,7 +157,7 @@ def test_a_filesystem_that_hangs_does_not_hang_the_turn(tmp_path: Path) -> None:
         timeout=GUARD_SECONDS,
     )
     if done.returncode == 77:
-        pytest.skip(done.stdout.strip())
+        pytest.skip(f"no FUSE mount here: {done.stdout.strip()}")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "['network_filesystem']"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -29,6 +28,7 @@ from gangline.contract.exposition import (
 )
 from gangline.contract.signal import Kind
 from gangline.contract.signals import BY_NAME, SIGNALS, TABLES
+from tests.promtool import PROMTOOL, needs_promtool
 
 HOSTS = Path(__file__).parent.parent / "hosts"
 SECOND_NS = 1_000_000_000
@@ -100,17 +100,15 @@ def test_every_host_is_parsed_by_prometheus_client(name: str, form: ExpositionFo
     assert len({(name, tuple(labels.items())) for name, labels, _ in read}) == len(read)
 
 
+@needs_promtool
 @pytest.mark.parametrize("name", ["h100-ib", "h200-roce", "gb200-nvl72", "plain-vm"])
 def test_every_host_is_parsed_by_promtool(name: str) -> None:
     """promtool uses Prometheus' own parser, and also lints names."""
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed (it is in Debian's package `prometheus`)")
     text = render_exposition(
         exposition(host(name), series_max=100_000).families(), ExpositionFormat.TEXT
     )
     checked = subprocess.run(
-        [promtool, "check", "metrics"], input=text, check=False, capture_output=True, timeout=60
+        [PROMTOOL, "check", "metrics"], input=text, check=False, capture_output=True, timeout=60
     )
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 

@@ -12,11 +12,11 @@ from gangline.agent.local.findings_state import FindingsState
 from gangline.agent.local.policy_rules import UNREAD_SECONDS_MAX
 from gangline.agent.sampler.probe_tables import ProbeTables
 from gangline.aggregator.model import HealthState
-from gangline.aggregator.rule_catalogue.events import EVENT_KINDS, EVENT_POLICY
+from gangline.aggregator.rule_catalogue.faults import EVENT_KINDS, EVENT_POLICY
 from gangline.aggregator.rule_catalogue.gpu import MISSING
-from gangline.contract import host_policy_file
-from gangline.contract.host_policy import LOCAL_EVENTS, FindingSeverity, Policy
-from gangline.contract.host_policy_file import builtin
+from gangline.contract.faults import policy_file as host_policy_file
+from gangline.contract.faults.policy import LOCAL_EVENTS, FindingSeverity, Policy
+from gangline.contract.faults.table import builtin
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.agent.local_world import ADDRESS, BOOT, GPU, SECOND, START, Host
 from tests.agent.sampler.watched import GPUS, Watched

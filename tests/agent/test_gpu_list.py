@@ -16,7 +16,7 @@ from gangline.agent.inventory import HostDevice, Inventory
 from gangline.agent.latest import LatestReadings
 from gangline.agent.local.host_status import HostStatus, judged_tables
 from gangline.agent.registration import Registration
-from gangline.contract.host_policy import FindingSeverity
+from gangline.contract.faults.policy import FindingSeverity
 from tests.agent.fakes import HandedClock
 from tests.agent.local_world import BOOT, SECOND
 from tests.fake_nvml.scenario import Scenario, gpus

@@ -20,7 +20,7 @@ from gangline.agent.latest import LatestReadings
 from gangline.agent.local import check as verdict
 from gangline.agent.local.host_status import EARLY_UPDATES_MAX, HostStatus, judged_tables
 from gangline.contract.block import Block
-from gangline.contract.host_policy_file import builtin
+from gangline.contract.faults.table import builtin
 from gangline.contract.settings import SettingsError
 from gangline.contract.wire.telemetry_pb2 import (
     HealthEvent,

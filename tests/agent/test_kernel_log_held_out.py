@@ -13,7 +13,7 @@ from gangline.agent.commands.xid import main
 from gangline.agent.kernel_log.rules import classify
 from gangline.agent.kernel_log.stuck_times import StuckTimes
 from gangline.aggregator.model import HealthState
-from gangline.aggregator.rule_catalogue.events import EVENT_KINDS
+from gangline.aggregator.rule_catalogue.faults import EVENT_KINDS
 
 #: A host with such a line is SUSPECT.
 SUSPECT = (

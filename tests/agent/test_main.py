@@ -263,7 +263,7 @@ def test_a_second_agent_on_the_same_folder_is_told_so(tmp_path: Path) -> None:
     [
         (["--set", "spool_byte_max=5"], "unknown setting 'spool_byte_max'; did you mean"),
         (["--set", "spool_bytes_max=5"], "spool_bytes_max = 5: expected 1048576 to"),
-        (["--aggregator", "nowhere"], "--aggregator: 'nowhere': expected host:port"),
+        (["--aggregator", "nowhere"], "--server: 'nowhere': expected host:port"),
         (["--aggregator", "192.0.2.1:1"], "is not on loopback"),
         (
             ["--set", "collectors_off=gpus"],

@@ -279,9 +279,9 @@ def test_without_an_agent_nothing_is_held(run: Run) -> None:
         (("release", "0"), 2, "gangline release: '0' is an index"),
         (("resume", "0"), 2, "gangline resume: '0' is an index"),
         (("release", "ff:00"), 2, f"this host has no such GPU; it has {A} GPU-00000000"),
-        (("release", "--for", "2d"), 2, "expected a time of at most 24h, as 90s, 10m or 2h"),
-        (("release", "--for", "25h"), 2, "expected a time of at most 24h"),
-        (("release", "--for", "0"), 2, "expected a time of at most 24h"),
+        (("release", "--for", "2d"), 2, "expected a duration from 0.1s to 1d, such as 90s"),
+        (("release", "--for", "25h"), 2, "expected a duration from 0.1s to 1d"),
+        (("release", "--for", "0"), 2, "expected a duration from 0.1s to 1d"),
     ],
 )
 def test_wrong_usage_is_said_in_words(

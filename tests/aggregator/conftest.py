@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from gangline.agent.frame_builder import signal_dictionary
 from gangline.aggregator import server
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.server import Aggregator
-from gangline.aggregator.store import duckdb_file
+from gangline.aggregator.store import duckdb_file, snapshot_file
 from gangline.aggregator.store.snapshot_file import OpsFile
 from gangline.aggregator.store.store import Store
 from gangline.contract import frame
@@ -29,6 +29,8 @@ from gangline.contract.wire.telemetry_pb2_grpc import TelemetryServiceStub
 from tests.processes import GUARD_SECONDS, made_store
 
 _WRITE = OpsFile.write
+_CREATE_BASE = snapshot_file._create_base
+_BASES: dict[str, bytes] = {}
 
 
 @dataclass
@@ -242,8 +244,8 @@ def live_operators_files(no_operators_file: None) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def stores_are_copied() -> Iterator[None]:
-    """Copy each new store from a prepared one: hundreds of tests would otherwise run all migrations
-    and create all views.
+    """Copy each new store, and the base of each new operators' file, from a prepared one: hundreds of tests
+    would otherwise run all migrations and create all views.
 
     Other tests cover those (`test_store_opening.py`, `test_store.py` and `tests/upgrade`, which use real
     ones).
@@ -251,7 +253,17 @@ def stores_are_copied() -> Iterator[None]:
     prepared = made_store()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(duckdb_file, "_create", lambda path: shutil.copyfile(prepared, path))
+        patch.setattr(snapshot_file, "_create_base", _copy_base)
         yield
+
+
+def _copy_base(path: Path, tables: Mapping[str, tuple[Any, str]]) -> None:
+    """Create a base without rows once for the same *tables*, and copy it."""
+    key = repr(tables)
+    if key not in _BASES:
+        _CREATE_BASE(path, tables)
+        _BASES[key] = path.read_bytes()
+    path.write_bytes(_BASES[key])
 
 
 @pytest.fixture

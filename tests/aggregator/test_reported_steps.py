@@ -132,9 +132,6 @@ def test_from_the_processes_of_a_gang_to_sql(gang: Gang, tmp_path: Path) -> None
         steps.update(fleet, START + 3 * SECOND)
         job = Job(("slurm", "77", -1), {0: 8, 1: 8})
         by_host = steps.by_host([job], np.zeros(2, dtype=np.intp), np.zeros(2, dtype=bool))
-        assert np.isfinite(by_host).all()
-        # All ranks took the same steps in the same time.
-        assert by_host[0] == pytest.approx(by_host[1], rel=0.2)
     finally:
         store.close(60.0)
     connection = sandbox.open_snapshot(tmp_path / "store" / "operators.duckdb")
@@ -146,6 +143,13 @@ def test_from_the_processes_of_a_gang_to_sql(gang: Gang, tmp_path: Path) -> None
     assert [tuple(row) for row in rows] == [
         ("77", f"h{r // 2}", r, 30, 4, True) for r in range(4)
     ], names
+    # Step times depend on the load of the machine; the judge must have the same times as SQL.
+    _, seconds = rows_of(
+        connection,
+        "SELECT avg(step_seconds) FROM (SELECT host, rank, arg_max(step_seconds, time) AS step_seconds FROM ops.job_steps GROUP BY ALL) "
+        "GROUP BY host ORDER BY host",
+    )
+    assert by_host.tolist() == pytest.approx([value for (value,) in seconds], rel=1e-3)
 
 
 def reporting(devices: dict[str, dict[str, float]], job_seconds: int = 0) -> Fleet:

@@ -45,7 +45,7 @@ def test_what_is_no_address(text: str) -> None:
     [
         (["--set", "commit_second=1"], "did you mean 'commit_seconds'"),
         (["--set", "retention_hours=0"], "expected 1 to"),
-        (["--set", "outcomes_half_life_days=0"], "expected 1 to"),
+        (["--set", "advice_verify_seconds=0"], "expected 10 to"),
         (["--listen", "0.0.0.0:7600"], "not loopback"),
         (["--config", "/nonexistent.toml"], "/nonexistent.toml"),
     ],

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.contract import host_policy_file
-from gangline.contract.host_policy import FindingSeverity, PolicyError
-from gangline.contract.host_policy_file import builtin, overlay, parse
+from gangline.contract.faults import policy_file as host_policy_file
+from gangline.contract.faults.policy import FindingSeverity, PolicyError
+from gangline.contract.faults.policy_file import overlay, parse
+from gangline.contract.faults.table import builtin
 from gangline.contract.signals import BY_NAME
 
 ROW = """version = "2026-11-20"

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ from gangline.executors.model import (
     Step,
 )
 from tests.executors.kubernetes_site import KubernetesSite
+from tests.fake_kubernetes import with_token
 from tests.kubernetes_cluster import (
     ADMIN_TOKEN,
     EXECUTOR_TOKEN,
@@ -282,7 +282,9 @@ def test_the_manifest_gives_what_is_needed_and_nothing_else(real_cluster: UsedCl
     """Two executors are two logins with rights over a whole cluster: each needless right could be stolen."""
     with closing(ApiServer(real_cluster.access)) as api:
         scheduler = Kubernetes(api)
-        lines = list(kubernetes_doctor.findings(api, scheduler, KubernetesConfig(), True))
+        lines = list(
+            kubernetes_doctor.findings(api, scheduler, KubernetesConfig(kubeconfig="its own"), True)
+        )
         assert [line.level for line in lines] == ["ok"] * 4, lines
         forbidden: list[tuple[str, str, Any]] = [
             ("GET", "/api/v1/secrets", None),
@@ -320,10 +322,13 @@ def test_the_command(real_cluster: UsedCluster, capsys: pytest.CaptureFixture[st
 def test_outside_a_cluster_the_command_says_how_to_get_in(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """kubectl's kubeconfig is never read automatically: it is YAML, and may belong to another cluster."""
+    """Without any login the message names the two places where it was sought, and the setting."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv("KUBECONFIG", "/nowhere/config")
     code, _, error = run(["executor", "kubernetes", "status"], capsys)
-    assert code == 1 and "kubectl config view --raw --minify --flatten -o json" in error
+    assert code == 1
+    assert "not a pod with a service account, and there is no kubeconfig /nowhere/config" in error
+    assert "set kubeconfig = FILE" in error
     code, _, error = run(["executor", "kubernetes", "--set", 'actions=["REBOOT"]'], capsys)
     assert code == 2 and "expected actions without REBOOT" in error
     code, _, error = run(["executor", "kubernetes", "--set", "mark=drain"], capsys)
@@ -455,7 +460,7 @@ def test_a_list_in_pages_is_whole(cluster: UsedCluster, monkeypatch: pytest.Monk
 
 def test_a_wrong_token_is_said(cluster: UsedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """An expired token looked like an empty cluster."""
-    with closing(ApiServer(replace(cluster.access, token="wrong"))) as api:
+    with closing(ApiServer(with_token(cluster.access, "wrong"))) as api:
         with pytest.raises(ApiError, match="401: Unauthorized"):
             api.call("GET", "/api/v1/nodes")
         scheduler = Kubernetes(api)

@@ -1,4 +1,4 @@
-"""Parsing of Kubernetes objects: gangs, marks, ways to log in, and invalid answers."""
+"""Parsing of Kubernetes objects: gangs, marks, and invalid answers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,7 @@ import pytest
 
 from gangline.executors.kubernetes import api as kubernetes_api
 from gangline.executors.kubernetes import doctor as kubernetes_doctor
-from gangline.executors.kubernetes.api import (
-    ApiAccess,
-    ApiError,
-    ApiServer,
-    find_access,
-    kubeconfig_access,
-    service_account_access,
-)
+from gangline.executors.kubernetes.api import ApiError, ApiServer, find_access
 from gangline.executors.kubernetes.doctor import cluster_findings, resource_findings
 from gangline.executors.kubernetes.jobs import (
     RECREATED_SECONDS_MAX,
@@ -44,7 +38,6 @@ from gangline.executors.kubernetes.marks import (
     usual_keys,
 )
 from gangline.executors.kubernetes.settings import GPU_RESOURCES, USUAL_TAINTS, KubernetesConfig
-from gangline.executors.model import SchedulerError
 
 Json = dict[str, Any]
 
@@ -336,64 +329,13 @@ def test_selectors(expression: Json, holds: bool) -> None:
     assert selects({"matchExpressions": [expression]}, {"a": "1"}) is holds
 
 
-def write_config(folder: Path, cluster: Json, user: Json | None = None) -> Path:
-    path = folder / "config.json"
-    document = {
-        "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-        "clusters": [{"name": "k", "cluster": cluster}], "users": [{"name": "u", "user": user or {}}],
-    }  # fmt: skip
-    path.write_text(json.dumps(document))
-    return path
-
-
-def test_a_kubeconfig_that_cannot_be_used_says_why(tmp_path: Path) -> None:
-    """The three usual causes: YAML, a login through another program, and a CA that is not verified."""
-    yaml = tmp_path / "config"
-    yaml.write_text("apiVersion: v1\n")
-    with pytest.raises(SchedulerError, match="kubectl config view --raw --minify --flatten -o json"):  # fmt: skip
-        kubeconfig_access(yaml)
-    yaml.write_text("[" * 100_000)
-    with pytest.raises(SchedulerError, match="not JSON"):
-        kubeconfig_access(yaml)
-    yaml.write_text("{}")
-    with pytest.raises(SchedulerError, match="not a valid kubeconfig: KeyError"):
-        kubeconfig_access(yaml)
-    yaml.write_bytes(b" " * (kubernetes_api.KUBECONFIG_BYTES_MAX + 1))
-    with pytest.raises(SchedulerError, match="larger than"):
-        kubeconfig_access(yaml)
-    server = {"server": "https://k.example"}
-    for cluster, user, message in (
-        (server, {"exec": {}}, "kubectl proxy"),
-        ({**server, "insecure-skip-tls-verify": True}, {}, "name the CA"),
-        ({"server": "http://k.example"}, {}, "expected https://HOST:PORT"),
-        ({**server, "certificate-authority": "/nowhere"}, {}, "certificates: "),
-        ({**server, "certificate-authority-data": "AAA"}, {}, "not a valid kubeconfig"),
-    ):
-        with pytest.raises(SchedulerError, match=message):
-            kubeconfig_access(write_config(tmp_path, cluster, user))
-    access = kubeconfig_access(write_config(tmp_path, {"server": "https://k.example/x"}, {"token": "t"}))  # fmt: skip
-    assert (access.host, access.port, access.path, access.token) == ("k.example", 443, "/x", "t")
-
-
-def test_without_tls_only_this_machine(tmp_path: Path) -> None:
-    """A token sent in the clear over a network is public."""
-    assert find_access("http://127.0.0.1:8001").port == 8001
-    for server in ("http://k.example:8001", "https://127.0.0.1:8001", "127.0.0.1", "http://127.0.0.1:x"):  # fmt: skip
-        with pytest.raises(SchedulerError, match="kubernetes_server"):
-            find_access(server)
-    with pytest.raises(SchedulerError, match="not a pod with a service account"):
-        service_account_access({}, tmp_path)
-    (tmp_path / "token").write_text("t")
-    with pytest.raises(SchedulerError, match=r"ca\.crt"):
-        service_account_access({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path)
-
-
 @contextmanager
-def answering(answer: bytes) -> Iterator[ApiServer]:
+def answering(*answers: bytes) -> Iterator[ApiServer]:
+    """Answer one request of each connection, in this order and then with the last answer, and close it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
-            while True:
+            for answer in chain(answers, repeat(answers[-1])):
                 try:
                     connection, _ = listener.accept()
                 except OSError:
@@ -407,7 +349,8 @@ def answering(answer: bytes) -> Iterator[ApiServer]:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        with closing(ApiServer(ApiAccess("127.0.0.1", listener.getsockname()[1]))) as api:
+        access = find_access(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        with closing(ApiServer(access)) as api:
             yield api
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
@@ -462,19 +405,59 @@ def test_an_event_that_is_none_ends_the_watch(
     assert caught.value.status == status
 
 
+def test_a_connection_that_the_server_has_closed_is_replaced() -> None:
+    """API servers close idle connections, and a load balancer does while a request is on its way."""
+    kept = http(b"{}").replace(b"Connection: close\r\n", b"")
+    with answering(kept, b"", kept) as api:
+        assert api.call("GET", "/version") == {}
+        assert api.call("PUT", "/api/v1/nodes/n1", {}) == {}
+        assert api.call("GET", "/version") == {}
+    with answering(b"", b"", kept) as api, pytest.raises(ApiError, match="closed connection"):
+        api.call("GET", "/version")
+
+
+def test_a_call_without_an_answer_is_not_repeated() -> None:
+    """A second wait of 10 s would outlast the Lease."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        access = find_access(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        with closing(ApiServer(access, 0.05)) as api, pytest.raises(ApiError, match="timed out"):
+            api.call("GET", "/version")
+        listener.setblocking(False)
+        listener.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 1000])
+def test_events_in_pieces_of_any_size(size: int) -> None:
+    """A proxy cuts the stream anywhere, and the last event may have no end of line."""
+    events = [{"type": "ADDED", "object": {"name": name * 30}} for name in "abc"]
+    text = "\n".join(json.dumps(event) for event in events).encode()
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    chunked = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in (*pieces, b""))
+    answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked
+    for head_and_text in (answer, http(text), b"HTTP/1.1 200 OK\r\n\r\n" + text):
+        with answering(head_and_text) as api:
+            watched = list(api.watch("/api/v1/nodes", "1"))
+        assert watched == [("ADDED", event["object"]) for event in events]
+
+
 @pytest.mark.parametrize(
     ("settings", "user"),
     [
-        ({}, ""),
+        ({}, "system:serviceaccount:gangline:gangline-executor"),
+        ({"kubeconfig": "/etc/gangline/kubeconfig"}, ""),
+        ({"kubeconfig": "/x", "kubernetes_server": "http://127.0.0.1:8001"}, "system:serviceaccount:gangline:gangline-executor"),
         ({"kubernetes_server": "http://127.0.0.1:8001"}, "system:serviceaccount:gangline:gangline-executor"),
         ({"kubernetes_server": "http://127.0.0.1:8001", "ledger": "/var/lib/x"}, ""),
         ({"kubernetes_server": "http://127.0.0.1:8001", "namespace": "ops"}, "system:serviceaccount:ops:gangline-executor"),
     ],
 )  # fmt: skip
 def test_the_doctor_asks_for_the_rights_of_the_executor(
-    settings: dict[str, Any], user: str
+    settings: dict[str, Any], user: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Through `kubectl proxy` it tested the administrator, who has all rights, before the service account existed."""
+    """With a person's login it tested the administrator, who has all rights, before the service account existed."""
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     bodies: list[Any] = []
 
     class Api:
@@ -493,6 +476,13 @@ def test_the_doctor_asks_for_the_rights_of_the_executor(
         bodies[:] = [("", "")] * 98
         (finding,) = kubernetes_doctor._rights(api, KubernetesConfig(**settings))
         assert finding.level == "note" and user in finding.text
+        (tmp_path / "token").touch()
+        monkeypatch.setattr(kubernetes_api, "SERVICE_ACCOUNT", tmp_path)
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+        bodies.clear()
+        list(kubernetes_doctor._rights(api, KubernetesConfig(**settings)))
+        in_pod = "" if not settings.get("kubernetes_server") else user
+        assert {user for _, user in bodies} == {in_pod}
 
 
 def test_the_doctor_counts_outages() -> None:

@@ -111,7 +111,7 @@ def test_the_api_server_takes_the_other_manifests(real_cluster: UsedCluster, api
 
 def test_the_doctor_knows_the_rights_of_what_is_turned_on(api: ApiServer) -> None:
     """Each missing right is reported with the manifest that grants it."""
-    config = KubernetesConfig(kueue=True, device_taints=True)
+    config = KubernetesConfig(kueue=True, device_taints=True, kubeconfig="its own")
     assert [right.text for right in kubernetes_doctor._rights(api, config)] == [
         "has all rights that it needs"
     ]

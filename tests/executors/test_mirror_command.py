@@ -248,8 +248,8 @@ def test_it_follows_until_it_is_ended(scores: tuple[Scores, str], path: Path) ->
     ("arguments", "message"),
     [
         ([], "FILE"),
-        (["nodes", "--seconds", "0"], "expected 1 to 10 seconds"),
-        (["nodes", "--seconds", "soon"], "expected 1 to 10 seconds"),
+        (["nodes", "--seconds", "0"], "expected a duration from 1s to 10s"),
+        (["nodes", "--seconds", "soon"], "expected a duration from 1s to 10s"),
         (["nodes", "--feature", "a;b", "--slurm"], "expected letters, digits"),
         (["nodes", "--feature", "a" * 65, "--slurm"], "at most 64"),
         (["nodes", "--feature", "well"], "--feature needs --slurm"),

@@ -43,7 +43,7 @@ from tests.executors.advice_server import serving_advice
 from tests.executors.contract import Rig
 from tests.executors.model_scheduler import ModelScheduler
 from tests.executors.test_contract_model import ModelSite
-from tests.torchft_rig import StandInRig, TorchftRig, status_page, torchft_rig
+from tests.torchft_rig import MISSING, StandInRig, TorchftRig, has_torchft, status_page, torchft_rig
 
 #: Both on this machine; a loopback address belongs to no node.
 REPLICAS = {"train_0:aaaa": "localhost", "train_1:bbbb": "127.0.0.1"}
@@ -72,7 +72,13 @@ STATE = SchedulerState(
 )
 
 
-@pytest.fixture(params=[False, True], ids=["stand-in", "real"], scope="module")
+@pytest.fixture(
+    params=[
+        pytest.param(False, id="stand-in"),
+        pytest.param(True, id="real", marks=pytest.mark.skipif(not has_torchft(), reason=MISSING)),
+    ],
+    scope="module",
+)
 def fleet(request: pytest.FixtureRequest) -> Iterator[TorchftRig]:
     with torchft_rig(REPLICAS, is_real=request.param) as rig:
         yield rig

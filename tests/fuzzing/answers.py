@@ -16,10 +16,11 @@ from gangline.agent.release_state import (
     format_released,
     parse_released,
 )
-from gangline.contract import host_policy_file
+from gangline.contract.faults import policy_file as host_policy_file
+from gangline.contract.faults.policy import PolicyError
+from gangline.contract.faults.policy_file import overlay
+from gangline.contract.faults.table import builtin
 from gangline.contract.gpu_set import GPUS_MAX
-from gangline.contract.host_policy import PolicyError
-from gangline.contract.host_policy_file import builtin, overlay
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged, flipped
 

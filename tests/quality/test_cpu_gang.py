@@ -39,9 +39,11 @@ def test_the_slow_process_of_a_real_gang_is_named_and_nobody_before_it_is_slow(
         pytest.skip(reason)
     with folder(MEMORY) as memory:
         result = CpuGangRun(tmp_path, memory, 1).run(Bar(), ["gang"])
-    if result.is_control_valid:
-        assert not result.before
-    if not result.is_valid:
-        pytest.skip(f"not valid: the rank became slower by {100 * result.slowdown:.0f} %")
+    # On a loaded machine another rank may be slow and blamed rightly, and the slowed one not.
+    if not result.is_valid or not result.is_control_valid:
+        pytest.skip(
+            f"not valid: the rank became slower by {100 * result.slowdown:.0f} %, the others drifted by {100 * result.drift:.0f} %"
+        )
+    assert not result.before
     assert result.named("gang") is not None, result.windows
     assert not result.wrong("gang")

@@ -9,8 +9,9 @@ folder=$(cd "$1" && pwd)
 mode=unshare
 [ "$(id -u)" -eq 0 ] && mode=root
 if [ ! -e "$folder/root/usr/bin/torchrun" ]; then
-    rm -rf "$folder/root"
-    mmdebstrap --quiet --mode=$mode --variant=extract --include=python3-torch,ca-certificates trixie "$folder/root" "${DEBIAN_MIRROR:-http://deb.debian.org/debian}"
+    rm -rf "$folder"/root{,.new}
+    mmdebstrap --quiet --mode=$mode --variant=extract --include=python3-torch,ca-certificates trixie "$folder/root.new" "${DEBIAN_MIRROR:-http://deb.debian.org/debian}"
+    mv "$folder/root.new" "$folder/root"
 fi
 cat > "$folder/python" <<END
 #!/bin/sh

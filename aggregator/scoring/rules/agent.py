@@ -35,7 +35,7 @@ OK, _HUNG, _ABANDONED, _QUARANTINED, SLOW, _PROBED, RELEASED = range(7)
 GPU_GROUP = "gpu"
 #: A call that ended sooner did not hang: it ended the agent's process.
 DIED_SECONDS_MAX = 0.1
-#: Remedies, as in the host policy (`contract/host_policy.toml`).
+#: Remedies, as in the host policy (`contract/faults/`).
 ACTIONS = {
     "driver": "drain the host, check its kernel log, reboot it",
     "gpu": "drain the host, check its kernel log, reset the GPU; reboot the host if that hangs as well",

@@ -17,6 +17,7 @@ from ...fleet.active_events import EventRecord
 from ...fleet.event_interpretation import LINK
 from ...model import HealthState, Reason
 from ...rule_catalogue import events as rules
+from ...rule_catalogue import faults
 from ...rule_declaration import EventKind, Rule
 from .. import event_symptom
 from ..detectors import detects
@@ -28,7 +29,7 @@ BEFORE_BOOT_FACTOR_MAX = 3.0
 #: System of DCGM's health watches -> reason; for other systems only DCGM's report is known.
 DCGM_REASONS = {
     "PCIe": Reason.PCIE, "NVLink": Reason.NVLINK_ERRORS, "NVSwitch fatal": Reason.FABRIC,
-    "NVSwitch non-fatal": Reason.FABRIC, "ConnectX": Reason.FABRIC, "memory": rules.MEMORY,
+    "NVSwitch non-fatal": Reason.FABRIC, "ConnectX": Reason.FABRIC, "memory": Reason.ECC_TREND,
     "thermal": Reason.THERMAL_THROTTLE, "power": Reason.POWER_CAP,
 }  # fmt: skip
 BEFORE_BOOT_PREFIX = "before this boot: "
@@ -63,7 +64,7 @@ RECHECK_SECONDS = 10.0
 
 
 @detects(
-    *(kind.rule for kind in (*rules.EVENT_KINDS.values(), *rules.ANY_CODE.values(), rules.FOLDED))
+    *(kind.rule for kind in (*faults.EVENT_KINDS.values(), *faults.ANY_CODE.values(), rules.FOLDED))
 )
 def active_events(view: FleetView) -> Iterator[Symptom]:
     """Yield a symptom of each kernel event that is not over. Unknown codes are only stored."""
@@ -81,9 +82,9 @@ def _kind_of(record: EventRecord) -> EventKind | None:
         rule = FOLDED_CODES if is_code else rules.FOLDED.rule
         rule = replace(rule, name=f"{rule.name}.{record.name}")
         return EventKind(rule, f"{record.name}: {rules.FOLDED.message}")
-    if record.name in rules.ANY_CODE:
-        return _about_system(rules.ANY_CODE[record.name], record)
-    kind = rules.EVENT_KINDS.get((record.name, record.code))
+    if record.name in faults.ANY_CODE:
+        return _about_system(faults.ANY_CODE[record.name], record)
+    kind = faults.EVENT_KINDS.get((record.name, record.code))
     return _as_previous_boot(kind) if kind is not None and record.from_previous_boot else kind
 
 

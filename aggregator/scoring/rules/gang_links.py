@@ -22,7 +22,7 @@ from ...fleet.port_rates import CONGESTION_COUNTERS, CongestionCounter
 from ...model import Reason
 from ...rule_catalogue import gang as rules
 from ...rule_catalogue import network as network_rules
-from ...rule_catalogue.host import NETWORK_COUNTS
+from ...rule_catalogue.faults import RATES
 from ...sql import quoted
 from ..detectors import detects, row_detector
 from ..hysteresis import TrackedSymptom
@@ -46,9 +46,13 @@ RAIL_SHARE_MIN = 0.7
 HOSTS_SAMPLED = 4
 #: Maximum leaf names in a message.
 NAMES_SHOWN_MAX = 3
+#: Counters of the table of faults that name a faulty port.
+LINK_FAULTS = (
+    "net.flaps", "link.uncorrectable", "rdma.symbol_errors", "nic.pause_storm", "nic.module",
+)  # fmt: skip
 #: Rules that name a faulty link, port or host.
 LINK_RULES = (
-    retransmitting_ports, ports_down, flapping_ports, *map(row_detector, NETWORK_COUNTS), bonds, pauses, gpu_links,
+    retransmitting_ports, ports_down, flapping_ports, *(row_detector(RATES[name]) for name in LINK_FAULTS), bonds, pauses, gpu_links,
     links_above,
 )  # fmt: skip
 

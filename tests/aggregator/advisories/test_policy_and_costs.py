@@ -32,7 +32,7 @@ from gangline.aggregator.advisories.policy import (
 )
 from gangline.aggregator.advisories.state_machine import AdvisoryStateMachine
 from gangline.aggregator.model import Evidence, HealthState, HostScore, Reason
-from gangline.contract.host_policy_file import builtin
+from gangline.contract.faults.table import builtin
 from gangline.contract.wire import advisory_pb2
 from gangline.contract.xid.policy import SCOPES
 from gangline.contract.xid.policy import policy as xid_rows

@@ -16,7 +16,7 @@ from gangline.aggregator.advisories.replay import (
     replay_rule,
 )
 from gangline.aggregator.store.rows import time_us
-from gangline.contract.host_policy_file import builtin
+from gangline.contract.faults.table import builtin
 from tests.aggregator.advisories.served import Tables
 
 NOW = 1_760_000_000 * SECOND_NS

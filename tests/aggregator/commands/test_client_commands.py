@@ -92,8 +92,8 @@ def test_an_address_that_is_none_is_a_usage_error(
         (["explain", ""], "empty; expected a host name"),
         (["explain", "nodes/"], "empty; expected a host name"),
         (["explain", "x" * 5000], "5000 characters"),
-        (["watch", "--seconds", "x"], "'x': expected 0.1 to 3600 seconds"),
-        (["watch", "--seconds", "nan"], "'nan': expected 0.1 to 3600 seconds"),
+        (["hosts", "--watch", "x"], "'x': expected a duration from 0.1s to 1h"),
+        (["hosts", "--watch", "nan"], "'nan': expected a duration from 0.1s to 1h"),
     ],
 )
 def test_wrong_usage_is_said_shortly(
@@ -117,9 +117,9 @@ def test_small_mistakes_are_named(tmp_path: Path) -> None:
         sql._query(argparse.Namespace(query=" "))
     missing, binary = tmp_path / "missing", tmp_path / "binary"
     binary.write_bytes(b"\xff")
-    for path, reason in ((missing, "No such file or directory"), (binary, "it is not UTF-8 text")):
+    for path, reason in ((missing, "No such file or directory"), (binary, "not text")):
         with pytest.raises(CommandError) as raised:
-            plan.read_host_names(path)
+            plan.read_host_names(str(path))
         assert str(raised.value) == f"{path}: {reason}; expected a file of host names"
     message = explain.unknown_host_message("sim-[0-3", ["sim-000"])
     assert "expected one host, not a set of hosts" in message

@@ -154,9 +154,9 @@ def test_the_picture_is_one_that_browsers_open(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--last", "5m"], "need a JOB"),
-        (["77", "--last", "0s"], "expected a span such as 90s"),
-        (["77", "--last", "yesterday"], "expected a span such as 90s"),
-        (["77", "--from", "noon"], "expected a time in UTC such as 2"),
+        (["77", "--last", "0s"], "expected a duration of at least 1s"),
+        (["77", "--last", "yesterday"], "expected a duration of at least 1s"),
+        (["77", "--from", "noon"], "expected a time in UTC, such as 2"),
         (["77", "--from", "2026-01-02T00:00", "--to", "2026-01-01T00:00"], "--from must be before --to"),
         (["77", "--last", "5m", "--from", "2026-01-02T00:00"], "exclude each other"),
         (["77", "-o", "picture.gif"], "expected a file that ends in .svg or .png"),

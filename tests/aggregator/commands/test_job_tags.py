@@ -52,7 +52,11 @@ TEXTS = {
     "run_id": "r-1", "workload_class": "training", "pace_ratio": "0.810", "pace_verdict": "slower: a host",
 }  # fmt: skip
 VARIABLE = "GANGLINE_TRACKERS"
-MISSING = f"no MLflow or W&B: tests/rigs/trackers.sh FOLDER; export {VARIABLE}=FOLDER"
+TRACKERS = Path(os.environ.get(VARIABLE) or "/nowhere")
+needs_trackers = pytest.mark.skipif(
+    not (TRACKERS / "mlflow").is_dir(),
+    reason=f"no MLflow or W&B: tests/rigs/trackers.sh FOLDER; export {VARIABLE}=FOLDER",
+)
 BEGINNING = """
 import json, sys
 sys.path.append(sys.argv[1])  # behind what the product brings
@@ -215,17 +219,15 @@ def test_a_file_that_cannot_be_written_says_why(tmp_path: Path) -> None:
 
 def with_the_real_library(script: str, folder: Path, **environment: str) -> list[str]:
     """Run *script* in *folder*; return the lines that it prints."""
-    place = os.environ.get(VARIABLE, "")
-    if not place or not (Path(place) / "mlflow").is_dir():
-        pytest.skip(MISSING)
     ended = subprocess.run(
-        [sys.executable, "-c", BEGINNING + script, place, json.dumps(read())], check=False, capture_output=True, text=True,
+        [sys.executable, "-c", BEGINNING + script, str(TRACKERS), json.dumps(read())], check=False, capture_output=True, text=True,
         cwd=folder, env=os.environ | environment, timeout=4 * GUARD_SECONDS,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-3000:]
     return ended.stdout.splitlines()
 
 
+@needs_trackers
 @pytest.mark.slow
 def test_mlflow_takes_them(tmp_path: Path) -> None:
     """MLflow's own client, over its local store; the run's own tags stay."""
@@ -241,6 +243,7 @@ def test_mlflow_takes_them(tmp_path: Path) -> None:
     assert "is MLFLOW_TRACKING_URI right?" in missing and "not found" in missing
 
 
+@needs_trackers
 @pytest.mark.slow
 def test_wandb_takes_them(tmp_path: Path) -> None:
     """W&B's own library, offline; read back from the file that `wandb sync` uploads."""

@@ -13,7 +13,7 @@ import pytest
 from gangline.aggregator.commands import night as night_before
 from gangline.aggregator.query import sandbox
 from gangline.aggregator.store.live_tables import actions
-from gangline.contract.host_policy_file import builtin
+from gangline.contract.faults.table import builtin
 from gangline.contract.xid.policy import policy
 from gangline.simulator.night import (
     FLAPPING_HOST,

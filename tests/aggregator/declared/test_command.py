@@ -1,4 +1,4 @@
-"""`gangline declared check`: the aggregator's verdict on files, before they are in force."""
+"""`gangline admin declared check`: the aggregator's verdict on files, before they are in force."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_what_is_wrong_is_told_and_the_exit_code_says_so(
 ) -> None:
     """A pipeline that distributes the files stops on the exit code."""
     (tmp_path / "a.toml").write_text(BEFORE.replace("rack", "rak"))
-    assert cli.main(["declared", "check", "a.toml"]) == cli.FAILED
+    assert cli.main(["admin", "declared", "check", "a.toml"]) == cli.FAILED
     output = capsys.readouterr()
     assert output.out == "" and output.err.splitlines() == [
         "a.toml:3: rak: unknown here; did you mean rack?",
-        "gangline declared: the aggregator would reject all of it",
+        "gangline admin declared: the aggregator would reject all of it",
     ]
-    assert cli.main(["declared", "check", "none.toml"]) == cli.FAILED
+    assert cli.main(["admin", "declared", "check", "none.toml"]) == cli.FAILED
 
 
 def test_a_folder_without_files_is_told_of(
@@ -62,13 +62,13 @@ def test_a_folder_without_files_is_told_of(
     """A path to the parent folder gave "good", and all declarations would have been lost."""
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "a.toml").write_text(BEFORE)
-    assert cli.main(["declared", "check", str(tmp_path), "--against", "below"]) == cli.OK
+    assert cli.main(["admin", "declared", "check", str(tmp_path), "--against", "below"]) == cli.OK
     lines = capsys.readouterr().out.splitlines()
     assert (
         lines[1] == "note: no file there ends in .toml, .csv, .json, so nothing would be declared"
     )
     assert "against below: it would change" in lines
-    assert cli.main(["declared", "check", "below"]) == cli.OK
+    assert cli.main(["admin", "declared", "check", "below"]) == cli.OK
     assert "note: no file" not in capsys.readouterr().out
 
 
@@ -78,7 +78,7 @@ def test_what_would_change_against_files(
     """Before a change is distributed, its effect is listed."""
     (tmp_path / "a.toml").write_text(AFTER)
     (tmp_path / "old.toml").write_text(BEFORE)
-    assert cli.main(["declared", "check", "a.toml", "--against", "old.toml"]) == cli.OK
+    assert cli.main(["admin", "declared", "check", "a.toml", "--against", "old.toml"]) == cli.OK
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(
         "good: 1 file, 3 places of hosts, 0 kinds of hosts expected, 1 maintenance window"
@@ -101,7 +101,7 @@ def test_what_holds_where_a_threshold_is_not_rolled_out_yet_is_a_change(
     text = '[thresholds]\n"host.cpu_steal_ratio" = { value = 0.3, rollout = 0.01, before = %s }\n'
     (tmp_path / "a.toml").write_text(text % "0.15")
     (tmp_path / "old.toml").write_text(text % "0.12")
-    assert cli.main(["declared", "check", "a.toml", "--against", "old.toml"]) == cli.OK
+    assert cli.main(["admin", "declared", "check", "a.toml", "--against", "old.toml"]) == cli.OK
     assert capsys.readouterr().out.splitlines()[-2:] == [
         "against old.toml: it would change",
         "~ not rolled out yet: host.cpu_steal_ratio: 0.12 -> 0.15",
@@ -122,21 +122,21 @@ def test_against_what_is_in_force(tmp_path: Path, capsys: pytest.CaptureFixture[
         rows.put_places(base, declared)
         assert rows.reported_places(base) == declared.reported_places
     (tmp_path / "a.toml").write_text(BEFORE)
-    assert cli.main(["declared", "check", "a.toml", "--data", "."]) == cli.OK
+    assert cli.main(["admin", "declared", "check", "a.toml", "--data", "."]) == cli.OK
     assert capsys.readouterr().out.splitlines()[1:] == [
         "note: no agent has registered as gpu-002, gpu-003: 2 of 3 hosts with a place",
         "maintenance now: gpu-001: 1 of 5 known hosts (a.toml:4)",
         "against version 7, in force in .: nothing would change",
     ]
     (tmp_path / "a.toml").write_text(BEFORE.replace('hosts = ["gpu-001"]', 'racks = ["r9"]'))
-    assert cli.main(["declared", "check", "a.toml", "--data", "."]) == cli.OK
+    assert cli.main(["admin", "declared", "check", "a.toml", "--data", "."]) == cli.OK
     assert "rack r9: 1 of 5 known hosts" in capsys.readouterr().out, (
         "who stands there by its labels"
     )
     (tmp_path / "a.toml").write_text(AFTER)
-    assert cli.main(["declared", "check", "a.toml", "--data", "."]) == cli.OK
+    assert cli.main(["admin", "declared", "check", "a.toml", "--data", "."]) == cli.OK
     output = capsys.readouterr().out
     assert "gpu-*: 5 of 6 known hosts" in output
     assert "~ thresholds: host.cpu_steal_ratio: 0.2 -> 0.3" in output
-    assert cli.main(["declared", "check", "a.toml", "--data", "none"]) == cli.USAGE
+    assert cli.main(["admin", "declared", "check", "a.toml", "--data", "none"]) == cli.USAGE
     assert "nothing to compare with" in capsys.readouterr().err

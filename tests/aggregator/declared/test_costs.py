@@ -136,7 +136,7 @@ def test_costs_of_a_fleet_are_columns_and_reach_the_process_that_plans() -> None
 
 
 def test_costs_and_tenants_are_stored_and_compared_with_a_store() -> None:
-    """`declared check` compared no prices, and SQL had neither table; an older store lacks both."""
+    """`admin declared check` compared no prices, and SQL had neither table; an older store lacks both."""
     declaration = declared(a_toml=GOOD)
     with duckdb.connect() as store:
         for _, text in migrations():

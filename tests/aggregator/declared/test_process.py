@@ -39,7 +39,7 @@ def test_sighup_and_a_bad_file(tmp_path: Path) -> None:
         aggregator.child.send_signal(signal.SIGHUP)
         log_line = "is not used, version 2 stays in force: b.csv:1: column 'rak' is unknown: did you mean rack?"
         until(lambda: log_line in aggregator.said(), "it told what is wrong")
-        check = ["declared", "check", str(declared / "a.toml"), "--data", str(data)]
+        check = ["admin", "declared", "check", str(declared / "a.toml"), "--data", str(data)]
         until(lambda: (data / "operators.duckdb").exists(), "the operators' file")
         assert cli.main(check) == cli.OK
         assert aggregator.stop() == 0

@@ -9,7 +9,7 @@ import pytest
 from gangline.aggregator.fleet.active_events import INCIDENTS_MAX, RECORDS_PER_HOST_MAX
 from gangline.aggregator.fleet.event_interpretation import DIAGNOSTIC
 from gangline.aggregator.model import HealthState
-from gangline.aggregator.rule_catalogue.events import EVENT_POLICY
+from gangline.aggregator.rule_catalogue.faults import EVENT_POLICY
 from gangline.contract.xid.policy import Clears
 from tests.worlds import Host, World, all_well, gpu_of
 

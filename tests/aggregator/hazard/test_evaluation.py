@@ -1,4 +1,4 @@
-"""`gangline evaluate hazard`: the model learns before the split; later days evaluate it."""
+"""`gangline admin evaluate hazard`: the model learns before the split; later days evaluate it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,16 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_tables(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All rankings by the same code, with intervals; nodes without a fault count; the days."""
-    command = ["evaluate", "hazard", str(events), "--train-until", "90", "--bootstrap", "5"]
+    command = [
+        "admin",
+        "evaluate",
+        "hazard",
+        str(events),
+        "--train-until",
+        "90",
+        "--bootstrap",
+        "5",
+    ]
     assert cli.main(command) == cli.OK
     output = capsys.readouterr().out
     assert "The model learns from days 0 to 90 and is judged on days 91 to 15" in output
@@ -54,7 +63,16 @@ def test_a_disk_that_takes_no_tables_costs_no_work(
     events: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A full disk left one error line after minutes of work; now the tables are printed."""
-    command = ["evaluate", "hazard", str(events), "--train-until", "90", "--bootstrap", "5"]
+    command = [
+        "admin",
+        "evaluate",
+        "hazard",
+        str(events),
+        "--train-until",
+        "90",
+        "--bootstrap",
+        "5",
+    ]
     assert cli.main([*command, "--out", "/dev/full"]) == cli.FAILED
     output = capsys.readouterr()
     assert "The model learns from days 0 to 90" in output.out
@@ -64,7 +82,16 @@ def test_a_disk_that_takes_no_tables_costs_no_work(
 def test_json_has_the_figures_and_no_nan(events: Path, tmp_path: Path) -> None:
     """The input of `make evaluate`; with repeated faults the model ranks like counts or better."""
     out = tmp_path / "out.json"
-    command = ["evaluate", "hazard", str(events), "--train-until", "90", "--bootstrap", "5"]
+    command = [
+        "admin",
+        "evaluate",
+        "hazard",
+        str(events),
+        "--train-until",
+        "90",
+        "--bootstrap",
+        "5",
+    ]
     assert cli.main([*command, "--json", "--quiet", "--out", str(out)]) == cli.OK
     result = json.loads(out.read_text(), parse_constant=lambda what: pytest.fail(what))
     rows = {row["name"]: row for row in result["tables"][0]["rows"]}
@@ -132,7 +159,7 @@ def test_a_split_that_leaves_nothing_is_refused(
     events: Path, until: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A late split leaves no days for the evaluation, an early split no days for learning."""
-    code = cli.main(["evaluate", "hazard", str(events), "--train-until", until, "--quiet"])
+    code = cli.main(["admin", "evaluate", "hazard", str(events), "--train-until", until, "--quiet"])
     assert (code, capsys.readouterr().out) == (cli.FAILED, "")
     with pytest.raises(EventsError) as refused:
         evaluate(parse_events(events.read_bytes()), replace(TERMS, train_until=int(until)))
@@ -156,7 +183,7 @@ def test_a_recording_without_hardware_faults_has_its_other_table(
         row["fault_type"]["Level"] = "Other Failure"
     path = tmp_path / "other_100_nodes.json"
     path.write_bytes(data_of(rows))
-    command = ["evaluate", "hazard", str(path), "--train-until", "90", "--bootstrap", "2"]
+    command = ["admin", "evaluate", "hazard", str(path), "--train-until", "90", "--bootstrap", "2"]
     assert cli.main([*command, "--quiet"]) == cli.OK
     output = capsys.readouterr().out
     assert output.count(f"| {MODEL} ") == 1
@@ -207,7 +234,16 @@ def test_a_recording_whose_days_do_not_begin_at_0(
     ):
         path = tmp_path / "rows_100_nodes.json"
         path.write_bytes(data_of(moved(rows, days)))
-        command = ["evaluate", "hazard", str(path), "--bootstrap", "2", "--quiet", *options]
+        command = [
+            "admin",
+            "evaluate",
+            "hazard",
+            str(path),
+            "--bootstrap",
+            "2",
+            "--quiet",
+            *options,
+        ]
         assert cli.main([*command, "--json"]) == cli.OK, name
         results.append(json.loads(capsys.readouterr().out))
     plain, same, wrong = results
@@ -226,7 +262,7 @@ def test_days_before_a_recording_are_told_of_where_they_leave_nothing(
     """ "No fault in the second half": most of the days to learn from were never recorded."""
     path = tmp_path / "rows_100_nodes.json"
     path.write_bytes(data_of(moved(recording(rate=0.006, days=120), 900.0)))
-    command = ["evaluate", "hazard", str(path), "--quiet", "--train-until"]
+    command = ["admin", "evaluate", "hazard", str(path), "--quiet", "--train-until"]
     assert cli.main([*command, "950"]) == cli.FAILED
     assert (
         "no event before day 903: these days count as days without a fault"
@@ -250,7 +286,7 @@ def test_three_nodes_and_a_split_near_the_end_give_figures() -> None:
 
 def test_wrong_files_and_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Errors name the file, without a traceback."""
-    command = ["evaluate", "hazard", "--train-until", "9"]
+    command = ["admin", "evaluate", "hazard", "--train-until", "9"]
     assert cli.main([*command, str(tmp_path / "none.json")]) == cli.FAILED
     assert "none.json: No such file" in capsys.readouterr().err
     out = tmp_path / "none" / "out.json"
@@ -261,7 +297,8 @@ def test_wrong_files_and_options(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "torn.json").write_text('[{"node_id"')
     assert cli.main([*command, str(tmp_path / "torn.json")]) == cli.FAILED
     assert "torn.json: not JSON" in capsys.readouterr().err
-    assert cli.main(["evaluate", "nothing"]) == cli.USAGE
+    with pytest.raises(SystemExit, match=str(cli.USAGE)):
+        cli.main(["admin", "evaluate", "nothing"])
     with pytest.raises(SystemExit):
         cli.main([*command, "x.json", "--nodes", "0"])
     assert "'0': expected a whole number from 1" in capsys.readouterr().err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import shutil
 import subprocess
 from collections import Counter
 from dataclasses import replace
@@ -30,6 +29,7 @@ from gangline.aggregator.server import StartError, metrics_socket
 from gangline.contract.exposition import ExpositionFormat
 from gangline.contract.server.metric_families import exposition
 from tests.aggregator.monitoring.test_metrics import scraped
+from tests.promtool import PROMTOOL, needs_promtool
 from tests.worlds import World, gpu_of
 
 RULES = Path(__file__).parents[3] / "packaging/prometheus/gangline.rules.yml"
@@ -131,16 +131,14 @@ def test_the_rules_name_what_there_is(world: World) -> None:
     assert states <= {*HealthState.__members__, *Answer.__members__}
 
 
+@needs_promtool
 def test_promtool_has_nothing_to_say(world: World) -> None:
     """promtool's linter checks names, units and help."""
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
     text = exposition(host_families(world.snapshot, ADVISED, world.now_ns), "text/plain")[
         0
     ].decode()
     done = subprocess.run(
-        [promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False
+        [PROMTOOL, "check", "metrics"], input=text, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 

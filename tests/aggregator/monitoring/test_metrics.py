@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import shutil
 import subprocess
 import sys
 import urllib.request
@@ -31,6 +30,7 @@ from gangline.contract.server import http_server
 from gangline.contract.server.metric_families import Histogram
 from tests.aggregator.conftest import Agent, Lab, with_operators_file
 from tests.processes import GUARD_SECONDS
+from tests.promtool import PROMTOOL, needs_promtool
 
 RULES = Path(__file__).parents[3] / "packaging/prometheus/gangline.rules.yml"
 
@@ -121,14 +121,12 @@ def test_more_hosts_are_no_more_series(scrapes: dict[int, tuple[str, str]]) -> N
     assert "host-" not in sixth
 
 
+@needs_promtool
 def test_promtool_has_nothing_to_say(scrapes: dict[int, tuple[str, str]]) -> None:
     """Names without base units, counters without `_total`, missing help: its linter knows them all."""
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
     text = scrapes[1][1]
     done = subprocess.run(
-        [promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False
+        [PROMTOOL, "check", "metrics"], input=text, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
@@ -141,13 +139,11 @@ def test_the_rules_name_series_that_there_are(scrapes: dict[int, tuple[str, str]
     assert named and named <= exposed
 
 
+@needs_promtool
 def test_promtool_takes_the_rules() -> None:
     """A file with one wrong expression stops Prometheus from starting."""
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
     done = subprocess.run(
-        [promtool, "check", "rules", str(RULES)], capture_output=True, text=True, check=False
+        [PROMTOOL, "check", "rules", str(RULES)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from gangline.aggregator.monitoring.metrics import FIGURES, PREFIX
 from gangline.executors.metrics import ExecutorFigures
+from tests.promtool import PROMTOOL, needs_promtool
 
 RULES = Path(__file__).parents[3] / "packaging" / "prometheus" / "gangline.rules.yml"
 TESTS = Path(__file__).with_name("executor_rules.yml")
-PROMTOOL = shutil.which("promtool")
-MISSING = "promtool is not installed (Debian: apt-get install prometheus)"
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason=MISSING)
+@needs_promtool
 def test_the_rules_fire_where_they_should(tmp_path: Path) -> None:
     """A rule that never fires is found out in the night in which it was needed."""
     tests = tmp_path / "tests.yml"
     tests.write_text(TESTS.read_text().replace("[RULES]", f"[{RULES}]"))
     for command in (["check", "rules", str(RULES)], ["test", "rules", str(tests)]):
-        done = subprocess.run([str(PROMTOOL), *command], check=False, capture_output=True, text=True, timeout=60)  # fmt: skip
+        done = subprocess.run([PROMTOOL, *command], check=False, capture_output=True, text=True, timeout=60)  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
 
 

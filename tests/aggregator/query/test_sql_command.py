@@ -10,7 +10,9 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,12 @@ from prompt_toolkit.document import Document
 from pyarrow import parquet
 
 from gangline import cli
-from gangline.aggregator.commands import sql_output
+from gangline.aggregator.commands import sql, sql_output
+from gangline.aggregator.commands.sql_backends import RemoteBackend, SnapshotBackend
+from gangline.aggregator.commands.sql_options import AnswerOptions
 from gangline.aggregator.commands.sql_shell import NameCompleter
+from gangline.aggregator.query.messages import AnswerSummary
+from gangline.contract.client.connection import ADDRESS_DEFAULT, ADDRESS_VARIABLE, FILE_VARIABLE
 from tests.aggregator.query.asking import ask_all
 from tests.aggregator.query.terminal import Terminal
 from tests.aggregator.query.test_processes import DEAF
@@ -122,6 +128,10 @@ def test_through_an_aggregator(lab: Any, tmp_path: Path) -> None:
                 ("--output", str(tmp_path / "whole.parquet"), "--rows", "1000", "FROM range(2000)"),
                 ("--timeout", "3600", "SELECT 1"),
             ]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv(ADDRESS_VARIABLE, server)
+                unnamed = await asyncio.to_thread(run, "--csv", "SELECT 1 AS one")
+            assert unnamed.stdout == b"one\n1\n" and server.encode() in unnamed.stderr
             return [
                 await asyncio.to_thread(run, "--server", server, *arguments)
                 for arguments in command_lines
@@ -153,6 +163,45 @@ def test_through_an_aggregator(lab: Any, tmp_path: Path) -> None:
         nowhere.returncode == cli.NO_ANSWER
         and b"cannot resolve 'no-such-name.invalid'" in nowhere.stderr
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "file", "kind", "name"),
+    [
+        ([], "", "", RemoteBackend, ADDRESS_DEFAULT),
+        ([], "head:1", 'aggregator = "other:2"', RemoteBackend, "head:1"),
+        ([], "", 'aggregator = "other:2"', RemoteBackend, "other:2"),
+        (["--server", "named:3"], "head:1", "", RemoteBackend, "named:3"),
+        (["--data", "store"], "head:1", "", SnapshotBackend, "store"),
+    ],
+)
+def test_it_asks_the_aggregator_of_hosts(
+    arguments: list[str],
+    variable: str,
+    file: str,
+    kind: type,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`gangline sql` read ./var/aggregator of an old trial, while `gangline hosts` asked the running aggregator."""
+    (tmp_path / "client.toml").write_text(file)
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "client.toml"))
+    monkeypatch.setenv(ADDRESS_VARIABLE, variable)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "var" / "aggregator").mkdir(parents=True)
+    backend = sql._backend(sql._parser().parse_args(arguments))
+    assert (type(backend), backend.name) == (kind, name)
+
+
+def test_it_says_whose_data_it_shows(snapshot: Path) -> None:
+    """Rows of another cluster, by a forgotten GANGLINE_AGGREGATOR, looked like one's own."""
+    end = AnswerSummary(1, 1, 0.1, "", time.time_ns() // 1000, "")
+    backend = SnapshotBackend(snapshot)
+    options = AnswerOptions("csv", None, 0, 0.0)
+    assert sql.notes(end, backend, "", options) == ["as of 0 s ago"]
+    options = replace(options, source="head:7600")
+    assert sql.notes(end, backend, "", options) == ["head:7600, as of 0 s ago"]
 
 
 @pytest.mark.parametrize(
@@ -229,7 +278,7 @@ def test_forms_by_name(asked: Asked, tmp_path: Path) -> None:
         (("SELECT 1", "--output", str(tmp_path / "c.xls")), cli.USAGE, "--format"),
         (("SELECT 1", "--output", str(tmp_path / "no" / "c.csv")), cli.FAILED, "cannot be written"),
         ((DEAF, "--timeout", "0.2"), cli.FAILED, "ran longer than 0.2 s"),
-        (("SELECT 1", "--timeout", "nan"), cli.USAGE, "expected seconds"),
+        (("SELECT 1", "--timeout", "nan"), cli.USAGE, "expected a duration from 0.001s"),
     ):
         code, out, err = asked(*arguments)
         assert (code, out) == (expected, b"") and message in err

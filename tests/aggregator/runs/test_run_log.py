@@ -113,7 +113,7 @@ def test_a_job_that_hangs_is_no_other_workload_by_it(runs: Runs) -> None:
     """A job hung for a night after a GPU died, and got the fingerprint of a waiting job."""
     runs.run("1", TRAINING, 2.0, end=False)
     hangs = {**dict.fromkeys(TRAINING, 0.0), "wait_ratio": 1.0}
-    runs.run("1", hangs, 0.0, seconds=600)
+    runs.run("1", hangs, 0.0, seconds=300)
     restart(runs)
     row = runs.rows()["1"]
     assert row["wait_ratio"] < 0.6 and row["observed_gpu_seconds"] < GPUS * 2 * 200

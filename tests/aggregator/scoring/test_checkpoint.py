@@ -20,7 +20,7 @@ from gangline.aggregator.dataclass_json import to_plain
 from gangline.aggregator.fleet.fleet import Fleet, RestoredParts
 from gangline.aggregator.model import HealthState
 from gangline.aggregator.rule_catalogue import RULES
-from gangline.aggregator.rule_catalogue.nvlink import REGISTRATION_SECONDS
+from gangline.aggregator.rule_catalogue.faults import THRESHOLDS
 from gangline.aggregator.scoring import checkpoint
 from gangline.aggregator.scoring.checkpoint import (
     PERIOD_NS,
@@ -212,13 +212,13 @@ def test_what_needs_minutes_to_count_goes_on_counting_over_a_restart() -> None:
     world = World(hosts=2)
     host = world.hosts[0]
     host.set("gpu_fabric_1s_changes", gpu_of(host, 0), registration_state=1)
-    world.run(int(0.7 * REGISTRATION_SECONDS))
+    world.run(int(0.7 * THRESHOLDS["gpu_fabric.unregistered"].rule.enter_seconds))
     assert world.score(host).state is HealthState.HEALTHY
     restarted(world)
     back(world)
     world.run(10)  # the state is read again within a minute; until then nothing counts
     assert world.score(host).state is HealthState.HEALTHY
-    world.run(int(REGISTRATION_SECONDS))
+    world.run(int(THRESHOLDS["gpu_fabric.unregistered"].rule.enter_seconds))
     assert world.score(host).state is HealthState.UNHEALTHY
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from gangline.aggregator.model import Finding
 from gangline.aggregator.query import sandbox
-from gangline.aggregator.rule_catalogue import RULES, events
+from gangline.aggregator.rule_catalogue import RULES, faults
 from gangline.aggregator.scoring.symptom import Symptom
 from tests.aggregator.query.asking import rows_of
 from tests.worlds import CLOCK_HERTZ, FAULTS, GPUS, Host, StoredWorld, gpu_of, throttle
@@ -31,8 +31,8 @@ NEW = "host.new"
 #: Tripped together, on one host each: all that are rows of a table, and all events of the kernel.
 TOGETHER = [
     *((fault.rule, "readings") for fault in FAULTS),
-    *((kind.rule.name, "events") for kind in events.EVENT_KINDS.values()),
-    *((kind.rule.name, "events") for kind in events.ANY_CODE.values()),
+    *((kind.rule.name, "events") for kind in faults.EVENT_KINDS.values()),
+    *((kind.rule.name, "events") for kind in faults.ANY_CODE.values()),
 ]
 
 
@@ -88,7 +88,7 @@ def _pcie_link(world: StoredWorld, host: Host) -> None:
 
 
 def _reported(world: StoredWorld, host: Host) -> None:
-    for name, code in [*events.EVENT_KINDS, *((any_code, 16) for any_code in events.ANY_CODE)]:
+    for name, code in [*faults.EVENT_KINDS, *((any_code, 16) for any_code in faults.ANY_CODE)]:
         device = "eth0" if name == "net.link" else "part"
         if name == "gpu.diagnostic":
             device += str(code)  # only the latest result of a GPU counts

@@ -12,7 +12,7 @@ import pytest
 
 from gangline.aggregator.model import HealthState, HostScore, Reason
 from gangline.aggregator.rule_catalogue import RULES
-from gangline.aggregator.rule_catalogue.events import EVENT_KINDS
+from gangline.aggregator.rule_catalogue.faults import EVENT_KINDS
 from gangline.aggregator.scoring.score_columns import columns_of
 from gangline.contract.gpu_set import update_expected
 from gangline.contract.wire import telemetry_pb2

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gangline.aggregator.fleet.active_events import RECORDS_PER_HOST_MAX
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.model import HealthState, Reason
-from gangline.aggregator.rule_catalogue.events import EVENT_KINDS, EVENT_POLICY
+from gangline.aggregator.rule_catalogue.faults import EVENT_KINDS, EVENT_POLICY
 from gangline.contract.signal import Kind
 from gangline.contract.signals import SIGNALS
 from gangline.contract.xid.policy import policy

@@ -20,7 +20,7 @@ from gangline.aggregator.query import sandbox
 from gangline.aggregator.rule_catalogue import gang as declared
 from gangline.aggregator.rule_declaration import Rule
 from gangline.aggregator.scoring.rules import gang
-from gangline.contract.host_policy_file import builtin
+from gangline.contract.faults.table import builtin
 from gangline.fingerprints import group_statistics
 from tests.aggregator.query.asking import rows_of
 from tests.processes import GUARD_SECONDS

@@ -16,7 +16,7 @@ import pytest
 
 from gangline import cli
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.errors import NotFound
+from gangline.aggregator.errors import NotFound, ServiceUnavailable
 from gangline.aggregator.server import Aggregator
 from gangline.aggregator.service import decision as decision_service
 from gangline.aggregator.service import decision_log, decision_recorder, shared_snapshot
@@ -299,11 +299,12 @@ async def test_a_lookup_names_the_inputs_only_where_they_are_wanted(lab: Lab) ->
 class ReceivedBatches:
     """Replaces the log, and collects the batches of the score process."""
 
-    batches: list[tuple[int, Any]] = field(default_factory=list[tuple[int, Any]])
+    received: list[tuple[int, Any]] = field(default_factory=list[tuple[int, Any]])
+    batches: decision_log.ExpectedBatches = field(default_factory=decision_log.ExpectedBatches)
     dropped: int = 0
 
     def add(self, encoded: Any, count: int) -> None:
-        self.batches.append((count, decision_recorder.decoded_batch(encoded)))
+        self.received.append((count, decision_recorder.decoded_batch(encoded)))
 
     def count_dropped(self, count: int) -> None:
         self.dropped += count
@@ -319,7 +320,7 @@ async def test_the_score_process_sends_its_last_decisions_before_it_ends(tmp_pat
         async with grpc.aio.insecure_channel(f"127.0.0.1:{score_process.port}") as channel:
             placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
             reply = await placement.PlanPlacement(PLAN)
-    ((count, (records, parts)),) = received.batches
+    ((count, (records, parts)),) = received.received
     assert count == 1 and received.dropped == 0
     assert records[0].decision == reply.decision_id and set(records[0].inputs) == parts.keys()
 
@@ -337,47 +338,110 @@ def test_a_file_that_the_score_process_may_still_change_is_not_read() -> None:
     os.close(descriptor)
 
 
-def test_a_decision_that_is_not_stored_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+class CommittingWriter:
+    """Replaces the store: commits end at once."""
+
+    failing = ""
+
+    def run_on_writer_thread(self, work: Any) -> None:
+        work(None)
+
+
+@pytest.mark.parametrize("failing", ["", "the disk is full"])
+def test_a_decision_that_is_not_stored_yet_is_waited_for(
+    failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A decision in the next commit was not found: "no decision is stored", for a moment."""
-    monkeypatch.setattr(decision_service, "BATCH_SECONDS", 0.0)
-    settled: list[int] = []
+    settled: list[float] = []
 
     class Log:
-        is_pending = True
+        async def settle(self, seconds_max: float) -> None:
+            settled.append(seconds_max)
 
-        async def settle(self) -> None:
-            settled.append(1)
-
-    class Writer:
-        def run_on_writer_thread(self, work: Any) -> None:
-            work(None)
-
-    service = decision_service.DecisionService(Log(), Writer())  # type: ignore[arg-type]
+    store = CommittingWriter()
+    service = decision_service.DecisionService(Log(), store)  # type: ignore[arg-type]
     row = object()
-    monkeypatch.setattr(service, "_read", lambda _: row if len(settled) >= 4 else None)
+    monkeypatch.setattr(service, "_read", lambda _: row if len(settled) >= 2 else None)
     monkeypatch.setattr(decision_service, "_message", lambda found, **_: found)
     monkeypatch.setattr(decision_service, "check_decision_id", lambda _, name: name)
     request: Any = decision_pb2.GetDecisionRequest(decision_id="d")
-    assert asyncio.run(service.GetDecision(request, None)) is row and len(settled) == 4
-    settled.clear()
-    Log.is_pending = False
-    with pytest.raises(NotFound, match="is stored"):
+    assert asyncio.run(service.GetDecision(request, None)) is row
+    assert settled == [decision_service.SETTLE_SECONDS_MAX] * 2
+    monkeypatch.setattr(service, "_read", lambda _: None)
+    store.failing = failing
+    error, message = (ServiceUnavailable, failing) if failing else (NotFound, "is stored")
+    with pytest.raises(error, match=message):
         asyncio.run(service.GetDecision(request, None))
-    assert len(settled) == 2, "nothing is on its way: an unknown id is answered at once"
 
 
-def test_the_log_knows_what_is_on_its_way() -> None:
-    """An unknown id was searched for two seconds, although no decision was pending."""
-    log = decision_log.DecisionLog(None, lambda: 0)  # type: ignore[arg-type]
-    assert not log.is_pending
-    log.expects_batch = True
-    assert log.is_pending
-    announced: list[int] = []
-    recorder = decision_recorder.DecisionRecorder(
-        lambda *_: True, lambda: 0, lambda: announced.append(1)
-    )
+async def test_a_batch_on_its_way_is_waited_for_though_an_earlier_one_arrives() -> None:
+    """A batch that began while another was sent did not count as expected: its decisions were "not stored"."""
+    batches = decision_log.ExpectedBatches()
+    await batches.arrive(GUARD_SECONDS)  # nothing has begun
+    batches.begin(1)
+    batches.begin(2)
+    waiting = asyncio.create_task(batches.arrive(GUARD_SECONDS))
+    batches.receive(1)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    batches.begin(3)  # begun after the call: not waited for
+    batches.receive(2)
+    await waiting
+    # The process ended: its batches never arrive, and the next process counts from 1.
+    waiting = asyncio.create_task(batches.arrive(GUARD_SECONDS))
+    await asyncio.sleep(0)
+    batches.give_up()
+    await waiting
+    batches.begin(1)
+    waiting = asyncio.create_task(batches.arrive(GUARD_SECONDS))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    batches.receive(1)
+    await waiting
+    batches.begin(2)
+    await batches.arrive(0.0)  # returns although the batch has not arrived
+
+
+def test_the_recorder_numbers_its_batches() -> None:
+    """The aggregator learns of each batch before its first decision is answered."""
+    begun: list[int] = []
+    recorder = decision_recorder.DecisionRecorder(lambda *_: True, lambda: 0, begun.append)
     snapshot: Any = SimpleNamespace(dictionary_version=1, version=1)
     none: Any = None
     for _ in range(2):
         recorder.record(1, none, none, snapshot, none)
-    assert announced == [1] and not recorder.is_empty
+    assert begun == [1] and recorder.batch_number == 0
+
+
+@pytest.mark.slow
+async def test_a_plan_is_explained_the_moment_it_is_returned(lab: Lab) -> None:
+    """`gangline explain decision ID` failed right after `gangline plan`: "no decision is stored"."""
+    async with (
+        lab.aggregator(listen_scores="127.0.0.1:0") as aggregator,
+        AsyncExitStack() as stack,
+    ):
+        await reporting_hosts(lab, aggregator, stack)
+        assert aggregator.scores is not None
+        ports = aggregator.port, aggregator.scores.port
+        by_judging, by_score_process = [
+            await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+            for port in ports
+        ]
+        decisions: Any = DecisionServiceStub(by_judging)  # type: ignore[no-untyped-call]
+
+        async def plan_and_explain(channel: Any, request_id: str) -> None:
+            placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
+            gang = placement_pb2.GangRequirements(nodes=1)
+            request = placement_pb2.PlanPlacementRequest(gang=gang, request_id=request_id)
+            plan = await placement.PlanPlacement(request)
+            wanted = decision_pb2.GetDecisionRequest(decision_id=plan.decision_id)
+            assert (await decisions.GetDecision(wanted)).decision_id == plan.decision_id
+
+        async def scheduler(number: int) -> None:
+            for turn in range(20):
+                channel = by_judging if number == 0 else by_score_process
+                await plan_and_explain(channel, f"{number}-{turn}")
+
+        async with asyncio.timeout(GUARD_SECONDS):
+            await asyncio.gather(*(scheduler(number) for number in range(4)))

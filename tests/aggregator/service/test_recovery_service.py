@@ -160,4 +160,4 @@ async def test_a_recovery_at_the_prompt(tmp_path: Path, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit) as ended:
         cli.main(["recover", "--failed", "gpu-001"])
     assert ended.value.code == cli.USAGE
-    assert "--job NAME, or --members FILE" in capsys.readouterr().err
+    assert "--job NAME, or --members HOSTS" in capsys.readouterr().err

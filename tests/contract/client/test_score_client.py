@@ -62,7 +62,7 @@ def answered(client: ScoreClient) -> str:
 
 
 def test_who_asks_in_a_loop_asks_the_score_process(servers: tuple[Scores, Scores]) -> None:
-    """`gangline watch` of 10,000 hosts waited for judging each second, although the score process had the answer."""
+    """`gangline hosts --watch` of 10,000 hosts waited for judging each second, although the score process had the answer."""
     listen, process = servers
     with ScoreClient(f"127.0.0.1:{listen.port}", in_loop=True) as client:
         assert [answered(client) for _ in range(3)] == ["nodes/listen"] + 2 * ["nodes/process"]

@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from .xid.policy import policy as xid_rows
-from .xid.policy import sxid_policy as sxid_rows
+from ..xid.policy import policy as xid_rows
+from ..xid.policy import sxid_policy as sxid_rows
 
 #: A reading that is healthy again must stay healthy for this time, unless a row says otherwise.
 LEAVE_SECONDS = 10.0
@@ -24,6 +24,7 @@ COMPARE = {
     "<=": lambda a, b: a <= b,
     ">": lambda a, b: a > b,
     ">=": lambda a, b: a >= b,
+    "beyond": lambda a, b: abs(a) > b,
 }
 
 
@@ -75,7 +76,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class PolicyRow:
-    """One kind of finding. `host_policy.toml` explains the fields; times are seconds."""
+    """One kind of finding. `contract/faults/README.md` explains the fields; times are seconds."""
 
     name: str
     source: str

@@ -1,4 +1,4 @@
-"""Reads the table of findings: the built-in host_policy.toml, and an operator's file of the same form that overrides it.
+"""Parses rows of findings: those of the built-in table, and an operator's file that overrides it.
 
 Parsing is strict: a table with any invalid line is refused completely, and the error names the line.
 """
@@ -11,11 +11,12 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-from .host_policy import (
+from ..signal import PERIOD_SECONDS, Kind
+from ..signals import BY_NAME
+from ..xid.policy import SCOPES
+from .policy import (
     CODE_NAME,
     COMPARE,
     LOCAL_EVENTS,
@@ -26,9 +27,6 @@ from .host_policy import (
     PolicyError,
     PolicyRow,
 )
-from .signal import PERIOD_SECONDS, Kind
-from .signals import BY_NAME
-from .xid.policy import SCOPES
 
 #: A longer policy is not a Gangline policy.
 POLICY_BYTES_MAX = 256 << 10
@@ -60,12 +58,6 @@ _SET_BY_CODE_TABLE = (
     "severity", "message", "action", "scope", "clears", "clear_seconds", "codes", "contains",
     "ends_with",
 )  # fmt: skip
-
-
-@cache
-def builtin() -> Policy:
-    """Return the table of this version, read once."""
-    return parse(Path(__file__).with_name("host_policy.toml").read_text(encoding="utf-8"))
 
 
 def overlay(policy: Policy, base: Policy) -> Policy:
@@ -122,7 +114,7 @@ def _rows(entries: list[dict[str, Any]], text: str) -> Iterator[PolicyRow]:
     names: set[str] = set()
     for number, entry in enumerate(entries):
         try:
-            row = _row(entry)
+            row = parse_row(entry)
             if row.name in names:
                 raise PolicyError("is in the table twice")
         except (PolicyError, TypeError, KeyError, OverflowError) as error:
@@ -138,7 +130,8 @@ def _line_of(text: str, start: str, number: int = 0) -> str:
     return f"line {at[number]}: " if number < len(at) else ""
 
 
-def _row(entry: dict[str, Any]) -> PolicyRow:
+def parse_row(entry: dict[str, Any]) -> PolicyRow:
+    """Return the row of these TOML keys. Raises PolicyError and TypeError."""
     for key, value in entry.items():
         _check_type(key, value)
     name = entry.get("name", "")
@@ -152,7 +145,7 @@ def _row(entry: dict[str, Any]) -> PolicyRow:
         raise PolicyError('source: state the source of the limit, or "assumed"')
     values = dict(entry)
     for key in ("when", "unless"):
-        values[key] = tuple(_condition(one) for one in entry.get(key, ()))
+        values[key] = tuple(parse_condition(one) for one in entry.get(key, ()))
     values |= {key: tuple(entry.get(key, ())) for key in ("codes", "contains")}
     for key, kind in (("severity", FindingSeverity), ("clears", ClearedBy)):
         if key in entry:
@@ -264,7 +257,7 @@ def _contradiction_of_readings(row: PolicyRow) -> str:
     return ""
 
 
-def _condition(text: str) -> Condition:
+def parse_condition(text: str) -> Condition:
     """Parse a condition, as `gpu.lost_state == 1`. Raises PolicyError."""
     tokens = text.split()
     if len(tokens) != 3 or tokens[1] not in (*COMPARE, "in", "has"):
