@@ -441,9 +441,9 @@ def _connection_log(client: Client, spool: Spool, events: EventQueue) -> Connect
         {
             "frames not written": lambda: spool.last_error,
             "events not written": lambda: events.last_error,
-            "frames dropped": lambda: "the spool was full",
+            "frames dropped": lambda: spool.last_drop,
             "frames refused": lambda: spool.last_refusal,
-            "events dropped": lambda: "too many waited",
+            "events dropped": lambda: events.last_drop,
             "events refused": lambda: events.last_refusal,
         },
         lambda: (

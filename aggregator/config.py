@@ -171,7 +171,9 @@ class AggregatorConfig:
     hosts_max: int = setting(20_000, "maximum number of hosts; further hosts are rejected", low=1)
     ops_seconds: float = setting(
         15.0,
-        "maximum age of the operators' file that a query reads; without queries it is written "
+        "a query has the operators' file written anew if it is older; the file that the query reads "
+        "is older under load, because a query waits a few seconds at most and files that take long "
+        "are written every 15 to 30 s; gangline sql prints the age. Without queries it is written "
         "eight times less often; 0: it is never written, and gangline sql, explain and Query do "
         "not work",
         low=0,

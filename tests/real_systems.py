@@ -57,7 +57,7 @@ _PATTERNS = {name: re.compile(pattern) for name, pattern in SYSTEMS.items()}
 
 
 def system_of(reason: str) -> str | None:
-    """Return the system whose absence is the *reason* of a skip; None if there is none."""
+    """Return the system that the *reason* of a skip names; None if no pattern matches."""
     return next((name for name, pattern in _PATTERNS.items() if pattern.search(reason)), None)
 
 
@@ -65,7 +65,7 @@ def system_of(reason: str) -> str | None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Note the systems that the test needs in its reports, also if they are there."""
+    """Record the systems that the test needs, missing or not, in its reports."""
     for mark in item.iter_markers("skipif"):
         reason = str(mark.kwargs.get("reason", ""))
         name = system_of(reason)

@@ -66,6 +66,8 @@ class KubernetesSoak:
         self._stack = stack
         self.site = KubernetesSite(cluster)
         self._left = 0
+        #: A killed process makes no more calls, also not in a `finally`, where a failed call would hide the kill.
+        self._is_killed = False
         self._life: ExitStack | None = None
         self._executor: Executor | None = None
         self.start()
@@ -94,6 +96,7 @@ class KubernetesSoak:
         config = KubernetesConfig(poll_seconds=0.2, nodes_poll_seconds=1.0)
         client = life.enter_context(connected_client(self.advice, config.actor, lambda: None))
         while True:
+            self._is_killed = False
             try:
                 ledger = ConfigMapLedger(api, config.namespace, config.state_name)
                 break
@@ -105,6 +108,8 @@ class KubernetesSoak:
         self._left -= 1
         if self._left == 0:
             self._left = self.source.choice((0, 0, self.source.randint(1, 12)))
+            self._is_killed = True
+        if self._is_killed:
             raise Killed
 
     def until(self, condition: Callable[[], object], what: str) -> bool:

@@ -69,7 +69,7 @@ def test_each_reason_of_a_skip_names_a_system() -> None:
 
 
 def test_an_unnamed_skip_fails() -> None:
-    """A skip that nobody counts hides a test for years."""
+    """A skip that no line counts hides a test for years."""
     unnamed, named = (
         report("skipped", "setup", "no reason"),
         report("skipped", "setup", "no torch: x"),

@@ -273,7 +273,7 @@ def check_disk(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
         yield DiagnosisResult(PROBLEM, "disk", text, "dmesg | tail")
     if agent and (lost := agent["lost_frames"] + agent["lost_events"]):
         yield DiagnosisResult(
-            NOTE, "disk", f"{lost} frames and events were lost: the spool was full"
+            NOTE, "disk", f"{lost} frames and events were lost; the agent's log names the reason"
         )
 
 

@@ -58,12 +58,13 @@ class EventQueue:
     """Queue of events, in memory and on disk. Thread-safe; only `open` raises.
 
     Counters: `dropped_events` (too many waited, or damaged lines), `refused_events`, `write_errors`
-    (events that are only in memory). Messages: `last_refusal`, `last_error`.
+    (events that are only in memory). Messages: `last_drop`, `last_refusal`, `last_error`.
     """
 
     def __init__(self, folder: Path, lock: int, events_max: int) -> None:
         self.folder = folder
         self.dropped_events = 0
+        self.last_drop = ""
         self.refused_events = 0
         self.last_refusal = ""
         self.write_errors = 0
@@ -98,8 +99,8 @@ class EventQueue:
                     try:
                         yield parse_line(line)
                     except ValueError as error:
-                        self.dropped_events += 1
                         self.last_error = f"{self.folder / FILE_NAME}: {error}"
+                        self._count_drop(f"{self.folder / FILE_NAME} was damaged: {error}")
         except FileNotFoundError:
             return
         except OSError as error:
@@ -118,8 +119,10 @@ class EventQueue:
         stored.message = event.message[:MESSAGE_CHARACTERS_MAX]
         line = format_line(stored)
         with self._lock:
-            if len(line) > LINE_BYTES_MAX or self._lock_descriptor < 0:
-                self.dropped_events += 1
+            if len(line) > LINE_BYTES_MAX:
+                self._count_drop(f"an event of {len(line)} bytes, at most {LINE_BYTES_MAX}")
+            elif self._lock_descriptor < 0:
+                self._count_drop("the agent ends")
             elif stored.revision > self._revisions.get(stored.event_id, -1):
                 self._add(stored, line)
                 self._save(line, sync=stored.name not in REPEATED_EVENTS)
@@ -134,7 +137,11 @@ class EventQueue:
             self._repeated[event_id] = None
         while len(self._lines) > self._events_max or self._lines_bytes > QUEUE_BYTES_MAX:
             self._remove(next(iter(self._repeated or self._lines)))
-            self.dropped_events += 1
+            self._count_drop("too many waited")
+
+    def _count_drop(self, reason: str) -> None:
+        self.dropped_events += 1
+        self.last_drop = reason
 
     def _remove(self, event_id: str) -> bool:
         line = self._lines.pop(event_id, b"")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from .segment import RECORD_OVERHEAD_BYTES, FileSegment, SpoolSegment, first_sequence_of
@@ -19,7 +20,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class Segments:
     """All segments of a spool, ascending. Not thread-safe and unaware of run ids: see `spool`.
 
-    `dropped_frames` counts unacknowledged frames that were dropped; `notice` lists damage.
+    `dropped_frames` counts unacknowledged frames that were dropped, `last_drop` is the last reason; `notice` lists
+    damage.
     """
 
     def __init__(self, folder: Path, bytes_max: int, segment_bytes: int) -> None:
@@ -27,6 +29,7 @@ class Segments:
         self.bytes_max = bytes_max
         self.segment_bytes = segment_bytes
         self.dropped_frames = 0
+        self.last_drop = ""
         self.disk_bytes = 0
         self.notice: list[str] = []
         self._segments: list[SpoolSegment] = []  # files, and memory segments after disk failures
@@ -55,8 +58,7 @@ class Segments:
 
     def scan(self) -> int:
         """Index the folder; return how many frames the newest segment lost. Raises OSError."""
-        firsts = sorted(filter(None, map(first_sequence_of, os.listdir(self.folder))))
-        scanned = [FileSegment.scan(self.folder, first) for first in firsts]
+        scanned = [FileSegment.scan(self.folder, first) for first in sorted(self._stored_firsts())]
         lost = 0
         for index, (segment, tail_bytes) in enumerate(scanned):
             following = scanned[index + 1][0] if index + 1 < len(scanned) else None
@@ -65,9 +67,9 @@ class Segments:
             self._add(segment)
             if overlaps:
                 self.notice.append(f"{segment.path.name}: repeats numbers, removed")
-                self._drop(segment)
+                self._drop(segment, f"{segment.path} repeated numbers of another file")
                 continue
-            self.dropped_frames += segment.lost_frames + lost
+            self.count_drops(segment.lost_frames + lost, f"{segment.path} was damaged")
             if segment.lost_frames:
                 self.notice.append(
                     f"{segment.path.name}: {segment.lost_frames} damaged frames skipped"
@@ -78,6 +80,21 @@ class Segments:
                 )
                 segment.cut_tail()
         return lost
+
+    def _stored_firsts(self) -> Iterator[int]:
+        """Yield the first sequence of each file. A folder or pipe of such a name is reported and left in place."""
+        for entry in os.scandir(self.folder):
+            if not (first := first_sequence_of(entry.name)):
+                continue
+            if entry.is_file(follow_symlinks=False):
+                yield first
+            else:
+                self.notice.append(f"{entry.path} is not a file and is ignored; move it away")
+
+    def count_drops(self, frames: int, reason: str) -> None:
+        """Count lost frames, and keep the reason if there are any."""
+        self.dropped_frames += frames
+        self.last_drop = reason if frames else self.last_drop
 
     def _tail_frames(self, segment: FileSegment, following: FileSegment | None) -> int:
         """Return the number of frames in the damaged end of *segment*."""
@@ -104,14 +121,20 @@ class Segments:
         try:
             self._append(sequence, frame)
         except OSError as error:
-            if not drop_when_full or error.errno not in _FULL or not self._drop_oldest_file():
+            if (
+                not drop_when_full
+                or error.errno not in _FULL
+                or not self._drop_oldest_file("the disk was full")
+            ):
                 raise
             self._append(sequence, frame)
 
     def _append(self, sequence: int, frame: bytes) -> None:
         size = RECORD_OVERHEAD_BYTES + len(frame)
         segment = self._writable(sequence, size)
-        while self.disk_bytes + size > self.bytes_max and self._drop_oldest_file():
+        while self.disk_bytes + size > self.bytes_max and self._drop_oldest_file(
+            "the spool was full"
+        ):
             pass
         segment.append(frame)
         self.disk_bytes += size
@@ -141,28 +164,28 @@ class Segments:
             len(in_memory) > 1
             and sum(segment.waiting_bytes for segment in in_memory) > MEMORY_BYTES_MAX
         ):
-            self._drop(in_memory[0])
+            self._drop(in_memory[0], "the disk accepts no frames, and the memory for them was full")
 
     def _newest_file(self) -> SpoolSegment | None:
         """Return the segment that must remain: its name and length define the numbering."""
         return next((segment for segment in reversed(self._segments) if segment.on_disk), None)
 
-    def _drop_oldest_file(self) -> bool:
+    def _drop_oldest_file(self, reason: str) -> bool:
         """Drop the oldest segment on disk unless it is the newest too; return whether it was."""
         newest = self._newest_file()
         for segment in self._segments:
             if segment.on_disk and segment is not newest:
-                self._drop(segment)
+                self._drop(segment, reason)
                 return True
         return False
 
-    def drop_all(self) -> None:
+    def drop_all(self, reason: str) -> None:
         """Remove all segments; waiting frames count as dropped."""
         while self._segments:
-            self._drop(self._segments[0])
+            self._drop(self._segments[0], reason)
 
-    def _drop(self, segment: SpoolSegment) -> None:
-        self.dropped_frames += segment.forget(segment.first, segment.next)
+    def _drop(self, segment: SpoolSegment, reason: str) -> None:
+        self.count_drops(segment.forget(segment.first, segment.next), reason)
         self._remove(segment)
 
     def _remove(self, segment: SpoolSegment) -> None:

@@ -145,7 +145,9 @@ class Spool:
             spool._recover(boot_id, owner)
         except OSError as error:
             spool._release()  # nothing was written: the numbering is not known to be safe
-            raise FolderError(f"{folder} cannot be used: {error.strerror}") from error
+            path = error.filename2 or error.filename
+            name = f"{Path(str(path)).name}: " if path else ""
+            raise FolderError(f"{folder} cannot be used: {name}{error.strerror}") from error
         return spool
 
     def _recover(self, boot_id: bytes, owner: str) -> None:
@@ -176,7 +178,7 @@ class Spool:
     def _begin_run(self, owner: str, reason: str) -> str:
         """Start a new run and drop the old run's frames, which cannot be sent. Return a notice."""
         left_frames = self._tiers.disk.waiting_frames
-        self._tiers.disk.drop_all()
+        self._tiers.disk.drop_all(reason)
         self.run_id = os.urandom(RUN_ID_BYTES)
         self._tiers.begin_run(self.run_id)
         RunRecord(self.run_id, self.boot_id, owner).write(self.folder)
@@ -218,6 +220,9 @@ class Spool:
             usable = len(frame) <= FRAME_BYTES_MAX and size <= self._tiers.disk.bytes_max
             if sequence < self._next or self._lock_descriptor < 0 or not usable:
                 self._unusable_frames += 1
+                self._tiers.disk.last_drop = (
+                    f"frame {sequence} of {len(frame)} bytes cannot be stored"
+                )
                 return
             self._next = sequence + 1
             self._newest = sequence, frame
@@ -273,7 +278,10 @@ class Spool:
             waiting = set(segment.waiting(sequences[0] - 1))
             for sequence, frame in rows:
                 if frame is None:  # counted only if it still waits
-                    self._tiers.disk.dropped_frames += segments.forget(sequence, sequence)
+                    lost = segments.forget(sequence, sequence)
+                    self._tiers.disk.count_drops(
+                        lost, f"frame {sequence} was damaged in {segments.folder}"
+                    )
         return [
             (sequence, frame)
             for sequence, frame in rows
@@ -286,6 +294,12 @@ class Spool:
         with self._lock:
             dropped = sum(tier.dropped_frames for tier in self._tiers)
             return dropped + self._unusable_frames
+
+    @property
+    def last_drop(self) -> str:
+        """Why frames were last lost."""
+        with self._lock:
+            return next((tier.last_drop for tier in self._tiers if tier.last_drop), "")
 
     @property
     def write_errors(self) -> int:

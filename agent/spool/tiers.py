@@ -81,7 +81,7 @@ class MemoryTier:
 
     def recreate(self) -> None:
         """Create the folder again after its removal; its frames count as lost. Raises OSError."""
-        self.segments.drop_all()
+        self.segments.drop_all(f"{self.folder} was removed")
         lost = self.segments.dropped_frames
         try:
             self._make()
@@ -101,7 +101,7 @@ class MemoryTier:
 
     def clear(self) -> None:
         """Remove all frames. Never raises."""
-        self.segments.drop_all()
+        self.segments.drop_all("")
         with suppress(OSError):
             for path in self.folder.iterdir():
                 path.unlink()
@@ -182,7 +182,7 @@ class TieredStore:
     def _drop_memory(self, memory: MemoryTier, error: OSError) -> None:
         """Continue without the memory tier. Only the disk's numbers are then known."""
         self.last_error = f"{memory.folder}: {error.strerror}"
-        self.disk.dropped_frames += memory.segments.dropped_frames
+        self.disk.count_drops(memory.segments.dropped_frames, memory.segments.last_drop)
         self.memory, self._unbroken = None, False
 
     def _current_memory(self, now: float) -> MemoryTier | None:
@@ -239,7 +239,7 @@ class TieredStore:
         """
         for sequence, frame in memory.segments.waiting():
             if frame is None:
-                self.disk.dropped_frames += 1
+                self.disk.count_drops(1, f"frame {sequence} was damaged in {memory.folder}")
             elif force:
                 self._append_to_disk(sequence, deflate_frame(frame))
             else:

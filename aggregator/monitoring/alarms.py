@@ -89,7 +89,8 @@ class Alarms:
         turned = state.since_ns is not None and now_ns - state.since_ns >= wait_seconds * _NS
         if turned:
             state.is_active, state.since_ns = not state.is_active, None
-        if state.is_active:
+        # A figure that is good again would read "0 s late" until the alarm is cleared: keep the last bad one.
+        if state.is_active and (turned or not turning):
             self._messages[alarm.name] = alarm.message(values)
         if not turned:
             return None
@@ -140,8 +141,8 @@ def _filling(config: AggregatorConfig) -> Callable[[Values], float | None]:
     return share
 
 
-def _gigabytes(count: float) -> str:
-    return f"{count / 1e9:.1f} GB"
+def _bytes_text(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"
 
 
 def table(config: AggregatorConfig, store: Store) -> tuple[Alarm, ...]:
@@ -206,9 +207,9 @@ def _of_the_disk(config: AggregatorConfig) -> tuple[Alarm, ...]:
     return (
         Alarm(
             "aggregator.disk_filling", _filling(config), 0.5, 0.4, 0.0, 60.0,
-            lambda v: f"the disk under {data} has {_gigabytes(v['disk_free_bytes'])} free, "
-            f"{_gigabytes(v.get('database_bytes', 0.0))} are the live store: with less than "
-            f"{_gigabytes(_free_bytes_wanted(config, v))} {then}; add space, or lower "
+            lambda v: f"the disk under {data} has {_bytes_text(v['disk_free_bytes'])} free, "
+            f"{_bytes_text(v.get('database_bytes', 0.0))} are the live store: with less than "
+            f"{_bytes_text(_free_bytes_wanted(config, v))} {then}; add space, or lower "
             "segments_hours",
             "2.5 times the required free space is free, for a minute",
         ),
@@ -240,14 +241,14 @@ def _of_history(config: AggregatorConfig, store: Store) -> tuple[Alarm, ...]:
             "aggregator.history_late", _history_late, HISTORY_LATE_SECONDS, HISTORY_LATE_SECONDS / 2, 300.0, 60.0,
             lambda v: f"closed readings wait for {(_history_late(v) or 0.0) / 60:.0f} min to leave the live file for "
             f"Parquet ({v.get('history_waiting', 0.0):.0f} five-minute tables); when it holds "
-            f"{_gigabytes(config.live_bytes_max)} (live_bytes_max) its oldest are dropped; "
+            f"{_bytes_text(config.live_bytes_max)} (live_bytes_max) its oldest are dropped; "
             f"{store.history.failing or 'the log shows failures; if there are none, CPU or disk is overloaded'}",
             "closed readings leave within 8 minutes again",
         ),
         Alarm(
             "aggregator.history_failing", _of("history_failing"), 0.0, 0.0, 150.0, 60.0,
             lambda v: f"history fails: {store.history.failing}; retried each minute; readings stay in the live "
-            f"file meanwhile, until it holds {_gigabytes(config.live_bytes_max)} (live_bytes_max)",
+            f"file meanwhile, until it holds {_bytes_text(config.live_bytes_max)} (live_bytes_max)",
             "what failed succeeds, for a minute",
         ),
     )  # fmt: skip

@@ -17,6 +17,7 @@ from ..auth.access import wrap_handler
 from ..auth.limits import peer_address
 from ..metrics import CallCounters
 from ..principal import NAME_CHARACTERS_MAX
+from ..store.store_folder import StoreError
 
 if TYPE_CHECKING:
     from ..ingest.agent_refusals import AgentRefusals
@@ -176,6 +177,8 @@ def with_error_status(
             answer = STATUS[type(service_error)], message, details_of(service_error)
         except grpc.aio.AbortError:
             raise
+        except StoreError as error:
+            answer = grpc.StatusCode.UNAVAILABLE, cut_utf8(str(error), MESSAGE_BYTES_MAX), ()
         except Exception as error:
             log.exception("a call failed because of an internal error")
             answer = grpc.StatusCode.INTERNAL, f"internal error: {type(error).__name__}", ()

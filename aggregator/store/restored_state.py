@@ -116,7 +116,7 @@ def hosts(connection: Connection) -> list[KnownHost]:
         "(SELECT count(*) FROM devices AS d WHERE d.host = h.host AND kind = 'gpu'), registered "
         "FROM hosts AS h"
     ).fetchall()
-    return [KnownHost(*row[:-1], time_ns(row[-1])) for row in rows]
+    return [KnownHost._make((*known, time_ns(at))) for *known, at in rows]
 
 
 def unscored_hosts(

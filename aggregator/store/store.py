@@ -11,9 +11,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -239,22 +239,43 @@ class Store(Queue):
     def run_on_writer_thread(self, work: Callable[[Writer], T], *, ahead: bool = False) -> T:
         """Run *work* with the writer, between two commits: nothing is stored until it returns.
 
-        Blocks. Raises the exception of *work*; StoreError if the store closes first.
+        Blocks. Raises the exception of *work*; StoreError if the store closes first, or cannot be used while
+        commits fail.
         """
         done: Future[T] = Future()
 
         def run() -> None:
             try:
-                done.set_result(work(self._writer))
+                with self._usable():
+                    result = work(self._writer)
+                done.set_result(result)
             except BaseException as error:  # noqa: BLE001 - raised in the caller
                 done.set_exception(error)
 
         self._submit_work(run, ahead=ahead)
         return done.result()
 
-    def reading(self) -> AbstractContextManager[Connection]:
-        """Return a context with a cursor for reading, for use by one thread."""
-        return self._writer.cursor()
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """Yield a cursor for reading, for use by one thread.
+
+        Raises StoreError if the store cannot be used while commits fail.
+        """
+        with self._usable(), self._writer.cursor() as cursor:
+            yield cursor
+
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        """Raise StoreError with the reason of failing commits in place of DuckDB's consequences.
+
+        After a failed commit the file is opened again at each retry; until that succeeds it is closed.
+        """
+        try:
+            yield
+        except (duckdb.ConnectionException, duckdb.FatalException) as error:
+            if not self.failing:
+                raise
+            raise StoreError(with_remedy(self.failing, self._folder)) from error
 
     def journal_records(self) -> bytes:
         """Return the journal's records; in `run_on_writer_thread` they match the file."""

@@ -21,7 +21,7 @@ AGENT_SIGNALS = (
     Signal(25, "agent.reconnects_count", Kind.COUNTER, Pace.TEN_SECONDS, "agent.transport", "connections made to the aggregator"),
     Signal(26, "agent.cpu_seconds", Kind.GAUGE, Pace.TEN_SECONDS, "getrusage(RUSAGE_SELF)", "user and system time of all processes of the agent since its start"),
     Signal(27, "agent.memory_bytes", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/self/smaps_rollup", "memory of all processes of the agent; shared memory counts once (PSS)"),
-    Signal(28, "agent.dropped_events", Kind.COUNTER, Pace.TEN_SECONDS, "agent.events", "events lost because too many waited"),
+    Signal(28, "agent.dropped_events", Kind.COUNTER, Pace.TEN_SECONDS, "agent.events", "events lost because too many waited, or because the file of waiting events was damaged"),
     Signal(29, "agent.left_out_count", Kind.COUNTER, Pace.TEN_SECONDS, "agent.frame_builder", "tables too large for a frame"),
     Signal(2308, "agent.sampler_abandoned_count", Kind.COUNTER, Pace.TEN_SECONDS, "agent.sampler", "samplers left behind in a call that did not return"),
     Signal(2309, "agent.sampler_takeovers_count", Kind.COUNTER, Pace.TEN_SECONDS, "agent.sampler", "times that another sampler took over a group of collectors"),

@@ -101,7 +101,7 @@ def test_too_many_drop_the_oldest_and_count(tmp_path: Path) -> None:
     for number in range(25):
         queue.put(xid(number))
     assert ids(queue) == [f"event-{number}" for number in range(15, 25)]
-    assert queue.dropped_events == 15
+    assert (queue.dropped_events, queue.last_drop) == (15, "too many waited")
 
 
 def test_an_event_without_an_id_gets_one_and_a_flood_of_words_is_cut(queue: EventQueue) -> None:
@@ -201,6 +201,7 @@ def test_damage_costs_the_lines_it_touches(at: int, flip: int, cut: bool) -> Non
         untouched = {f"event-{n}" for n in range(left) if n not in (touched, touched + 1)}
         assert untouched <= set(ids(queue)) <= {f"event-{n}" for n in range(10)}
         assert cut or queue.dropped_events + len(ids(queue)) >= 9
+        assert not queue.dropped_events or queue.last_drop.startswith(f"{path} was damaged: ")
         queue.close()
 
 

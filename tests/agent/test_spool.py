@@ -294,6 +294,7 @@ def test_a_torn_record_is_cut_off_and_counted(spool: Spool, folder: Path) -> Non
     assert (everything(spool), spool.dropped_frames) == ({1: b"whole"}, 1)
     assert spool.next_sequence() == JUMP_SEQUENCES
     assert "29 damaged bytes cut off" in spool.notice
+    assert spool.last_drop == f"{path} was damaged"
 
 
 def test_a_flipped_bit_costs_its_frame_alone(spool: Spool, folder: Path) -> None:
@@ -302,6 +303,24 @@ def test_a_flipped_bit_costs_its_frame_alone(spool: Spool, folder: Path) -> None
     [path] = segments(folder)
     path.write_bytes(path.read_bytes().replace(b"bbbb", b"bbcb"))
     assert (everything(spool), spool.dropped_frames) == ({1: b"aaaa", 3: b"cccc"}, 1)
+    assert spool.last_drop == f"frame 2 was damaged in {folder}"
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_foreign_name_stops_no_agent(spool: Spool, folder: Path, make: Any) -> None:
+    """A folder with a segment's name: "Is a directory", without the name, and the agent did not start."""
+    append(spool, b"a")
+    spool.close()
+    foreign = folder / f"{77:020}.seg"
+    make(foreign)
+    spool = open_spool(folder)
+    assert spool.notice == f"{foreign} is not a file and is ignored; move it away"
+    assert everything(spool) == {1: b"a"} and foreign.lstat()
+    spool.close()
+    (folder / "meta.json").unlink()
+    (folder / "meta.json").mkdir()
+    with pytest.raises(FolderError, match=r"cannot be used: meta\.json: Is a directory"):
+        open_spool(folder)
 
 
 def test_after_a_power_cut_numbers_jump(spool: Spool, folder: Path) -> None:
@@ -445,7 +464,7 @@ def test_full_means_the_oldest_first(spool: Spool) -> None:
     result = everything(spool)
     assert sorted(result) == sequences[-len(result) :]
     assert len(result) * 416 > BYTES_MAX - 2 * SEGMENT_BYTES
-    assert spool.dropped_frames == 300 - len(result)
+    assert (spool.dropped_frames, spool.last_drop) == (300 - len(result), "the spool was full")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from gangline.simulator.runner import LiveWorld
 from gangline.simulator.world import World
 from tests.simulation.readings import calm, struck, three
 
-SEEDS = range(1, 10)
+SEEDS = range(1, 6)
 CONTROL_SEEDS = range(1, 5)
 HOSTS = 32
 SECOND_NS = 1_000_000_000
@@ -130,7 +130,7 @@ def test_a_healthy_fleet_has_nobody_to_blame(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS[1:5])]
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS[1:])]
 )
 def test_five_faults_of_eight_hosts_are_found_and_nobody_else_is_blamed(seed: int) -> None:
     """Any exporter shows the first three faults. New here: a slow host with normal readings, and a

@@ -138,7 +138,7 @@ def test_texts_kept_under_former_names_are_read(tmp_path: Path) -> None:
 def test_a_kill_at_any_step_of_a_migration(archive: Path | None, tmp_path: Path) -> None:
     """The upgrade of a large store was interrupted: started again, it ends as if it had not been.
 
-    From each version: its killed store if there is one, which has all that the closed store has, and DuckDB's log.
+    Each version has its killed store here: it has the rows of the closed store, and the log of DuckDB.
     Killed wherever the disk has changed; `python -m tests.upgrade.kept_stores FOLDER WORK all`
     kills before each statement.
     """

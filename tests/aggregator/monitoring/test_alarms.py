@@ -113,6 +113,17 @@ def test_an_alarm_is_raised_once_and_cleared_once(name: str) -> None:
     assert not alarms.messages and not any(alarms.active().values())
 
 
+def test_a_message_has_the_last_bad_figure_and_a_size_that_shows() -> None:
+    """A disk of 24 MB "has 0.0 GB free"; while an alarm waited for its end, "receipts are 0 s late"."""
+    alarms = Alarms(table(CONFIG, STORE))
+    small = {"disk_bytes": 24e6, "disk_free_bytes": 2e6, "database_bytes": 4.2e6}
+    _stand(alarms, small | {"lag_seconds": 12.0}, 20)
+    _stand(alarms, small | {"lag_seconds": 0.2}, 20, begin=20)
+    late, filling = alarms.messages
+    assert late.startswith("receipts are 12 s late")
+    assert "has 2 MB free, 4.2 MB are the live store: with less than 1.2 MB" in filling
+
+
 @pytest.mark.parametrize("name", NEAR)
 def test_what_comes_near_is_no_alarm(name: str) -> None:
     """Pages for normal events make people ignore pages."""

@@ -22,6 +22,7 @@ from gangline.aggregator.errors import (
 from gangline.aggregator.metrics import CallCounters
 from gangline.aggregator.service import status as errors
 from gangline.aggregator.service.status import with_error_status
+from gangline.aggregator.store.store_folder import StoreError
 from gangline.contract.wire import status_pb2
 from tests.processes import GUARD_SECONDS
 
@@ -37,6 +38,24 @@ def uncollected() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
+
+
+def test_a_store_that_cannot_be_used_is_no_internal_error(caplog: pytest.LogCaptureFixture) -> None:
+    """On a full disk each call that reads the store ended with INTERNAL and a traceback."""
+
+    class Context:
+        answer: tuple[Any, ...] = ()
+
+        async def abort(self, *answer: Any) -> None:
+            self.answer = answer
+
+    async def read(request: object, context: object) -> None:
+        raise StoreError("no space left on /data")
+
+    context = Context()
+    asyncio.run(_run(with_error_status(read, CallCounters(), "S/M")(None, context)))
+    assert context.answer[:2] == (grpc.StatusCode.UNAVAILABLE, "no space left on /data")
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

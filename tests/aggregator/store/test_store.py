@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from gangline.aggregator.model import Finding
 from gangline.aggregator.store import frame_rows, rows
 from gangline.aggregator.store.journal import StoredEvent
 from gangline.aggregator.store.live_tables import HOUR_NS, LiveTables
+from gangline.aggregator.store.maintenance.consistent_view import hold_checkpoints
 from gangline.aggregator.store.queue import Pending
 from gangline.aggregator.store.rows import HostRecord
 from gangline.aggregator.store.store import Store
@@ -414,6 +416,22 @@ def test_work_between_commits_is_durable_or_nothing(tmp_path: Path) -> None:
     assert ask(tmp_path, "SELECT DISTINCT host FROM received") == [("renamed",), ("a",)]
     with pytest.raises(StoreError, match="closing"):
         store.in_transaction(rename)
+
+
+def test_a_store_that_a_full_disk_has_closed_names_the_disk(tmp_path: Path) -> None:
+    """`gangline admin verify` on a full disk: "internal error: ConnectionException", and a traceback in the log."""
+    with opened(tmp_path, lambda: NOW_NS) as store:
+
+        def fill(writer: Writer) -> None:
+            writer._connection.close()  # as a reopening that failed
+            store._disk_status.record_failure(OSError(errno.ENOSPC, "No space left on device"), 1)
+
+        store.run_on_writer_thread(fill)
+        with pytest.raises(StoreError, match="; free some space there"), hold_checkpoints(store):
+            pass
+        with pytest.raises(StoreError, match="no space left"), store.reading():
+            pass
+        store.run_on_writer_thread(lambda writer: writer._reopen())
 
 
 @pytest.mark.slow
