@@ -18,13 +18,13 @@ class ClusterReader:
         self.state = model.SchedulerState()
         #: Monotonic time at which all nodes were read.
         self.all_nodes_at = -1e9
-        self._is_asked = False
+        self._has_capabilities = False
 
     def ask_capabilities(self) -> None:
         """Ask the scheduler, once, what it can do."""
-        if not self._is_asked:
+        if not self._has_capabilities:
             self.capabilities = self._context.scheduler.capabilities()
-            self._is_asked = True
+            self._has_capabilities = True
 
     def read(self) -> None:
         """Read jobs, holds and the nodes of interest; every `nodes_poll_seconds` read all nodes."""

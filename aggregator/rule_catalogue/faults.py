@@ -40,6 +40,8 @@ FAULT_CLASSES = {
     Reason.BLIND: HazardClass.OTHER,
 }  # fmt: skip
 
+_RULES = tuple(fleet_rules())
+
 
 def _holds(condition: Condition, values: NDArray[Any]) -> Flags:
     """Return where *condition* holds; nowhere for NaN."""
@@ -106,7 +108,6 @@ def _clear_conditions() -> Mapping[str, ClearCondition]:
     return conditions
 
 
-_RULES = tuple(fleet_rules())
 #: Rules that compare one reading, or follow one counter.
 READINGS = tuple(_row(rule) for rule in _RULES if rule.condition or rule.counter)
 #: (Name, code) of an event -> kind.

@@ -22,6 +22,14 @@ NEVER_UP = Rule(
     reads=("nvlink.link_state", "gpu.mig_mode_state"),
 )
 BIT_ERRORS = (THRESHOLDS["nvlink.bit_errors"],)
+#: Counters of errors of links, and of the link to a Grace CPU.
+COUNTERS = tuple(
+    RATES[name]
+    for name in (
+        "nvlink.recovery_failed", "nvlink.recoveries", "nvlink.link_recoveries", "nvlink.crc", "nvlink.replays",
+        "c2c.replays",
+    )
+)
 
 
 def _down(name: str) -> Rule:
@@ -37,12 +45,4 @@ DOWN = (
      "nvlinks"),
     (ThresholdRule(_down("c2c.down"), C2C, "link_state", equals(0), "link to its CPU is down", "1"),
      "c2c_links"),
-)
-#: Counters of errors of links, and of the link to a Grace CPU.
-COUNTERS = tuple(
-    RATES[name]
-    for name in (
-        "nvlink.recovery_failed", "nvlink.recoveries", "nvlink.link_recoveries", "nvlink.crc", "nvlink.replays",
-        "c2c.replays",
-    )
 )

@@ -29,6 +29,8 @@ from tests.processes import GUARD_SECONDS
 
 Json = dict[str, Any]
 PROXY_VARIABLES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy")
+EKS = {"token": "t-eks", "expirationTimestamp": "2096-01-01T00:00:00Z"}
+GKE = {"provideClusterInfo": True, "interactiveMode": "IfAvailable", "installHint": "Install gke-gcloud-auth-plugin"}  # fmt: skip
 
 
 def json_web_token(expires: int, number: int = 0) -> str:
@@ -237,8 +239,6 @@ def certificate_program(folder: Path, host: ApiHost) -> Json:
     return {"exec": login_program(folder, status)}
 
 
-EKS = {"token": "t-eks", "expirationTimestamp": "2096-01-01T00:00:00Z"}
-GKE = {"provideClusterInfo": True, "interactiveMode": "IfAvailable", "installHint": "Install gke-gcloud-auth-plugin"}  # fmt: skip
 #: Kind of login -> (user of its kubeconfig, the caller that the API server sees).
 KINDS: dict[str, tuple[Callable[[Path, ApiHost], Json], str]] = {
     "token": (lambda folder, host: {"token": "t"}, "Bearer t"),
