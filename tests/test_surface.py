@@ -191,6 +191,9 @@ def test_the_same_options_have_the_same_purpose(
                 assert action.type is Path or "FILE." in str(action.metavar), where
             if name in DURATIONS and words != "check":
                 takes_durations(action, where)
+            if name == "--for" and words != "check":
+                assert callable(action.type)
+                assert action.type("7200") == action.type("2h") == 7200, where
             if name in ("--from", "--to") and action.metavar == "TIME":
                 takes_moments(action, where)
         if action.metavar == "HOSTS" and not READ_LATER & {*action.option_strings}:

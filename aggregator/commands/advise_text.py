@@ -16,12 +16,12 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from ...contract.client.command_line import host_set_option
 from ...contract.client.connection import DEADLINE_SECONDS
 from ...contract.client.terminal import cut, table, width_of
-from ...contract.options import UNITS, add_former_names, duration
+from ...contract.options import UNITS, duration
 from ...contract.wire import advisory_pb2 as wire
 from .host_table import enum_name
 
-#: Longest time for which a report that a host is out may be valid.
-HOURS_MAX = 168.0
+#: Range of the time for which a report that a host is out may be valid.
+OUT_SECONDS = 36.0, 7.0 * UNITS["d"]
 #: At most this many returned hosts are checked again.
 RECHECKED_MAX = 20
 #: At most this many hosts reported out by others are listed.
@@ -49,15 +49,16 @@ def add_commands(commands: Any) -> None:
         help="for example gpu-007, or gpu-[001-016,020]",
     )
     out.add_argument("--reason", required=True, metavar="TEXT", help="the reason, shown to others")
-    length = out.add_argument(
+    out.add_argument(
         "--for",
-        dest="hours",
-        type=_hours,
-        default=1.0,
+        dest="seconds",
+        type=duration(*OUT_SECONDS),
+        default=3600.0,
         metavar="4h",
         help="forget this after this time (default 1h); report again to renew",
     )
-    add_former_names(out, length, "--hours")
+    # The former option, whose plain number counts hours.
+    out.add_argument("--hours", dest="seconds", type=_hours, help=argparse.SUPPRESS)
     back = commands.add_parser(
         "back",
         help="report that your hosts are back in service; for other hosts, end what a finished advisory set",
@@ -75,7 +76,7 @@ def current_user() -> str:
 
 def out(stub: Any, options: argparse.Namespace) -> wire.ReportUnavailableNodesResponse:
     """Report that hosts are out of service."""
-    ttl = Duration(seconds=int(3600 * options.hours))
+    ttl = Duration(seconds=int(options.seconds))
     nodes = [
         wire.UnavailableNode(node=f"nodes/{host}", reason=options.reason, ttl=ttl)
         for host in _host_names(options)
@@ -150,7 +151,8 @@ def unavailable_text(answer: wire.ReportUnavailableNodesResponse) -> str:
     return "\n".join(lines)
 
 
-_hours = duration(36.0, HOURS_MAX * UNITS["h"], unit="h")
+def _hours(text: str) -> float:
+    return 3600 * duration(*OUT_SECONDS, unit="h")(text)
 
 
 def list_text(answer: wire.ListAdvisoriesResponse) -> str:
