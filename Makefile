@@ -164,6 +164,7 @@ proto: .venv/ready-dev
 docs: .venv/ready-dev
 	$(BIN)/python -m tests.contract.signals_page > docs/signals.md
 	$(BIN)/python -m tests.contract.faults_page > docs/faults.md
+	$(BIN)/python -m tests.contract.settings_page > docs/settings.md
 	$(BIN)/python -m tests.aggregator.sql_page
 	$(BIN)/python docs/parts.py
 	$(BIN)/python -m bench.quality.pictures

@@ -48,6 +48,7 @@ SETTINGS_BY_TASK: Mapping[str, tuple[str, ...]] = {
         "history_seconds",
         "retention_hours",
         "segments_hours",
+        "segments_bytes_max",
         "rollups_1m_days",
         "rollups_1h_days",
         "history_days",
@@ -319,8 +320,11 @@ class AggregatorConfig:
         low=1,
         high=24 * 3660,
     )
-    segments_bytes_max: int = constant(
-        1 << 40, "segments_hours and disk_free_share_min limit the history"
+    segments_bytes_max: int = setting(
+        1 << 40,
+        "maximum bytes of readings in Parquet; beyond the limit the oldest are deleted",
+        low=1 << 20,
+        high=1 << 60,
     )
     rollups_1m_days: int = setting(14, "days that rollups by minute are kept", low=1, high=3660)
     rollups_1m_bytes_max: int = constant(

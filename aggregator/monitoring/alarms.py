@@ -241,14 +241,14 @@ def _of_history(config: AggregatorConfig, store: Store) -> tuple[Alarm, ...]:
             "aggregator.history_late", _history_late, HISTORY_LATE_SECONDS, HISTORY_LATE_SECONDS / 2, 300.0, 60.0,
             lambda v: f"closed readings wait for {(_history_late(v) or 0.0) / 60:.0f} min to leave the live file for "
             f"Parquet ({v.get('history_waiting', 0.0):.0f} five-minute tables); when it holds "
-            f"{_bytes_text(config.live_bytes_max)} (live_bytes_max) its oldest are dropped; "
+            f"{_bytes_text(config.live_bytes_max)}, its oldest are dropped; "
             f"{store.history.failing or 'the log shows failures; if there are none, CPU or disk is overloaded'}",
             "closed readings leave within 8 minutes again",
         ),
         Alarm(
             "aggregator.history_failing", _of("history_failing"), 0.0, 0.0, 150.0, 60.0,
             lambda v: f"history fails: {store.history.failing}; retried each minute; readings stay in the live "
-            f"file meanwhile, until it holds {_bytes_text(config.live_bytes_max)} (live_bytes_max)",
+            f"file meanwhile, until it holds {_bytes_text(config.live_bytes_max)}",
             "what failed succeeds, for a minute",
         ),
     )  # fmt: skip

@@ -89,9 +89,7 @@ def _message(row: DecisionRow, *, with_inputs: bool) -> wire.StoredDecision:
     if record.solve_seconds == record.solve_seconds:
         message.solve_time.FromNanoseconds(round(record.solve_seconds * 1e9))
     if row.inputs is None:
-        message.not_replayable = (
-            "its inputs are no longer stored, or never were: decision_inputs_bytes_max limits them"
-        )
+        message.not_replayable = "its inputs are no longer stored, or never were: the newest of all decisions are kept, up to 1 GiB"
     elif with_inputs:
         for digest in record.inputs:
             message.inputs.add(digest=digest, data=row.inputs[digest])
