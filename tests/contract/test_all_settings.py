@@ -69,9 +69,9 @@ def test_a_former_setting_is_ignored_with_a_warning(
     listed = (DOCS / "stability.md").read_text()
     constants = constants_of(kind)
     assert constants
+    file = tmp_path / "settings.toml"
     for field in constants:
         caplog.clear()
-        file = tmp_path / "settings.toml"
         file.write_text(f"{field.name} = 7\n")
         assert load(kind, file, [f"{field.name}=8"]) == load(kind)
         (warning,) = caplog.messages
