@@ -307,7 +307,7 @@ def test_ctrl_c_while_the_aggregator_starts(tmp_path: Path) -> None:
         (["--listen", "127.0.0.1:0"], "needs a fixed port", 2),
         (["--simulated", "513"], "0 to 512", 2),
         (["--seed", "-1"], "expected a whole number", 2),
-        (["--seconds-max", "nan"], "expected 1 to 3600 seconds", 2),
+        (["--seconds-max", "nan"], "expected a duration from 1s to 1h", 2),
         (["--scenario", "night", "--once"], "--once cannot check the table of this --scenario", 2),
         (["--scenario", "day"], "invalid choice: 'day'", 2),
     ],
