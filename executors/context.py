@@ -22,7 +22,7 @@ LOGGED_MAX = 1000
 
 @dataclass(frozen=True)
 class ExecutorContext:
-    """What an executor acts on. `shadow`: it only logs the steps that it would take."""
+    """Settings, scheduler, aggregator and ledger of an executor. `shadow`: it only logs its steps."""
 
     config: ExecutorConfig
     scheduler: Scheduler

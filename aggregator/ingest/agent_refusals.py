@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 FINDING = "agent.refused"
 #: Errors that a retry does not change. A duplicate name is a finding of its own, a full `hosts_max` an alarm.
 LASTING = (InvalidArgument, PermissionDenied, StreamRefused, Unauthenticated)
-#: Agents that are remembered; beyond that the one that was refused the longest ago is forgotten.
+#: Remembered agents; at the limit the agent with the oldest refusal is forgotten.
 AGENTS_MAX = 10_000
 #: Active findings; further agents are only counted and logged.
 FINDINGS_MAX = 100

@@ -89,7 +89,7 @@ class Alarms:
         turned = state.since_ns is not None and now_ns - state.since_ns >= wait_seconds * _NS
         if turned:
             state.is_active, state.since_ns = not state.is_active, None
-        # A figure that is good again would read "0 s late" until the alarm is cleared: keep the last bad one.
+        # A good figure would read "0 s late" until the alarm is cleared, so the last bad figure stays.
         if state.is_active and (turned or not turning):
             self._messages[alarm.name] = alarm.message(values)
         if not turned:

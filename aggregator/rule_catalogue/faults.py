@@ -47,7 +47,8 @@ def _holds(condition: Condition, values: NDArray[Any]) -> Flags:
     """Return where *condition* holds; nowhere for NaN."""
     if condition.compare == "in":
         return np.isin(values, condition.values)
-    return np.asarray(COMPARE[condition.compare](values, condition.values[0]), dtype=bool)
+    holds = np.asarray(COMPARE[condition.compare](values, condition.values[0]), dtype=bool)
+    return holds & ~np.isnan(values) if condition.compare == "!=" else holds
 
 
 def _rule(rule: FleetRule, **more: Any) -> Rule:

@@ -1,1 +1,1 @@
-"""Shared by the commands that call an aggregator: the connection, option types, tables, plans as text."""
+"""Parts of the commands that call an aggregator: its connection, option types, tables, texts of plans."""

@@ -1,4 +1,4 @@
-"""Placement plans as text, and the calls that commands make around a plan."""
+"""Texts of placement plans, and the call for the names of nodes that they contain."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ class ScoreListing:
     ) -> None:
         """*alarms*: messages about the aggregator itself.
 
-        *ended_hosts*: simulated hosts that have ended, if the aggregator lists no other; None: not counted.
+        *ended_hosts*: number of simulated hosts that have ended; None if other hosts are listed.
         """
         self.ended_hosts = ended_hosts
         self.scores = list(scores)

@@ -94,5 +94,10 @@ def _fleet_rule(entry: Mapping[str, Any], part: Mapping[str, Any]) -> FleetRule:
             key: type(default)(entry[key]) for key, default in _LIMITS.items() if key in entry
         }
         return FleetRule(name, message, keys, counter=entry["counter"], **limits)
-    (condition,) = entry["when"]
-    return FleetRule(name, message, keys, condition=parse_condition(condition))
+    conditions = [parse_condition(text) for text in entry["when"]]
+    if len(conditions) != 1 or conditions[0].other or conditions[0].compare == "has":
+        raise PolicyError(
+            f"fault {entry['name']!r}: when: the fleet's rule needs a single comparison with numbers; "
+            "declare other rules with function = true"
+        )
+    return FleetRule(name, message, keys, condition=conditions[0])

@@ -1,1 +1,1 @@
-"""Shared by the aggregator and the executors: their HTTP server, and metrics by prometheus_client."""
+"""The HTTP server of the aggregator and the executors, and their metrics by prometheus_client."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gangline.aggregator.rule_catalogue import RULES
-from gangline.aggregator.rule_catalogue.faults import EVENT_KINDS, READINGS
+from gangline.aggregator.rule_catalogue.faults import EVENT_KINDS, READINGS, _holds
 from gangline.contract.faults import table
 from gangline.contract.faults.policy import PolicyError
+from gangline.contract.faults.policy_file import parse_condition
 from gangline.contract.faults.table import FOLDER, builtin, fleet_rules
 from tests.contract.faults_page import page
 
@@ -79,6 +82,31 @@ def test_a_wrong_row_names_the_fault(
     with pytest.raises(PolicyError, match=r"fault 'gpu\.odd'") as caught:
         list(table._findings())
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        '["gpu.pcie_width_lanes < gpu.pcie_width_max_lanes"]',
+        '["gpu.clock_event_reasons_flags has 0x40"]',
+        '["gpu.lost_state == 7", "gpu.lost_state != 8"]',
+    ],
+)
+def test_a_limit_that_the_fleet_cannot_compare_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The aggregator would not start, and the message named neither row nor form."""
+    (tmp_path / "odd.toml").write_text(ROW.replace('["gpu.lost_state == 7"]', when))
+    monkeypatch.setattr(table, "FOLDER", tmp_path)
+    with pytest.raises(PolicyError, match=r"fault 'gpu\.odd': when: .* single comparison"):
+        list(fleet_rules())
+
+
+@pytest.mark.parametrize("comparison", ["== 1", "!= 1", "> 0.5", "< 2", "beyond 0.5", "in 1,2"])
+def test_a_missing_reading_is_no_fault(comparison: str) -> None:
+    """A host whose GPU cannot be read must not be drained for it."""
+    holds = _holds(parse_condition(f"gpu.lost_state {comparison}"), np.array([math.nan]))
+    assert not holds.any()
 
 
 def test_every_rule_of_the_table_is_a_rule_of_the_aggregator() -> None:
