@@ -9,7 +9,7 @@ LISTEN ?=
 ONCE ?= 0
 # The wire. Of these there are servers or clients over grpcio, the agent speaks by hand.
 WIRE := build/names/gangline/contract/wire
-GRPC := telemetry score job nvhcd permit query admin advisory outcome recording placement recovery reservation decision
+GRPC := telemetry score job nvhcd permit query admin advisory outcome recording placement recovery reservation decision interference
 
 .PHONY: run test test-slow lint types pyright unit slow fix ext proto docs bench evaluate load fuzz soak soak-gpu soak-executor soak-kubernetes rigs test-duckdb2 test-lowest wheel client packages test-packages test-hosts soak-packages repository image clean system
 

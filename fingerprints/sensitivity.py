@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .demand import DEMANDS, QUANTILES
 from .fingerprint import Fingerprint
 
 Floats = npt.NDArray[np.float64]
@@ -61,13 +62,20 @@ class WorkloadNeeds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KnownWorkloads:
-    """The needs of jobs by name: `needs` has a row for each of `names`, bound and then in use. Immutable."""
+    """The needs and demands of jobs by name, a row for each run. Immutable.
+
+    `needs`: bound and then in use. `demands`: (runs, DEMANDS, QUANTILES), NaN if unknown. `classes`: "" if unknown.
+    """
 
     names: Mapping[str, int] = field(default_factory=dict)
     descriptions: Sequence[str] = ()
     needs: Singles = field(
         default_factory=lambda: np.zeros((0, 2 * len(COMPONENTS)), dtype=np.float32)
     )
+    demands: Singles = field(
+        default_factory=lambda: np.zeros((0, len(DEMANDS), len(QUANTILES)), dtype=np.float32)
+    )
+    classes: Sequence[str] = ()
 
     def find(self, job: str) -> tuple[WorkloadNeeds, str] | None:
         """Return the needs of *job* and a text that names the run they are from; None for an unknown job."""

@@ -120,6 +120,7 @@ def of_devices(roots: Roots, files: FileReader) -> dict[str, float | None]:
     return {
         "pcie_aspm_policy_state": settings.code(settings.ASPM, policy),
         "gpu_peer_memory_state": settings.peer_memory(roots.sys, files),
+        "gpu_direct_storage_state": settings.direct_storage(roots.sys, files),
     }
 
 

@@ -116,6 +116,12 @@ def peer_memory(sys: Path, files: FileReader) -> int | None:
     return 2 if "nv_peer_mem" in modules else 0
 
 
+def direct_storage(sys: Path, files: FileReader) -> int | None:
+    """Return 1 if storage can read and write GPU memory by itself (nvidia_fs), else 0; None without a GPU driver."""
+    modules = files.names(sys / "module")
+    return int("nvidia_fs" in modules) if "nvidia" in modules else None
+
+
 def open_module(proc: Path) -> int | None:
     """Return 1 for NVIDIA's open kernel modules, 0 for the closed ones; None without them."""
     text = read_text(proc / "driver/nvidia/version")

@@ -22,7 +22,6 @@ from ..declared.drift import DriftDetector
 from ..declared.model import NOTHING
 from ..declared.reported_inventory import ReportedInventory
 from ..model import AGGREGATOR_HOST, Finding
-from ..rule_catalogue import COUNTERS
 from .active_events import ActiveEvents, EventTimes
 from .activity import Activity, GpuResets
 from .collector_status import CollectorStatuses
@@ -39,7 +38,7 @@ from .jobs import EVENTS as JOB_EVENTS
 from .jobs import Jobs
 from .known_gpus import KnownGpus
 from .peers import PeerGroups
-from .tables import TRACKED_SIGNALS, DeviceTable
+from .tables import TRACKED_COUNTERS, TRACKED_SIGNALS, DeviceTable
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +92,9 @@ class Fleet:
         for name, signals in TABLES.items():
             kind = signals[0].device_kind
             devices = self.devices.setdefault(kind, Devices(kind))
-            self.tables[name] = DeviceTable(name, signals, devices, COUNTERS, TRACKED_SIGNALS)
+            self.tables[name] = DeviceTable(
+                name, signals, devices, TRACKED_COUNTERS, TRACKED_SIGNALS
+            )
         self._tables = list(self.tables.values())
         self._cells = [table.cells for table in self._tables]
         self.evictions = Evictions(self._tables)

@@ -13,7 +13,7 @@ from ...ext.intake import Cells
 from .. import counter_deltas
 from ..arrays import Codes, Flags, Floats, Indexes, Times
 from ..counter_deltas import Boots, Sums, Uint64s, grown, write_changed
-from ..rule_catalogue import SIGNALS_READ
+from ..rule_catalogue import COUNTERS, SIGNALS_READ
 from .devices import Devices
 
 #: Signals used by runs of jobs but not by rules (`aggregator/runs/`, `service/job.py`).
@@ -26,12 +26,21 @@ _RUN_SIGNALS = """
     gpu_fast.step_confidence_ratio gpu_fast.step_data_loading_ratio
     gpu_fast.step_forward_backward_ratio gpu_fast.step_forward_ratio gpu_fast.step_optimizer_ratio
     gpu_fast.step_parts_confidence_ratio gpu_fast.step_seconds gpu_fast.wait_ratio
-    gpu_fast.wait_watts host.cpu_system_ratio host.cpu_user_ratio step.since_seconds
+    gpu.memory_used_bytes gpu_fast.pcie_received_bytes_per_second
+    gpu_fast.pcie_transmitted_bytes_per_second gpu_fast.sm_active_ratio gpu_fast.tensor_active_ratio
+    gpu_fast.wait_watts host.cores_count host.cpu_system_ratio host.cpu_user_ratio step.since_seconds
     step.spread_seconds step.step_seconds step.steps_count
 """
 RUN_SIGNALS = frozenset(_RUN_SIGNALS.split())
 
-TRACKED_SIGNALS = SIGNALS_READ | RUN_SIGNALS
+#: Counters whose rates are the demand of a run (`aggregator/runs/demand.py`).
+_DEMAND_COUNTERS = """
+    disk.read_bytes disk.written_bytes lustre.read_bytes lustre.written_bytes nfs.read_bytes nfs.written_bytes
+    rdma.received_bytes rdma.transmitted_bytes
+"""
+DEMAND_COUNTERS = frozenset(_DEMAND_COUNTERS.split())
+TRACKED_COUNTERS = COUNTERS | DEMAND_COUNTERS
+TRACKED_SIGNALS = SIGNALS_READ | RUN_SIGNALS | DEMAND_COUNTERS
 
 #: Limit of valid gauges: an exabyte, a gigawatt-century. Larger values are driver errors.
 GAUGE_MAX = 1e18

@@ -138,6 +138,8 @@ class RunAccumulator:
         self._fast_row: Indexes = np.full(64, -1, dtype=np.intp)
         self._sums: Floats = np.zeros((_WIDTH, 64))
         self._counts: Floats = np.zeros((_WIDTH, 64))
+        #: Jobs on the GPUs of each host, by node index.
+        self.jobs_of_hosts: Indexes = np.zeros(0, dtype=np.intp)
         #: Jobs ignored at RUNS_ACTIVE_MAX.
         self.left_out_count = 0
 
@@ -230,11 +232,14 @@ class RunAccumulator:
     ) -> dict[int, int]:
         """Return GPU row -> run's number, without GPUs of two jobs. End the runs that are over."""
         devices, seen = fleet.devices["gpu"], set[str]()
+        self.jobs_of_hosts = np.zeros(len(fleet), dtype=np.intp)
         holders: dict[int, int] = {}
         shared: set[int] = set()
         hosts = set().union(*(job.gpus for job in fleet.jobs.all()))
         for host in hosts:
-            for job, gpu in fleet.jobs.gpu_assignments(host):
+            assignments = list(fleet.jobs.gpu_assignments(host))
+            self.jobs_of_hosts[host] = len({job.key for job, _ in assignments})
+            for job, gpu in assignments:
                 source, name, _ = job.key
                 key = run_key(job.key, fleet.names)
                 number = self._number_of(key, name, source, now_ns, seen)
@@ -251,6 +256,7 @@ class RunAccumulator:
                 number = self._number_of(
                     f"{SCHEDULER}/{workload}", workload, SCHEDULER, now_ns, seen
                 )
+                self.jobs_of_hosts[known] += 1
                 for row in np.flatnonzero(np.isin(devices.host, known)).tolist():
                     if number >= 0 and holders.setdefault(row, number) != number:
                         shared.add(row)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...fingerprints.demand import DEMANDS, QUANTILES, Floats
 from ...fingerprints.drift import HostDrift, RunPace, RunVerdict, drifting_hosts, verdict_of
 from ...fingerprints.fingerprint import Fingerprint, FingerprintVersionError, decode
 from ...fingerprints.history import PaceComparison, compare_pace, is_comparable, pace_of
@@ -36,6 +37,7 @@ class KnownRun(NamedTuple):
     fingerprint: Fingerprint
     job: str = ""
     user_id: str = ""
+    workload_class: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,8 @@ class RunHistory:
         self._number: dict[str, int] = {}
         #: Stored runs with another version of fingerprints, which are not comparable.
         self.unknown_version_count = 0
+        #: Run id -> its demand (DEMANDS, QUANTILES).
+        self._demands: dict[str, Floats] = {}
         #: Changes with each new or updated run.
         self.version = 0
         #: Run -> its pace relative to its workload, the newest last.
@@ -111,7 +115,10 @@ class RunHistory:
         workload_id = str(row.get("workload_id") or run_id)
         job, user_id = str(row.get("job") or ""), str(row.get("user_id") or "")
         begun_ns = int(row.get("begun") or 0)
-        self._put(KnownRun(run_id, workload_id, begun_ns, fingerprint, job, user_id))
+        workload_class = str(row.get("workload_class") or "")
+        self._put(
+            KnownRun(run_id, workload_id, begun_ns, fingerprint, job, user_id, workload_class)
+        )
         ratio = row.get("pace_ratio")
         if isinstance(ratio, float) and isfinite(ratio):
             self._put_pace(run_id, RunPace(workload_id, ratio, tuple(row.get("host_names") or ())))
@@ -143,11 +150,13 @@ class RunHistory:
         same = [known.fingerprint for _, known in earlier if known.workload_id == workload_id]
         comparable = [f for f in same if is_comparable(f, summary.fingerprint)]
         pace = compare_pace(pace_of(summary.fingerprint), map(pace_of, comparable))
+        workload_class = classify(summary.fingerprint)
         intervals = [fingerprint.value("checkpoint_interval_seconds") for fingerprint in same]
         intervals = [interval for interval in intervals if isfinite(interval) and interval > 0]
         self._put(
             KnownRun(
                 summary.run_id, workload_id, summary.begun_ns, summary.fingerprint, summary.job, summary.user_id,
+                workload_class.name,
             )
         )  # fmt: skip
         if pace is not None:
@@ -161,18 +170,27 @@ class RunHistory:
             workload_id=workload_id,
             similarity=earlier[0][0].similarity if earlier else nan,
             earlier_runs=len(same),
-            workload_class=classify(summary.fingerprint),
+            workload_class=workload_class,
             pace=pace,
             verdict=verdict,
             slow_hosts=slow_hosts if verdict is RunVerdict.SLOW_HOST else (),
             earlier_checkpoint_interval_seconds=median(intervals) if intervals else nan,
         )
 
+    def set_demand(self, run_id: str, demand: Floats) -> None:
+        """Set the demand (DEMANDS, QUANTILES) of a known run; without any known number it is not changed."""
+        if run_id in self._number and np.isfinite(demand).any():
+            self._demands[run_id] = demand
+            self.version += 1
+
     def workloads(self, names_max: int = WORKLOADS_MAX) -> KnownWorkloads:
-        """Return the needs of jobs' newest runs, by name and run id, for *names_max* runs."""
+        """Return needs and demands of jobs' newest runs, by name and run id, for *names_max* runs."""
         names: dict[str, int] = {}
         descriptions: list[str] = []
+        classes: list[str] = []
         rows: list[tuple[float, ...]] = []
+        demands: list[Floats] = []
+        unknown = np.full((len(DEMANDS), len(QUANTILES)), nan)
         for run in islice(reversed(self._runs.values()), names_max):
             if (needs := needs_of(run.fingerprint)) is None:
                 continue
@@ -183,8 +201,11 @@ class RunHistory:
                 f"the run of {begun:%Y-%m-%d %H:%M} UTC on {run.fingerprint.gpus} GPUs ({run.run_id})"
             )
             rows.append((*needs.bound, *needs.in_use))
+            demands.append(self._demands.get(run.run_id, unknown))
+            classes.append(run.workload_class)
         table = np.array(rows, dtype=np.float32).reshape(len(rows), 2 * len(COMPONENTS))
-        return KnownWorkloads(names, tuple(descriptions), table)
+        demand_table = np.array(demands, dtype=np.float32).reshape(-1, *unknown.shape)
+        return KnownWorkloads(names, tuple(descriptions), table, demand_table, tuple(classes))
 
     def _put(self, run: KnownRun) -> None:
         self.version += 1
@@ -196,6 +217,7 @@ class RunHistory:
         if len(self._runs) >= self._runs_max:
             _, oldest = self._runs.popitem(last=False)
             del self._number[oldest.run_id]
+            self._demands.pop(oldest.run_id, None)
         number = self._index.add(run.fingerprint, run.user_id)
         self._runs[number], self._number[run.run_id] = run, number
 

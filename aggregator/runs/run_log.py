@@ -23,6 +23,13 @@ from ..scoring.job_faults import JobFault
 from ..store.rows import table, time_us
 from ..store.store import Store
 from .accumulator import RunAccumulator, RunSummary, resumed, run_key
+from .demand import (
+    RunDemands,
+    demand_of_rows,
+    put_demands,
+    read_demands,
+    read_known_demands,
+)
 from .forecasts import RunForecasts, row_columns
 from .job_rows import put_paces, put_verdicts, read_references, read_verdicts
 from .job_windows import JobRecord, JobWindows
@@ -126,6 +133,7 @@ class RunLog:
         self.accumulator = RunAccumulator(gangs)
         self.history = RunHistory()
         self.forecasts = RunForecasts()
+        self.demands = RunDemands()
         #: The last minutes of each job, and its verdicts, for `gangline job`.
         self.windows, self.verdicts = JobWindows(), JobVerdicts()
         self._forecasts_version, self._forecasts_ns = 0, 0
@@ -152,6 +160,9 @@ class RunLog:
                 if self.history.restore(row) is not None and row["ended"] is None:
                     self._restore_open(row)
             self.verdicts.restore(read_verdicts(cursor))
+            self.demands.restore(read_demands(cursor))
+            for run_id, demand in read_known_demands(cursor).items():
+                self.history.set_demand(run_id, demand)
             for run_id, references in read_references(cursor).items():
                 self.windows.restore(run_id.rpartition("@")[0], references)
         self._resumable_until_ns = now_ns + REPORT_AGE_NS_MAX
@@ -213,6 +224,7 @@ class RunLog:
     def observe(self, now_ns: int, faults: Sequence[JobFault]) -> None:
         """Add the readings of the last second and the current *faults*. No I/O."""
         self.accumulator.advance(self._fleet, now_ns)
+        self.demands.step(self._fleet, self.accumulator)
         ended = self.windows.step(self._fleet, self.accumulator, now_ns)
         self._judge_jobs(ended, faults, now_ns)
         self.forecasts.step(self._fleet, self.accumulator, now_ns)
@@ -277,7 +289,9 @@ class RunLog:
         self._resumable.clear()
 
     def _keep(self, assessment: RunAssessment) -> None:
-        self._unwritten[assessment.summary.run_id] = assessment
+        run_id = assessment.summary.run_id
+        self._unwritten[run_id] = assessment
+        self.history.set_demand(run_id, demand_of_rows(self.demands.rows((run_id,))))
         while len(self._unwritten) > WAITING_MAX:
             self._unwritten.popitem(last=False)
 
@@ -298,6 +312,7 @@ class RunLog:
     async def _write(self, with_forecasts: bool) -> None:
         taken, self._unwritten = self._unwritten, OrderedDict()
         rows = [assessment.row() for assessment in taken.values()]
+        demands = self.demands.rows(taken.keys())
         forecasts = self.forecasts.rows() if with_forecasts else []
         records = list(self.windows.records.values())
         changes = self.verdicts.take_changes() if with_forecasts else None
@@ -306,6 +321,7 @@ class RunLog:
         def put(connection: Connection) -> None:
             if rows:
                 put_runs(connection, rows)
+                put_demands(connection, demands, now_ns)
             if changes is not None:
                 put_forecasts(connection, forecasts)
                 put_paces(connection, records, now_ns)
@@ -314,6 +330,7 @@ class RunLog:
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(None, self._store.in_transaction, put)
+            self.demands.forget(taken)
             if with_forecasts:
                 self._forecasts_version = version
         except asyncio.CancelledError:  # written anyway or not: writing a row again is harmless

@@ -65,6 +65,7 @@ _RETENTION_RULES: Iterable[_RetentionRule] = (
     _RetentionRule("advisories", "time", days_min=OUTCOMES_DAYS),
     _RetentionRule("runs", "time", days=RUNS_RETAINED_DAYS),
     _RetentionRule("job_verdicts", "time", days=RUNS_RETAINED_DAYS),
+    _RetentionRule("run_demand", "time", days=RUNS_RETAINED_DAYS),
     _RetentionRule("outcomes", "time", days=OUTCOMES_DAYS),
     _RetentionRule("recoveries", "time", days=OUTCOMES_DAYS),
 )

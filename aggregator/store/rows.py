@@ -28,6 +28,7 @@ _TYPES: dict[str, Any] = {
     "map": _MAP,
     "texts": pa.list_(pa.string()),
     "floats": pa.list_(pa.float64()),
+    "counts": pa.list_(pa.uint32()),
     "figures": pa.map_(pa.string(), pa.float64()),
     "time": pa.timestamp("us"),
 }

@@ -77,6 +77,8 @@ COPIES: tuple[TableCopy, ...] = (
     TableCopy("unavailable"),
     TableCopy("gangs"),
     TableCopy("job_forecasts"),
+    TableCopy("run_demand", 20_000, "time", RUNS_SECONDS),
+    TableCopy("measured_supply"),
     TableCopy("job_paces"),
     TableCopy("job_verdicts", 100_000, "time", RUNS_SECONDS),
     TableCopy("runs", 20_000, "time", RUNS_SECONDS),

@@ -104,6 +104,7 @@ SETTINGS_SIGNALS = (
     Signal(1970, "settings.socket_receive_buffer_max_bytes", Kind.GAUGE, Pace.MINUTE, "/proc/sys/net/core/rmem_max", "largest receive buffer that a socket may ask for; NCCL over TCP"),
     Signal(1971, "settings.socket_send_buffer_max_bytes", Kind.GAUGE, Pace.MINUTE, "/proc/sys/net/core/wmem_max", "largest send buffer that a socket may ask for"),
     Signal(1972, "settings.cores_isolated_count", Kind.GAUGE, Pace.MINUTE, "cpu/isolated", "cores that the scheduler leaves alone (isolcpus)"),
+    Signal(1973, "settings.gpu_direct_storage_state", Kind.STATE, Pace.MINUTE, "module/nvidia_fs; only with module/nvidia", "1: storage reads and writes GPU memory without the host's memory (GPUDirect Storage)"),
 )
 
 NUMA_TEXT = """NUMA nodes. Device: `node0`."""

@@ -59,6 +59,7 @@ class Runs:
         async def steps() -> None:
             for _ in range(seconds):
                 self.world.run(1, last_seconds=0, every_seconds=1000)
+                self.world.fleet.advance(self.world.now_ns)
                 self.log.step(self.world.now_ns)
             await self.log.settle()
 

@@ -1,0 +1,269 @@
+"""What each run demands of the resources that it could share: a histogram per run and resource, added to every second.
+
+A reading counts only while the run is alone on its GPU, or on its host: beside another job nobody can tell whose traffic
+it is. Owned by the fleet's thread; no I/O.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from duckdb import DuckDBPyConnection as Connection
+
+from ...fingerprints.demand import (
+    BINS,
+    COUNT_MAX,
+    DEMANDS,
+    QUANTILES,
+    RATE_UNIT,
+    UNITS,
+    Counts,
+    bins_of,
+    quantiles,
+)
+from ..arrays import Flags, Floats, Indexes, Times
+from ..fleet.fleet import Fleet
+from ..fleet.tables import FAST_SECONDS, DeviceTable
+from ..store.rows import table, time_us
+from .accumulator import ActiveRun, RunAccumulator
+from .run_history import WORKLOADS_MAX
+
+#: Demand on a GPU -> columns of the fast table whose sum it is.
+_FAST: Mapping[str, tuple[str, ...]] = {
+    "sm": ("sm_active_ratio",),
+    "hbm_bandwidth": ("memory_bandwidth_ratio",),
+    "pcie_received": ("pcie_received_bytes_per_second",),
+    "pcie_transmitted": ("pcie_transmitted_bytes_per_second",),
+    "nvlink": ("nvlink_received_bytes_per_second", "nvlink_transmitted_bytes_per_second"),
+    "tensor": ("tensor_active_ratio",),
+}
+#: Demand on a host -> table and its counters of bytes.
+_HOST_BYTES: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
+    "nic_received": (("rdma_1s", ("received_bytes",)),),
+    "nic_transmitted": (("rdma_1s", ("transmitted_bytes",)),),
+    "disk": (("disk_1s", ("read_bytes", "written_bytes")),),
+    "network_fs": (
+        ("nfs_10s", ("read_bytes", "written_bytes")),
+        ("lustre_10s", ("read_bytes", "written_bytes")),
+    ),
+}
+#: Ended runs whose histograms wait to be written; the oldest are dropped.
+ENDED_MAX = 20_000
+_INDEX = {name: index for index, name in enumerate(DEMANDS)}
+#: The newest runs that schedulers can name (`run_history.WORKLOADS_MAX`).
+_KNOWN = f"""
+SELECT run_id, resource, p50, p95, p99 FROM run_demand
+SEMI JOIN (SELECT run_id FROM runs ORDER BY time DESC LIMIT {WORKLOADS_MAX}) USING (run_id)
+"""
+_COLUMNS = (
+    "run_id:str job:str time:time resource:str unit:str p50:float p95:float p99:float high:float "
+    "readings:int counts:counts"
+)
+
+
+class StoredDemand(NamedTuple):
+    """A histogram as it was stored: `high` is the highest reading."""
+
+    run_id: str
+    resource: str
+    counts: Sequence[int]
+    high: float
+
+
+class RunDemands:
+    """Histograms of the active runs: `step` once a second, after the accumulator."""
+
+    def __init__(self) -> None:
+        #: (runs, DEMANDS, BINS) and (runs, DEMANDS), by the run's number.
+        self._counts: Counts = np.zeros((0, len(DEMANDS), BINS), dtype=np.uint32)
+        self._high: Floats = np.zeros((0, len(DEMANDS)))
+        #: Number -> run that its histograms belong to.
+        self._runs: dict[int, ActiveRun] = {}
+        self._restored: dict[str, tuple[Counts, Floats]] = {}
+        #: Run id -> rows of a run that has ended and is not yet written.
+        self._ended: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()
+        self._read_ns: dict[str, Times] = {}
+
+    def restore(self, demands: Iterable[StoredDemand]) -> None:
+        """Continue histograms from before a restart; those of another layout are ignored."""
+        for run_id, resource, counts, high in demands:
+            if resource in _INDEX and len(counts) == BINS:
+                if run_id not in self._restored:
+                    zeros = np.zeros((len(DEMANDS), BINS), dtype=np.uint32)
+                    self._restored[run_id] = zeros, np.zeros(len(DEMANDS))
+                histogram, highs = self._restored[run_id]
+                histogram[_INDEX[resource]] = np.minimum(
+                    np.array(counts, dtype=np.int64), COUNT_MAX
+                )
+                highs[_INDEX[resource]] = high
+
+    def step(self, fleet: Fleet, accumulator: RunAccumulator) -> None:
+        """Add the last second of all runs."""
+        self._follow(accumulator.active_runs)
+        gpus, fast_rows, run_of = accumulator.rows_of_runs()
+        fast_at = np.append(self._fresh(fleet.tables["gpu_fast_1s"]), False)[fast_rows]
+        gpu_at = self._fresh(fleet.tables["gpu_1s"])[gpus]
+        fast = fleet.tables["gpu_fast_1s"]
+        for name, columns in _FAST.items():
+            values = sum(fast.gauge_at(column, fast_rows[fast_at]) for column in columns)
+            self._add(_INDEX[name], run_of[fast_at], np.asarray(values))
+        used = fleet.tables["gpu_1s"].gauge_at("memory_used_bytes", gpus[gpu_at])
+        self._add(_INDEX["hbm_bytes"], run_of[gpu_at], used)
+        hosts, run_of_host = self._alone(fleet, gpus, run_of, accumulator.jobs_of_hosts)
+        for name, values in host_demands(fleet, hosts).items():
+            self._add(_INDEX[name], run_of_host, values)
+
+    def rows(self, run_ids: Collection[str]) -> list[dict[str, Any]]:
+        """Return the rows of `run_demand` of these runs, active or ended; none for an unknown demand."""
+        rows = [row for run_id in run_ids for row in self._ended.get(run_id, ())]
+        for number, run in self._runs.items():
+            if run.run_id in run_ids:
+                rows += self._rows_of(number, run)
+        return rows
+
+    def forget(self, run_ids: Iterable[str]) -> None:
+        """Drop the rows of ended runs, which are written."""
+        for run_id in run_ids:
+            self._ended.pop(run_id, None)
+
+    def _rows_of(self, number: int, run: ActiveRun) -> list[dict[str, Any]]:
+        counts = self._counts[number]
+        known = quantiles(counts)
+        return [
+            {
+                "run_id": run.run_id, "job": run.job, "resource": name, "unit": UNITS.get(name, RATE_UNIT),
+                **dict(zip(("p50", "p95", "p99"), known[index].tolist(), strict=True)),
+                "high": float(self._high[number, index]), "readings": int(counts[index].sum()), "counts": counts[index].tolist(),
+            }
+            for name, index in _INDEX.items()
+            if np.isfinite(known[index, 0])
+        ]  # fmt: skip
+
+    def _follow(self, runs: Mapping[int, ActiveRun]) -> None:
+        size = max(runs, default=-1) + 1
+        if (missing := size - self._counts.shape[0]) > 0:
+            missing = max(missing, self._counts.shape[0])
+            self._counts = np.pad(self._counts, ((0, missing), (0, 0), (0, 0)))
+            self._high = np.pad(self._high, ((0, missing), (0, 0)))
+        for number, run in self._runs.items():
+            if runs.get(number) is not run and (rows := self._rows_of(number, run)):
+                self._ended[run.run_id] = rows
+        while len(self._ended) > ENDED_MAX:
+            self._ended.popitem(last=False)
+        for number, run in runs.items():
+            if self._runs.get(number) is run:
+                continue
+            counts, high = self._restored.pop(run.run_id, (0, 0.0))
+            self._counts[number], self._high[number] = counts, high
+        self._runs = dict(runs)
+
+    def _add(self, demand: int, numbers: Indexes, values: Floats) -> None:
+        known = np.isfinite(values) & (values >= 0.0)
+        numbers, values = numbers[known], values[known]
+        cells = (numbers * len(DEMANDS) + demand) * BINS + bins_of(demand, values)
+        np.add.at(self._counts.reshape(-1), cells, np.uint32(1))
+        np.maximum.at(self._high[:, demand], numbers, values)
+        full = self._counts[:, demand].max(axis=1, initial=0) > COUNT_MAX
+        self._counts[full, demand] //= 2
+
+    def _alone(
+        self, fleet: Fleet, gpus: Indexes, run_of: Indexes, jobs_of_hosts: Indexes
+    ) -> tuple[Indexes, Indexes]:
+        """Return the hosts with a single job whose readings are new, and the number of its run."""
+        hosts, first = np.unique(fleet.devices["gpu"].host[gpus], return_index=True)
+        table_1s = fleet.tables["host_1s"]
+        is_fresh = np.zeros(len(fleet), dtype=bool)
+        is_fresh[table_1s.devices.host] = self._fresh(table_1s)
+        alone = is_fresh[hosts] & (jobs_of_hosts[hosts] == 1)
+        return hosts[alone], run_of[first[alone]]
+
+    def _fresh(self, readings: DeviceTable) -> Flags:
+        """Return which rows have new readings since the last call."""
+        now = readings.read_ns
+        before = self._read_ns.get(readings.name)
+        self._read_ns[readings.name] = now.copy()
+        if before is None:
+            return np.zeros(now.size, dtype=bool)
+        return np.asarray(now != np.pad(before, (0, max(0, now.size - before.size)))[: now.size])
+
+
+def host_demands(fleet: Fleet, hosts: Indexes) -> dict[str, Floats]:
+    """Return the present use of each of HOST_DEMANDS on *hosts*; NaN if it is not read."""
+    readings = fleet.tables["host_1s"]
+    cores = np.full(len(fleet), np.nan)
+    busy = readings.gauge("cpu_user_ratio") + readings.gauge("cpu_system_ratio")
+    cores[readings.devices.host] = busy
+    result = {"cores": (cores * core_counts(fleet))[hosts]}
+    for name, sources in _HOST_BYTES.items():
+        total = np.full(len(fleet), np.nan)
+        for table_name, columns in sources:
+            rates = _bytes_per_second(fleet, table_name, columns)
+            total = np.where(np.isnan(total), rates, total + np.nan_to_num(rates))
+        result[name] = total[hosts]
+    return result
+
+
+def core_counts(fleet: Fleet) -> Floats:
+    """Return the number of cores of each host; NaN if unknown."""
+    cores = np.full(len(fleet), np.nan)
+    slow = fleet.tables["host_60s"]
+    cores[slow.devices.host] = slow.gauge("cores_count")
+    return cores
+
+
+def _bytes_per_second(fleet: Fleet, table_name: str, columns: Sequence[str]) -> Floats:
+    """Return the sum over each host's devices of counters; NaN for a host without such a device."""
+    readings = fleet.tables[table_name]
+    now = np.zeros(readings.devices.count)
+    rates = sum((readings.recent(column, now) for column in columns), start=now) / FAST_SECONDS
+    hosts = readings.devices.host
+    count = np.bincount(hosts, minlength=len(fleet))
+    return np.where(count > 0, np.bincount(hosts, rates, minlength=len(fleet)), np.nan)
+
+
+def put_demands(connection: Connection, rows: Sequence[Mapping[str, Any]], now_ns: int) -> None:
+    """Replace the demands of runs. Raises duckdb.Error."""
+    kinds = [column.split(":") for column in _COLUMNS.split()]
+    cells = [
+        tuple(time_us(now_ns) if kind == "time" else row[name] for name, kind in kinds)
+        for row in rows
+    ]
+    connection.register("new_demands", table(_COLUMNS, cells))
+    try:
+        connection.execute(
+            "DELETE FROM run_demand USING new_demands AS n WHERE run_demand.run_id = n.run_id"
+        )
+        connection.execute("INSERT INTO run_demand BY NAME FROM new_demands")
+    finally:
+        connection.unregister("new_demands")
+
+
+def demand_of_rows(rows: Iterable[Mapping[str, Any]]) -> Floats:
+    """Return the demand (DEMANDS, QUANTILES) of one run's rows, NaN if unknown."""
+    demand = np.full((len(DEMANDS), len(QUANTILES)), np.nan)
+    for row in rows:
+        if (index := _INDEX.get(row["resource"])) is not None:
+            demand[index] = [row["p50"], row["p95"], row["p99"]]
+    return demand
+
+
+def read_known_demands(connection: Connection) -> dict[str, Floats]:
+    """Return the demands of the stored runs by id. Raises duckdb.Error."""
+    rows = connection.execute(_KNOWN)
+    columns = ("run_id", "resource", "p50", "p95", "p99")
+    by_run: dict[str, list[dict[str, Any]]] = {}
+    for values in rows.fetchall():
+        by_run.setdefault(values[0], []).append(dict(zip(columns, values, strict=True)))
+    return {run_id: demand_of_rows(own) for run_id, own in by_run.items()}
+
+
+def read_demands(connection: Connection) -> list[StoredDemand]:
+    """Return the histograms of the runs that were active at the last write. Raises duckdb.Error."""
+    rows = connection.execute(
+        "SELECT run_id, resource, counts, high FROM run_demand SEMI JOIN "
+        "(FROM runs WHERE ended IS NULL) USING (run_id)"
+    )
+    return [StoredDemand(*row) for row in rows.fetchall()]

@@ -1,0 +1,9 @@
+-- Version 25: what each run demands of the resources that it could share with others, and what each host was seen to supply.
+CREATE TABLE run_demand (
+    run_id VARCHAR, job VARCHAR, time TIMESTAMP, resource VARCHAR, unit VARCHAR, p50 DOUBLE, p95 DOUBLE, p99 DOUBLE,
+    high DOUBLE, readings UBIGINT, counts UINTEGER[]
+);
+COMMENT ON TABLE run_demand IS
+    'one row per run and resource, with the histogram of its readings (counts): see ops.run_demand';
+CREATE TABLE measured_supply (host VARCHAR, resource VARCHAR, value DOUBLE, time TIMESTAMP);
+COMMENT ON TABLE measured_supply IS 'the highest rate that each host has shown of a resource: see ops.host_supply';

@@ -1,0 +1,111 @@
+-- What runs demand of shared resources, as `aggregator/runs/demand.py` writes it with each run.
+CREATE OR REPLACE VIEW ops.run_demand AS
+SELECT
+    d.job, d.run_id, r.workload_class, d.resource, d.unit, d.p50, d.p95, d.p99, d.high, d.readings, r.gpus, r.hosts, r.gpu_model,
+    d.time, r.ended IS NULL AS runs_now, coalesce(r.simulated, false) AS simulated
+FROM main.run_demand AS d LEFT JOIN main.runs AS r USING (run_id)
+ORDER BY d.job, d.run_id, d.resource;
+COMMENT ON VIEW ops.run_demand IS
+    'what each run demands per GPU (sm, hbm_bandwidth, pcie, nvlink, tensor, hbm_bytes) and per host (nic, cores, disk, network_fs): quantiles over its seconds alone there, and the highest; no row: not read, or never alone: SELECT job, resource, p50, p95, p99, high, unit FROM ops.run_demand WHERE runs_now';
+COMMENT ON COLUMN ops.run_demand.p95 IS 'its demand is below this in 95 of 100 seconds';
+COMMENT ON COLUMN ops.run_demand.high IS 'the highest reading: of hbm_bytes the high-water mark';
+COMMENT ON COLUMN ops.run_demand.readings IS 'seconds of a GPU, or of a host, that were counted';
+
+-- What each host supplies now, from its latest readings. A link counts with its lanes of now and the speed that both of its ends
+-- support, because an idle link trains to a lower speed, but not to fewer lanes. Encoding: 8 of 10 bits up to 5 GT/s, then 128
+-- of 130 (PCI Express Base Specification, 4.2).
+CREATE OR REPLACE MACRO ops.pcie_bytes_per_second(transfers_per_second, lanes) AS
+    transfers_per_second * lanes / 8 * if(transfers_per_second > 5e9, 128 / 130, 0.8);
+COMMENT ON MACRO ops.pcie_bytes_per_second IS
+    'what a PCIe link carries in one direction: SELECT ops.pcie_bytes_per_second(32e9, 16) AS bytes_per_second';
+
+CREATE OR REPLACE VIEW ops.host_supply AS
+WITH functions AS (
+    SELECT
+        d.host, d.device AS address, string_split(nullif(d.attributes['parents'], ''), ' ') AS parents, p.time,
+        p.link_width_lanes AS lanes, p.link_width_max_lanes AS lanes_max, p.link_speed_max_transfers_per_second AS speed_max
+    FROM main.devices AS d LEFT JOIN latest.pcie_10s AS p USING (host, device) WHERE d.kind = 'pcie'
+),
+owners AS (
+    SELECT d.host, d.device, d.kind, d.attributes['pci_address'] AS address, f.parents
+    FROM main.devices AS d JOIN functions AS f ON f.host = d.host AND f.address = d.attributes['pci_address']
+    WHERE d.kind IN ('gpu', 'rdma', 'nvme')
+),
+-- The links of a device up to the root: a function and the port above it are the ends of each.
+links AS (
+    SELECT o.host, o.device, ends.lower_end, ends.upper_end
+    FROM (
+        SELECT host, device, [address] || coalesce(parents, []) AS chain FROM owners
+    ) AS o,
+    LATERAL (
+        SELECT o.chain[i] AS lower_end, o.chain[i + 1] AS upper_end
+        FROM (SELECT unnest(range(1, len(o.chain), 2)) AS i)
+    ) AS ends
+),
+paths AS (
+    SELECT
+        l.host, l.device, max(a.time) AS time,
+        min(ops.pcie_bytes_per_second(least(a.speed_max, b.speed_max), a.lanes)) AS supply,
+        min(ops.pcie_bytes_per_second(least(a.speed_max, b.speed_max), least(a.lanes_max, b.lanes_max))) AS full_supply,
+        arg_min(l.lower_end, ops.pcie_bytes_per_second(least(a.speed_max, b.speed_max), a.lanes)) AS narrowest
+    FROM links AS l
+    JOIN functions AS a ON a.host = l.host AND a.address = l.lower_end
+    JOIN functions AS b ON b.host = l.host AND b.address = l.upper_end
+    GROUP BY ALL
+),
+-- The upstream port of the first switch above a device is shared by everything below that switch.
+neighbors AS (
+    SELECT o.host, o.device, list(n.device ORDER BY n.kind, n.device) AS shared_with
+    FROM owners AS o JOIN owners AS n ON n.host = o.host AND n.device <> o.device AND list_contains(n.parents, o.parents[2])
+    GROUP BY ALL
+),
+fast AS (
+    SELECT host, device, pcie_received_bytes_per_second + pcie_transmitted_bytes_per_second AS bytes_per_second FROM latest.gpu_fast_1s
+),
+supplies AS (
+    SELECT
+        g.host, 'hbm_bytes' AS resource, g.device, 'bytes' AS unit, g.time,
+        if(s.state = 'UNHEALTHY', 0, g.memory_total_bytes - u.memory_used_bytes) AS supply, g.memory_total_bytes AS full_supply,
+        u.memory_used_bytes AS in_use, NULL AS shared_with,
+        if(s.state = 'UNHEALTHY', 'the GPU is UNHEALTHY: ' || s.reason, NULL) AS message
+    FROM latest.gpu_10s AS g JOIN latest.gpu_1s AS u
+    ON u.host = g.host AND u.device = g.device
+    LEFT JOIN ops.gpu_scores AS s ON s.host = g.host AND s.gpu = g.device
+    UNION ALL BY NAME
+    SELECT
+        p.host, 'pcie' AS resource, p.device, 'bytes_per_second' AS unit, p.time, p.supply, p.full_supply,
+        f.bytes_per_second AS in_use, n.shared_with,
+        if(p.supply < p.full_supply, 'the link of ' || p.narrowest || ' has fewer lanes than both of its ends support', NULL) AS message
+    FROM paths AS p LEFT JOIN neighbors AS n ON n.host = p.host AND n.device = p.device
+    LEFT JOIN fast AS f ON f.host = p.host AND f.device = p.device
+    UNION ALL BY NAME
+    SELECT
+        p.host, 'nic' AS resource, p.port AS device, 'bytes_per_second' AS unit, p.time,
+        if(active, rate_gigabits_per_second * 1e9 / 8, 0) AS supply, rate_gigabits_per_second * 1e9 / 8 AS full_supply,
+        n.shared_with, if(active, NULL, 'the port is down') AS message
+    FROM ops.ports AS p LEFT JOIN neighbors AS n ON n.host = p.host AND n.device = p.port
+    UNION ALL BY NAME
+    SELECT
+        c.host, 'cores' AS resource, 'host' AS device, 'cores' AS unit, c.time, c.cores_count AS supply, c.cores_count AS full_supply,
+        (u.cpu_user_ratio + u.cpu_system_ratio) * c.cores_count AS in_use
+    FROM latest.host_60s AS c LEFT JOIN latest.host_1s AS u ON u.host = c.host
+    UNION ALL BY NAME
+    SELECT
+        host, 'memory_bytes' AS resource, device, 'bytes' AS unit, time, memory_free_bytes AS supply, memory_total_bytes AS full_supply,
+        memory_total_bytes - memory_free_bytes AS in_use
+    FROM latest.numa_10s
+    UNION ALL BY NAME
+    SELECT
+        host, resource, 'host' AS device, 'bytes_per_second' AS unit, time, value AS supply,
+        'the most that was seen; the host may supply more' AS message
+    FROM main.measured_supply
+    UNION ALL BY NAME
+    SELECT
+        host, 'gpu_direct_storage' AS resource, 'host' AS device, 'state' AS unit, time, gpu_direct_storage_state AS supply
+    FROM latest.settings_60s WHERE gpu_direct_storage_state IS NOT NULL
+)
+SELECT host, resource, device, supply, full_supply, in_use, unit, shared_with, message, time FROM supplies ORDER BY ALL;
+COMMENT ON VIEW ops.host_supply IS
+    'what each host can give to jobs now, by resource and device, with degraded parts in their present state: free HBM, the narrowest PCIe link up to the root with the devices behind the same switch, ports, cores, free memory by NUMA node: SELECT resource, device, supply, full_supply, unit, message FROM ops.host_supply WHERE supply < full_supply';
+COMMENT ON COLUMN ops.host_supply.full_supply IS 'what it would be if every part were healthy and free';
+COMMENT ON COLUMN ops.host_supply.shared_with IS 'devices behind the same PCIe switch, which share its link';

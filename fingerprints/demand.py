@@ -1,0 +1,86 @@
+"""Demand of a workload per shared resource, as a distribution over its time: histograms, and their quantiles.
+
+A mean hides the seconds in which two workloads meet, so readings are counted in bins. Two bins differ by a factor of
+2 ** (1 / BINS_PER_OCTAVE), and a quantile is interpolated within its bin: its error is below 10 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.uint32]
+Indexes = npt.NDArray[np.intp]
+
+#: Resources that co-located workloads share, in the order of all arrays. The first GPU_RESOURCES are shared on a GPU, the
+#: rest on a host.
+SHARED_RESOURCES = (
+    "sm",
+    "hbm_bandwidth",
+    "pcie_received",
+    "pcie_transmitted",
+    "nvlink",
+    "nic_received",
+    "nic_transmitted",
+    "cores",
+    "memory_bandwidth",
+    "disk",
+    "network_fs",
+)
+GPU_RESOURCES = 5
+#: All numbers of a demand: the shared resources, tensor cores, and bytes of HBM, which are divided and not shared.
+DEMANDS = (*SHARED_RESOURCES, "tensor", "hbm_bytes")
+GPU_DEMANDS = (*DEMANDS[:GPU_RESOURCES], "tensor", "hbm_bytes")
+HOST_DEMANDS = DEMANDS[GPU_RESOURCES : len(SHARED_RESOURCES)]
+UNITS: Mapping[str, str] = {
+    "sm": "ratio",
+    "hbm_bandwidth": "ratio",
+    "tensor": "ratio",
+    "cores": "cores",
+    "hbm_bytes": "bytes",
+}
+#: Unit of the demands that UNITS does not name.
+RATE_UNIT = "bytes_per_second"
+QUANTILES = (0.5, 0.95, 0.99)
+
+BINS_PER_OCTAVE, OCTAVES = 4, 17
+#: The first bin holds everything below the floor, the last everything above 2 ** OCTAVES floors.
+BINS = BINS_PER_OCTAVE * OCTAVES + 2
+#: Smallest value that is distinguished from 0: of a ratio, of cores, of bytes, and of bytes per second.
+_FLOORS: Mapping[str, float] = {"ratio": 1e-4, "cores": 0.02, "bytes": 64e6, RATE_UNIT: 1e7}
+FLOORS: Floats = np.array([_FLOORS[UNITS.get(name, RATE_UNIT)] for name in DEMANDS])
+#: With fewer readings a demand is unknown.
+READINGS_MIN = 30
+#: Counts are halved beyond this number, so that a run of months does not overflow.
+COUNT_MAX = 1 << 31
+
+
+def bins_of(demand: int, values: Floats) -> Indexes:
+    """Return the bin of each value of the demand at index *demand* of DEMANDS."""
+    with np.errstate(divide="ignore"):
+        octaves = np.log2(np.maximum(values, 0.0) / FLOORS[demand])
+    bins = np.floor(octaves * BINS_PER_OCTAVE) + 1
+    return np.asarray(np.clip(np.nan_to_num(bins, neginf=0.0), 0, BINS - 1), dtype=np.intp)
+
+
+def quantiles(counts: Counts, shares: Sequence[float] = QUANTILES) -> Floats:
+    """Return the quantiles (demands, shares) of the histograms *counts* (DEMANDS, BINS).
+
+    NaN with fewer than READINGS_MIN readings.
+    """
+    cumulative = np.cumsum(counts, axis=1, dtype=np.float64)
+    total = cumulative[:, -1]
+    result = np.full((counts.shape[0], len(shares)), np.nan)
+    for at, share in enumerate(shares):
+        rank = share * total
+        bins = np.minimum((cumulative < rank[:, None]).sum(axis=1), BINS - 1)
+        rows = np.arange(counts.shape[0])
+        before = np.where(bins > 0, cumulative[rows, np.maximum(bins - 1, 0)], 0.0)
+        within = (rank - before) / np.maximum(counts[rows, bins], 1)
+        octaves = (bins - 1 + np.clip(within, 0.0, 1.0)) / BINS_PER_OCTAVE
+        values = np.where(bins > 0, FLOORS * np.exp2(octaves), 0.0)
+        result[:, at] = np.where(total >= READINGS_MIN, values, np.nan)
+    return result
