@@ -291,7 +291,9 @@ class JudgeLoop:
         model, outcome_feedback = self.models.in_use, self.advisory_engine.outcome_feedback
         judged = evaluate(self.fleet, now_ns, previous, model, outcome_feedback, self._jump_ns)
         self._jump_ns = 0
-        return replace(judged, workloads=self.runs.workloads(now_ns))
+        return replace(
+            judged, workloads=self.runs.workloads(now_ns), supplies=self.runs.supplies.current
+        )
 
     def _with_degradation(self, snapshot: Judgement, now_ns: int) -> Judgement:
         """Return *snapshot* with findings about the aggregator: a failing disk, alarms."""

@@ -119,6 +119,11 @@ def current_login() -> str:
     return _PRINCIPAL.get(LOCAL).login
 
 
+def current_role() -> Role:
+    """Return the role of the current call's caller; ADMIN if no login check ran."""
+    return _PRINCIPAL.get(LOCAL).role
+
+
 def set_principal(principal: Principal) -> None:
     """Set the caller of the current task."""
     _PRINCIPAL.set(principal)
@@ -157,6 +162,7 @@ PERMISSIONS: dict[str, dict[str, frozenset[Role]]] = {
         "PlanResize": _SCHEDULERS,
         "ListTopologyDomains": _SCHEDULERS,
     },
+    "gangline.v1.InterferenceService": {"PredictInterference": _SCHEDULERS},
     "gangline.v1.RecoveryService": {"PlanRecovery": _SCHEDULERS, "ReportRecovery": _EXECUTORS},
     "gangline.v1.ReservationService": {
         "Reserve": _SCHEDULERS,

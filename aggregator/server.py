@@ -58,6 +58,7 @@ from .service.grpc_server import (
     ADMIN,
     ADVISORY,
     DECISION,
+    INTERFERENCE,
     JOB,
     OUTCOME,
     PERMIT,
@@ -71,6 +72,7 @@ from .service.grpc_server import (
     make_server,
     serve_on,
 )
+from .service.interference import InterferenceService
 from .service.job import JobService
 from .service.outcome import OutcomeService
 from .service.placement import PlacementService
@@ -351,6 +353,7 @@ class Aggregator:
             SCORE: ScoreService(self.snapshot_holder, self._scores_port),
             PLACEMENT: placement,
             RECOVERY: RecoveryReportService(placement, self._calibration, wall_ns),
+            INTERFERENCE: InterferenceService(self.snapshot_holder),
             RESERVATION: reservations,
             DECISION: DecisionService(self.decisions, self.store),
             JOB: JobService(self.runs, self.fleet, self.advisory_engine.open_advisories, wall_ns),
@@ -481,7 +484,7 @@ class Aggregator:
         for name in ("", TELEMETRY, QUERY):
             await self._health.set(name, _SERVING)
         has_snapshot = self.snapshot_holder.snapshot is not None
-        for name in (SCORE, PLACEMENT, RECOVERY):
+        for name in (SCORE, PLACEMENT, RECOVERY, INTERFERENCE):
             await self._health.set(name, _SERVING if has_snapshot else _NOT_SERVING)
         self._tasks = [
             asyncio.create_task(self.judge_loop.run()),

@@ -7,11 +7,13 @@ A mean hides the seconds in which two workloads meet, so readings are counted in
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+Singles = npt.NDArray[np.float32]
 Counts = npt.NDArray[np.uint32]
 Indexes = npt.NDArray[np.intp]
 
@@ -52,6 +54,8 @@ BINS = BINS_PER_OCTAVE * OCTAVES + 2
 #: Smallest value that is distinguished from 0: of a ratio, of cores, of bytes, and of bytes per second.
 _FLOORS: Mapping[str, float] = {"ratio": 1e-4, "cores": 0.02, "bytes": 64e6, RATE_UNIT: 1e7}
 FLOORS: Floats = np.array([_FLOORS[UNITS.get(name, RATE_UNIT)] for name in DEMANDS])
+#: Bytes per second of a PCIe lane in one direction by generation: transfers per second x encoding / 8.
+LANE_BYTES_PER_SECOND = (np.nan, 0.25e9, 0.5e9, 0.985e9, 1.969e9, 3.938e9, 7.563e9)
 #: With fewer readings a demand is unknown.
 READINGS_MIN = 30
 #: Counts are halved beyond this number, so that a run of months does not overflow.
@@ -84,3 +88,15 @@ def quantiles(counts: Counts, shares: Sequence[float] = QUANTILES) -> Floats:
         values = np.where(bins > 0, FLOORS * np.exp2(octaves), 0.0)
         result[:, at] = np.where(total >= READINGS_MIN, values, np.nan)
     return result
+
+
+class HostSupply(NamedTuple):
+    """What each host supplies, by node index; NaN if unknown.
+
+    `values`: (hosts, SHARED_RESOURCES), those of GPU_RESOURCES per GPU. `hbm_bytes`: of the smallest GPU. `switch`: bytes per
+    second that GPUs behind one PCIe switch share; infinite if no two GPUs share a switch.
+    """
+
+    values: Singles = np.zeros((0, len(SHARED_RESOURCES)), dtype=np.float32)
+    hbm_bytes: Singles = np.zeros(0, dtype=np.float32)
+    switch: Singles = np.zeros(0, dtype=np.float32)

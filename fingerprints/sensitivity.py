@@ -53,6 +53,11 @@ _RATES: Mapping[str, LinkRates] = {
 _DEFAULT_RATES = _RATES["H100"]
 
 
+def link_rates(gpu_model: str) -> LinkRates:
+    """Return the rates of a GPU model, those of an H100 for an unknown model."""
+    return next((rates for model, rates in _RATES.items() if model in gpu_model), _DEFAULT_RATES)
+
+
 class WorkloadNeeds(NamedTuple):
     """By COMPONENTS: the share of a step's time that each component bounds, and the share in which it is in use."""
 
@@ -64,7 +69,8 @@ class WorkloadNeeds(NamedTuple):
 class KnownWorkloads:
     """The needs and demands of jobs by name, a row for each run. Immutable.
 
-    `needs`: bound and then in use. `demands`: (runs, DEMANDS, QUANTILES), NaN if unknown. `classes`: "" if unknown.
+    `needs`: bound and then in use. `demands`: (runs, DEMANDS, QUANTILES), NaN if unknown. `classes`: "" if unknown. `workload_ids`: equal
+    for runs of one workload.
     """
 
     names: Mapping[str, int] = field(default_factory=dict)
@@ -76,6 +82,7 @@ class KnownWorkloads:
         default_factory=lambda: np.zeros((0, len(DEMANDS), len(QUANTILES)), dtype=np.float32)
     )
     classes: Sequence[str] = ()
+    workload_ids: Sequence[str] = ()
 
     def find(self, job: str) -> tuple[WorkloadNeeds, str] | None:
         """Return the needs of *job* and a text that names the run they are from; None for an unknown job."""
@@ -104,9 +111,7 @@ def needs_of(fingerprint: Fingerprint) -> WorkloadNeeds | None:
     bound, in_use = [0.0] * len(COMPONENTS), [0.0] * len(COMPONENTS)
     memory = _memory_share(fingerprint, compute)
     bound[COMPUTE], bound[MEMORY] = compute * (1.0 - memory), compute * memory
-    rates = next(
-        (rate for model, rate in _RATES.items() if model in fingerprint.gpu_model), _DEFAULT_RATES
-    )
+    rates = link_rates(fingerprint.gpu_model)
     for at, name in ((PCIE, "pcie"), (NVLINK, "nvlink"), (NETWORK, "nic")):
         # The fingerprint counts both directions.
         used = fingerprint.value(f"{name}_bytes_per_second") / (2.0 * rates[at - PCIE])

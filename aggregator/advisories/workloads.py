@@ -40,6 +40,12 @@ def reported_name(name: str) -> str:
     return match[1] if match else name
 
 
+def owner_of(name: str) -> str:
+    """Return the login in a qualified name; "" for a name without one."""
+    match = _QUALIFIED.fullmatch(name)
+    return match[2] if match else ""
+
+
 def name_for(name: str, login: str) -> str:
     """Return the gang's *name* for *login*: the reporting login gets its own name back."""
     return name.removesuffix(qualified_name("", login)) if login else name

@@ -374,7 +374,7 @@ def _wrapped(text: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def _host(text: str) -> str:
+def host_name(text: str) -> str:
     """Return *text* if it can be a host name. Raises ArgumentTypeError."""
     if not text.removeprefix("nodes/"):
         raise argparse.ArgumentTypeError("empty; expected a host name")
@@ -394,7 +394,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "host",
-        type=_host,
+        type=host_name,
         metavar="HOST",
         help="a host's name, as `gangline hosts` shows it; or the word decision",
     )

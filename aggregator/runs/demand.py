@@ -131,7 +131,7 @@ class RunDemands:
 
     def _rows_of(self, number: int, run: ActiveRun) -> list[dict[str, Any]]:
         counts = self._counts[number]
-        known = quantiles(counts)
+        known = np.minimum(quantiles(counts), self._high[number][:, None])
         return [
             {
                 "run_id": run.run_id, "job": run.job, "resource": name, "unit": UNITS.get(name, RATE_UNIT),

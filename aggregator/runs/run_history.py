@@ -188,6 +188,7 @@ class RunHistory:
         names: dict[str, int] = {}
         descriptions: list[str] = []
         classes: list[str] = []
+        workload_ids: list[str] = []
         rows: list[tuple[float, ...]] = []
         demands: list[Floats] = []
         unknown = np.full((len(DEMANDS), len(QUANTILES)), nan)
@@ -203,9 +204,12 @@ class RunHistory:
             rows.append((*needs.bound, *needs.in_use))
             demands.append(self._demands.get(run.run_id, unknown))
             classes.append(run.workload_class)
+            workload_ids.append(run.workload_id)
         table = np.array(rows, dtype=np.float32).reshape(len(rows), 2 * len(COMPONENTS))
         demand_table = np.array(demands, dtype=np.float32).reshape(-1, *unknown.shape)
-        return KnownWorkloads(names, tuple(descriptions), table, demand_table, tuple(classes))
+        return KnownWorkloads(
+            names, tuple(descriptions), table, demand_table, tuple(classes), tuple(workload_ids)
+        )
 
     def _put(self, run: KnownRun) -> None:
         self.version += 1

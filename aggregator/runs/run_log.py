@@ -34,6 +34,7 @@ from .forecasts import RunForecasts, row_columns
 from .job_rows import put_paces, put_verdicts, read_references, read_verdicts
 from .job_windows import JobRecord, JobWindows
 from .run_history import RunAssessment, RunHistory
+from .supply import HostSupplies, put_measured, read_measured
 from .verdicts import JobState, JobVerdicts
 
 log = logging.getLogger(__name__)
@@ -133,7 +134,7 @@ class RunLog:
         self.accumulator = RunAccumulator(gangs)
         self.history = RunHistory()
         self.forecasts = RunForecasts()
-        self.demands = RunDemands()
+        self.demands, self.supplies = RunDemands(), HostSupplies()
         #: The last minutes of each job, and its verdicts, for `gangline job`.
         self.windows, self.verdicts = JobWindows(), JobVerdicts()
         self._forecasts_version, self._forecasts_ns = 0, 0
@@ -160,6 +161,7 @@ class RunLog:
                 if self.history.restore(row) is not None and row["ended"] is None:
                     self._restore_open(row)
             self.verdicts.restore(read_verdicts(cursor))
+            self.supplies.restore(read_measured(cursor))
             self.demands.restore(read_demands(cursor))
             for run_id, demand in read_known_demands(cursor).items():
                 self.history.set_demand(run_id, demand)
@@ -225,6 +227,7 @@ class RunLog:
         """Add the readings of the last second and the current *faults*. No I/O."""
         self.accumulator.advance(self._fleet, now_ns)
         self.demands.step(self._fleet, self.accumulator)
+        self.supplies.step(self._fleet, now_ns)
         ended = self.windows.step(self._fleet, self.accumulator, now_ns)
         self._judge_jobs(ended, faults, now_ns)
         self.forecasts.step(self._fleet, self.accumulator, now_ns)
@@ -316,6 +319,7 @@ class RunLog:
         forecasts = self.forecasts.rows() if with_forecasts else []
         records = list(self.windows.records.values())
         changes = self.verdicts.take_changes() if with_forecasts else None
+        measured = self.supplies.take_changes() if with_forecasts else []
         version, now_ns = self.forecasts.version, self._write_ns
 
         def put(connection: Connection) -> None:
@@ -326,6 +330,7 @@ class RunLog:
                 put_forecasts(connection, forecasts)
                 put_paces(connection, records, now_ns)
                 put_verdicts(connection, changes, now_ns)
+                put_measured(connection, measured, now_ns)
 
         loop = asyncio.get_running_loop()
         try:
@@ -335,12 +340,14 @@ class RunLog:
                 self._forecasts_version = version
         except asyncio.CancelledError:  # written anyway or not: writing a row again is harmless
             self._unwritten = OrderedDict({**taken, **self._unwritten})
+            self.supplies.put_back(measured)
             if changes is not None:
                 self.verdicts.put_back(changes)
             raise
         except Exception as error:  # noqa: BLE001 - the store reports its own failures
             log.debug("%d runs were not written: %s", len(rows), error)
             self._unwritten = OrderedDict({**taken, **self._unwritten})
+            self.supplies.put_back(measured)
             if changes is not None:
                 self.verdicts.put_back(changes)
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...fingerprints.demand import HostSupply
+from ...fingerprints.interference import InterferenceModel
 from ...fingerprints.sensitivity import KnownWorkloads, Singles
 from ..arrays import Flags, Indexes
 from ..declared.model import ExchangeRates
@@ -76,6 +78,10 @@ class Judgement(Snapshot):
     #: (hosts, components): remaining speed (`scoring/job_impact.py`).
     component_speeds: Singles = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
     workloads: KnownWorkloads = field(default_factory=KnownWorkloads)
+    #: By node index (`aggregator/runs/supply.py`).
+    supplies: HostSupply = field(default_factory=HostSupply)
+    #: Learned from co-locations, by form of sharing.
+    interference: tuple[InterferenceModel, ...] = ()
     facts: NodeFacts = field(default_factory=NodeFacts)
     #: Reservations: name, and node indexes.
     reservations: tuple[tuple[str, Indexes], ...] = ()

@@ -13,6 +13,7 @@ from ...contract.wire import (
     admin_pb2,
     advisory_pb2,
     decision_pb2,
+    interference_pb2,
     job_pb2,
     outcome_pb2,
     permit_pb2,
@@ -27,6 +28,7 @@ from ...contract.wire import (
 from ...contract.wire.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from ...contract.wire.advisory_pb2_grpc import add_AdvisoryServiceServicer_to_server
 from ...contract.wire.decision_pb2_grpc import add_DecisionServiceServicer_to_server
+from ...contract.wire.interference_pb2_grpc import add_InterferenceServiceServicer_to_server
 from ...contract.wire.job_pb2_grpc import add_JobServiceServicer_to_server
 from ...contract.wire.outcome_pb2_grpc import add_OutcomeServiceServicer_to_server
 from ...contract.wire.permit_pb2_grpc import add_PermitServiceServicer_to_server
@@ -90,6 +92,7 @@ QUERY, ADMIN = _name(query_pb2), _name(admin_pb2)
 RECORDING, PLACEMENT = _name(recording_pb2), _name(placement_pb2)
 RECOVERY, RESERVATION = _name(recovery_pb2), _name(reservation_pb2)
 DECISION, JOB = _name(decision_pb2), _name(job_pb2)
+INTERFERENCE = _name(interference_pb2)
 
 #: Service -> function that adds it to a server. A new service needs a file here and a row.
 _ADD: Mapping[str, Callable[[Any, Any], None]] = {
@@ -105,6 +108,7 @@ _ADD: Mapping[str, Callable[[Any, Any], None]] = {
     RECOVERY: add_RecoveryServiceServicer_to_server,
     RESERVATION: add_ReservationServiceServicer_to_server,
     DECISION: add_DecisionServiceServicer_to_server,
+    INTERFERENCE: add_InterferenceServiceServicer_to_server,
     JOB: add_JobServiceServicer_to_server,
 }
 

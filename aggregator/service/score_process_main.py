@@ -1,7 +1,7 @@
 """`python -m gangline.aggregator.service.score_process_main`: answers from snapshots.
 
-The score process serves ScoreService, PlacementService and RecoveryService. It is separate because
-in the aggregator responses would wait: for a judgement of all hosts, for incoming frames, for the
+The score process serves ScoreService, PlacementService, RecoveryService and InterferenceService. It
+is separate because in the aggregator responses would wait: for a judgement of all hosts, for incoming frames, for the
 GIL. The services, authentication and errors are the same code. It does not open the store.
 
 Standard input is a socket of packets. The first is `ScoreProcessSettings`; then `{"dictionary": 3}`
@@ -40,7 +40,8 @@ from ..metrics import CallCounters
 from ..scoring.evaluate import Judgement
 from ..workers import receive_packets
 from .decision_recorder import DecisionRecorder
-from .grpc_server import PLACEMENT, RECOVERY, SCORE, make_server, serve_on
+from .grpc_server import INTERFERENCE, PLACEMENT, RECOVERY, SCORE, make_server, serve_on
+from .interference import InterferenceService
 from .placement import PlacementService
 from .recovery import RecoveryService
 from .score import ScoreService
@@ -93,6 +94,7 @@ class ScoreServer:
                 SCORE: ScoreService(self, lambda: port),
                 PLACEMENT: self._placement,
                 RECOVERY: RecoveryService(self._placement),
+                INTERFERENCE: InterferenceService(self),
             },
             self._health,
         )
@@ -114,7 +116,7 @@ class ScoreServer:
         await self._decisions.flush()
 
     async def _set_serving(self, status: Any) -> None:
-        for name in ("", SCORE, PLACEMENT, RECOVERY):
+        for name in ("", SCORE, PLACEMENT, RECOVERY, INTERFERENCE):
             await self._health.set(name, status)
 
     async def _load_snapshot(self, packet: bytes, descriptors: list[int]) -> None:

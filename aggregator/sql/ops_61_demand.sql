@@ -52,6 +52,15 @@ paths AS (
     JOIN functions AS a ON a.host = l.host AND a.address = l.lower_end
     JOIN functions AS b ON b.host = l.host AND b.address = l.upper_end
     GROUP BY ALL
+    UNION ALL BY NAME
+    -- A GPU whose path is unknown: its own link, by its driver.
+    SELECT
+        host, device, time, ops.pcie_bytes_per_second(speed, pcie_width_lanes) AS supply,
+        ops.pcie_bytes_per_second(speed, pcie_width_max_lanes) AS full_supply, left(device, 12) AS narrowest
+    FROM (
+        SELECT *, [2.5e9, 5e9, 8e9, 16e9, 32e9, 64e9][pcie_generation_max_number::INTEGER] AS speed FROM latest.gpu_10s
+    ) ANTI JOIN links USING (host, device)
+    WHERE speed IS NOT NULL AND pcie_width_lanes IS NOT NULL
 ),
 -- The upstream port of the first switch above a device is shared by everything below that switch.
 neighbors AS (

@@ -1,0 +1,179 @@
+"""What each host supplies of the resources that jobs share, from its latest readings. Owned by the fleet's thread; no I/O.
+
+The speed that symptoms leave is not in it (`Judgement.component_speeds`): a caller multiplies by it. Of disks and network
+file systems the highest rate that was ever seen is known: the host may supply more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from duckdb import DuckDBPyConnection as Connection
+
+from ...fingerprints.demand import LANE_BYTES_PER_SECOND, SHARED_RESOURCES, HostSupply
+from ...fingerprints.sensitivity import link_rates
+from ..arrays import Floats, Indexes
+from ..fleet.fleet import Fleet
+from ..store.rows import table, time_us
+from .demand import core_counts, host_demands
+
+REFRESH_SECONDS = 10
+#: Resources of which only the highest rate is known.
+MEASURED = ("disk", "network_fs")
+#: A higher rate is stored if it is higher by this share.
+RISE_MIN = 0.05
+#: RDMA port state of an active port (InfiniBand, 14.2.5.6).
+_ACTIVE = 4
+_INDEX = {name: index for index, name in enumerate(SHARED_RESOURCES)}
+_COLUMNS = "host:str resource:str value:float time:time"
+
+
+class MeasuredSupply(NamedTuple):
+    """The highest rate of a resource that a host has shown."""
+
+    host: str
+    resource: str
+    value: float
+
+
+class HostSupplies:
+    """Supplies of all hosts: `step` once a second; `current` is at most REFRESH_SECONDS old."""
+
+    def __init__(self) -> None:
+        self.current = HostSupply()
+        self._highest: dict[tuple[str, str], float] = {}
+        self._changed: dict[tuple[str, str], float] = {}
+        self._due_ns = 0
+
+    def restore(self, measured: Iterable[MeasuredSupply]) -> None:
+        """Restore the highest rates that were stored."""
+        for host, resource, value in measured:
+            if resource in MEASURED:
+                self._highest[host, resource] = value
+
+    def step(self, fleet: Fleet, now_ns: int) -> None:
+        """Compute the supplies again if they are old."""
+        period_ns = REFRESH_SECONDS * 1_000_000_000
+        if now_ns < self._due_ns <= now_ns + period_ns:
+            return
+        self._due_ns = now_ns + period_ns
+        self._measure(fleet)
+        supplies = np.full((len(fleet), len(SHARED_RESOURCES)), np.nan)
+        gpus = fleet.devices["gpu"]
+        has_gpu = np.bincount(gpus.host, minlength=len(fleet)) > 0
+        for name in ("sm", "hbm_bandwidth"):
+            supplies[has_gpu, _INDEX[name]] = 1.0
+        link = _smallest(_pcie_rates(fleet), gpus.host, len(fleet))
+        supplies[:, _INDEX["pcie_received"]] = supplies[:, _INDEX["pcie_transmitted"]] = link
+        supplies[:, _INDEX["nvlink"]] = _smallest(_nvlink_rates(fleet), gpus.host, len(fleet))
+        supplies[:, _INDEX["nic_received"]] = supplies[:, _INDEX["nic_transmitted"]] = _ports(fleet)
+        supplies[:, _INDEX["cores"]] = core_counts(fleet)
+        for (host, resource), value in self._highest.items():
+            if (index := fleet.index.get(host)) is not None:
+                supplies[index, _INDEX[resource]] = value
+        total = fleet.tables["gpu_10s"].gauge("memory_total_bytes")
+        self.current = HostSupply(
+            supplies.astype(np.float32),
+            _smallest(total, gpus.host, len(fleet)).astype(np.float32),
+            _shared_switches(fleet, link).astype(np.float32),
+        )
+
+    def take_changes(self) -> list[MeasuredSupply]:
+        """Return the highest rates that rose since the last call."""
+        changes = [MeasuredSupply(*key, value) for key, value in self._changed.items()]
+        self._changed.clear()
+        return changes
+
+    def put_back(self, changes: Iterable[MeasuredSupply]) -> None:
+        """Return changes that could not be written."""
+        for host, resource, value in changes:
+            self._changed.setdefault((host, resource), value)
+
+    def _measure(self, fleet: Fleet) -> None:
+        everyone = np.arange(len(fleet), dtype=np.intp)
+        rates = host_demands(fleet, everyone)
+        for resource in MEASURED:
+            for host in np.flatnonzero(rates[resource] > 0.0).tolist():
+                key, rate = (fleet.names[host], resource), float(rates[resource][host])
+                if rate > self._highest.get(key, 0.0) * (1.0 + RISE_MIN):
+                    self._highest[key] = self._changed[key] = rate
+
+
+def _smallest(values: Floats, host_of_row: Indexes, hosts: int) -> Floats:
+    """Return the smallest known value of each host's devices; NaN if none is known."""
+    result = np.full(hosts, np.nan)
+    np.fmin.at(result, host_of_row, values)
+    return result
+
+
+def _pcie_rates(fleet: Fleet) -> Floats:
+    """Return what the PCIe link of each GPU carries in one direction, with its lanes of now."""
+    readings = fleet.tables["gpu_10s"]
+    generation = np.nan_to_num(readings.gauge("pcie_generation_max_number"))
+    per_lane = np.array(LANE_BYTES_PER_SECOND)
+    known = np.where(generation < per_lane.size, generation, 0).astype(np.intp)
+    return np.asarray(per_lane[known] * readings.gauge("pcie_width_lanes"))
+
+
+def _shared_switches(fleet: Fleet, link: Floats) -> Floats:
+    """Return the rate of each host's PCIe switches: as of one link, because a switch has one link to the root."""
+    result = np.full(len(fleet), np.nan)
+    switches: dict[tuple[int, str], int] = {}
+    gpus = fleet.devices["gpu"]
+    for host, name in zip(gpus.host.tolist(), gpus.names, strict=True):
+        attributes = fleet.attributes[host]
+        address = attributes.get(("gpu", name), {}).get("pci_address", "")
+        parents = attributes.get(("pcie", address), {}).get("parents", "").split()
+        if not parents:
+            continue
+        if np.isnan(result[host]):
+            result[host] = np.inf
+        if len(parents) > 1:  # a port of a switch, and the switch's own port
+            switches[host, parents[1]] = switches.get((host, parents[1]), 0) + 1
+    for (host, _), count in switches.items():
+        if count > 1:
+            result[host] = link[host]
+    return result
+
+
+def _nvlink_rates(fleet: Fleet) -> Floats:
+    """Return what all NVLinks of each GPU carry in both directions, by its model."""
+    gpus = fleet.devices["gpu"]
+    keys = zip(gpus.host.tolist(), gpus.names, strict=True)
+    models = [fleet.attributes[host].get(("gpu", name), {}).get("name", "") for host, name in keys]
+    by_model = {model: 2.0 * link_rates(model).nvlink if model else np.nan for model in set(models)}
+    return np.array([by_model[model] for model in models], dtype=np.float64)
+
+
+def _ports(fleet: Fleet) -> Floats:
+    """Return the rate of all active RDMA ports of each host; NaN without a port."""
+    ports = fleet.tables["rdma_1s"]
+    rates = np.nan_to_num(ports.gauge("rate_bytes_per_second"))
+    rates = np.where(ports.state("port_state") == _ACTIVE, rates, 0.0)
+    hosts = ports.devices.host
+    has_port = (
+        np.bincount(hosts, ports.gauge("rate_bytes_per_second") > 0, minlength=len(fleet)) > 0
+    )
+    return np.where(has_port, np.bincount(hosts, rates, minlength=len(fleet)), np.nan)
+
+
+def put_measured(connection: Connection, changes: Sequence[MeasuredSupply], now_ns: int) -> None:
+    """Replace the highest rates of hosts. Raises duckdb.Error."""
+    cells = [(*change, time_us(now_ns)) for change in changes]
+    connection.register("new_supplies", table(_COLUMNS, cells))
+    try:
+        connection.execute(
+            "DELETE FROM measured_supply USING new_supplies AS n "
+            "WHERE measured_supply.host = n.host AND measured_supply.resource = n.resource"
+        )
+        connection.execute("INSERT INTO measured_supply BY NAME FROM new_supplies")
+    finally:
+        connection.unregister("new_supplies")
+
+
+def read_measured(connection: Connection) -> list[MeasuredSupply]:
+    """Return the highest rates of all hosts. Raises duckdb.Error."""
+    rows = connection.execute("SELECT host, resource, value FROM measured_supply").fetchall()
+    return [MeasuredSupply(*row) for row in rows]

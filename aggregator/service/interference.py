@@ -1,0 +1,310 @@
+"""InterferenceService: how much co-located workloads slow each other, from the last snapshot; calls change nothing."""
+
+from __future__ import annotations
+
+import difflib
+from collections import defaultdict
+from collections.abc import Sequence
+from math import inf, isfinite
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...contract.wire import interference_pb2 as wire
+from ...contract.wire.interference_pb2_grpc import InterferenceServiceServicer
+from ...contract.wire.placement_pb2 import ESTIMATE_ASSUMED, ESTIMATE_MEASURED, Estimate
+from ...fingerprints.demand import DEMANDS, QUANTILES, SHARED_RESOURCES, Floats
+from ...fingerprints.interference import (
+    Colocation,
+    InterferenceModel,
+    Slowdown,
+    Workload,
+    predict_groups,
+)
+from ...fingerprints.interference_pressure import HOST, MIG, MPS, TIME_SLICING, memory_blocker
+from ...fingerprints.sensitivity import COMPONENTS, KnownWorkloads, link_rates
+from ..advisories.workloads import owner_of, qualified_name
+from ..errors import InvalidArgument, NotFound, ServiceUnavailable
+from ..principal import Role, current_login, current_role
+from ..scoring.evaluate import Judgement
+from .score import SnapshotSource
+from .validation import check_range, check_text, node_of
+
+#: Limits of a request.
+COLOCATIONS_MAX, WORKLOADS_MIN, WORKLOADS_MAX, GPUS_MAX = 64, 2, 8, 64
+NAME_CHARACTERS_MAX, MODEL_CHARACTERS_MAX = 512, 128
+#: Larger demands are mistakes.
+DEMAND_MAX = 1e15
+SHARINGS = {
+    wire.SHARING_UNSPECIFIED: HOST,
+    wire.SHARING_HOST: HOST,
+    wire.SHARING_TIME_SLICING: TIME_SLICING,
+    wire.SHARING_MPS: MPS,
+    wire.SHARING_MIG: MIG,
+}
+#: HBM of GPU models, by a part of the name, in bytes (vendors' data sheets).
+HBM_BYTES = {"A100": 80e9, "H100": 80e9, "H200": 141e9, "B200": 180e9, "V100": 32e9}
+DEFAULT_MODEL = "H100"
+#: Component whose remaining speed limits a resource.
+_LIMITED_BY = {
+    "sm": "compute", "hbm_bandwidth": "memory", "pcie_received": "pcie", "pcie_transmitted": "pcie", "nvlink": "nvlink",
+    "nic_received": "network", "nic_transmitted": "network", "cores": "host_cpu", "disk": "storage", "network_fs": "storage",
+}  # fmt: skip
+_HBM = DEMANDS.index("hbm_bytes")
+_NVLINK = SHARED_RESOURCES.index("nvlink")
+_PCIE = [SHARED_RESOURCES.index("pcie_received"), SHARED_RESOURCES.index("pcie_transmitted")]
+#: Resources of which a host may supply more than was seen (`runs/supply.py`).
+_MEASURED = [SHARED_RESOURCES.index("disk"), SHARED_RESOURCES.index("network_fs")]
+#: A demand whose p99 is lower disturbs nobody, whatever the supply (assumed: 1 % of a small host): shares of a GPU, bytes per
+#: second, cores.
+_NEGLIGIBLE = {
+    "sm": 0.01,
+    "hbm_bandwidth": 0.01,
+    "cores": 0.25,
+    "memory_bandwidth": 1e9,
+    "disk": 2e7,
+    "network_fs": 2e7,
+}
+_NEGLIGIBLE_TRAFFIC = 2.5e8
+
+
+class _Requested(NamedTuple):
+    """A co-location of the request, with what its workloads need in place of their names."""
+
+    demands: list[Floats]
+    workloads: list[Workload]
+    supply: Floats
+    sharing: str
+    hbm_bytes: float
+
+
+class InterferenceService(InterferenceServiceServicer):
+    """Coroutines of grpc.aio. A `ServiceError` becomes its status in the interceptor."""
+
+    def __init__(self, source: SnapshotSource) -> None:
+        self._source = source
+        self._classes: tuple[KnownWorkloads | None, dict[str, Floats]] = (None, {})
+
+    async def PredictInterference(
+        self, request: wire.PredictInterferenceRequest, context: Any
+    ) -> wire.PredictInterferenceResponse:
+        """Return the slowdown of each workload of each co-location.
+
+        Raises InvalidArgument, NotFound, ServiceUnavailable.
+        """
+        snapshot = self._source.snapshot
+        if not isinstance(snapshot, Judgement):
+            raise ServiceUnavailable("the fleet is not judged yet; try again in a second")
+        check_range("colocations", len(request.colocations), 1, COLOCATIONS_MAX)
+        requested = [
+            self._requested(snapshot, f"colocations[{index}]", colocation)
+            for index, colocation in enumerate(request.colocations)
+        ]
+        response = wire.PredictInterferenceResponse(version=snapshot.version)
+        for group, slowdowns in zip(
+            requested, _predict(requested, snapshot.interference), strict=True
+        ):
+            prediction = response.predictions.add(blocker=_blocker(group))
+            prediction.slowdowns.extend(map(_message, slowdowns))
+        return response
+
+    def _requested(
+        self, snapshot: Judgement, field: str, colocation: wire.Colocation
+    ) -> _Requested:
+        check_range(f"{field}.workloads", len(colocation.workloads), WORKLOADS_MIN, WORKLOADS_MAX)
+        check_text(f"{field}.gpu_model", colocation.gpu_model, MODEL_CHARACTERS_MAX)
+        sharing = SHARINGS.get(colocation.sharing)
+        if sharing is None:
+            names = ", ".join(wire.Sharing.keys()[1:])
+            raise InvalidArgument(
+                f"{field}.sharing", f"{colocation.sharing}, expected one of {names}"
+            )
+        supply, hbm_bytes = _supply(snapshot, field, colocation, sharing)
+        if sharing == HOST:
+            supply[_NVLINK] = inf  # every GPU has NVLinks of its own
+            hbm_bytes = inf
+        demands: list[Floats] = []
+        workloads: list[Workload] = []
+        for index, workload in enumerate(colocation.workloads):
+            demand, key = self._demand(snapshot, f"{field}.workloads[{index}]", workload)
+            demands.append(_without_negligible(demand))
+            workloads.append(
+                Workload(
+                    key,
+                    colocation.gpu_model or DEFAULT_MODEL,
+                    demand=demands[-1][: len(SHARED_RESOURCES)],
+                )
+            )
+        together = np.nansum([demand[_MEASURED, -1] for demand in demands], axis=0)
+        supply[_MEASURED] = np.where(together > supply[_MEASURED], np.nan, supply[_MEASURED])
+        return _Requested(demands, workloads, supply, sharing, hbm_bytes)
+
+    def _demand(
+        self, snapshot: Judgement, field: str, workload: wire.ColocatedWorkload
+    ) -> tuple[Floats, str]:
+        """Return a workload's demand (DEMANDS, QUANTILES), and the key of what was learned of it."""
+        given = [bool(workload.run), bool(workload.workload_class), bool(workload.demands)]
+        if sum(given) != 1:
+            raise InvalidArgument(field, "expected exactly one of run, workload_class and demands")
+        check_range(f"{field}.gpus", workload.gpus, 0, GPUS_MAX)
+        if workload.demands:
+            return _described(f"{field}.demands", workload.demands), ""
+        if workload.workload_class:
+            check_text(f"{field}.workload_class", workload.workload_class, NAME_CHARACTERS_MAX)
+            return self._demand_of_class(snapshot.workloads, workload.workload_class), ""
+        check_text(f"{field}.run", workload.run, NAME_CHARACTERS_MAX)
+        known = snapshot.workloads
+        name = visible_name(workload.run, known)
+        if name is None:
+            raise NotFound(_unknown(workload.run, known))
+        row = known.names[name]
+        return known.demands[row].astype(np.float64), known.workload_ids[row]
+
+    def _demand_of_class(self, known: KnownWorkloads, name: str) -> Floats:
+        """Return the median demand of the runs of a class. Raises NotFound."""
+        if self._classes[0] is not known:
+            self._classes = known, {}
+        by_class = self._classes[1]
+        if name not in by_class:
+            rows = [row for row, own in enumerate(known.classes) if own == name]
+            demands = known.demands[rows]
+            if not np.isfinite(demands).any():
+                names = ", ".join(sorted({own for own in known.classes if own})) or "none"
+                raise NotFound(
+                    f"no run of the class {name!r} has a known demand; known classes: {names}"
+                )
+            with np.errstate(all="ignore"):
+                by_class[name] = _median(demands)
+        return by_class[name]
+
+
+def visible_name(name: str, known: KnownWorkloads) -> str | None:
+    """Return the name of the caller's run *name*; None if it is unknown, or of another login.
+
+    A login that reported a job under a name in use by another gets its own. Operators see every run.
+    """
+    login = current_login()
+    own = qualified_name(name, login)
+    if own in known.names:
+        return own
+    owner = owner_of(name)
+    may_see = owner in ("", login) or current_role() in (Role.OPERATOR, Role.ADMIN)
+    return name if name in known.names and may_see else None
+
+
+def _unknown(name: str, known: KnownWorkloads) -> str:
+    visible = [other for other in known.names if not owner_of(other)]
+    near = difflib.get_close_matches(name, visible, 3, 0.6)
+    hint = f"did you mean {', '.join(near)}?" if near else "ops.run_demand has those that are known"
+    return f"no run {name!r} has a known demand; {hint}"
+
+
+def _described(field: str, demands: Sequence[wire.ResourceDemand]) -> Floats:
+    """Return the demand of a description. Raises InvalidArgument."""
+    result = np.full((len(DEMANDS), len(QUANTILES)), np.nan)
+    for index, demand in enumerate(demands):
+        if demand.resource not in DEMANDS:
+            raise InvalidArgument(
+                f"{field}[{index}].resource",
+                f"{demand.resource[:64]!r}, expected one of {', '.join(DEMANDS)}",
+            )
+        row = DEMANDS.index(demand.resource)
+        if np.isfinite(result[row, 0]):
+            raise InvalidArgument(
+                f"{field}[{index}].resource", f"{demand.resource} is given twice; send it once"
+            )
+        values = (demand.p50, demand.p95, demand.p99)
+        if not (0.0 <= values[0] <= values[1] <= values[2] <= DEMAND_MAX):  # also rejects NaN
+            shown = ", ".join(f"{value:g}" for value in values)
+            raise InvalidArgument(
+                f"{field}[{index}]", f"{shown}, expected 0 <= p50 <= p95 <= p99 <= {DEMAND_MAX:g}"
+            )
+        result[row] = values
+    return result
+
+
+def _supply(
+    snapshot: Judgement, field: str, colocation: wire.Colocation, sharing: str
+) -> tuple[Floats, float]:
+    """Return the supply of the node as it is now, or of a healthy host; and the HBM of a GPU."""
+    model = colocation.gpu_model or DEFAULT_MODEL
+    hbm_bytes = next((size for name, size in HBM_BYTES.items() if name in model), inf)
+    if not colocation.node:
+        return _healthy_supply(model), hbm_bytes
+    name = node_of(colocation.node, f"{field}.node")
+    if name not in snapshot.names:
+        raise NotFound(f"no node {name!r}: no host of that name has ever registered")
+    index = snapshot.names.index(name)
+    supplies = snapshot.supplies
+    if index >= supplies.hbm_bytes.size:
+        raise NotFound(f"node {name!r} has sent no readings of what it supplies")
+    supply = supplies.values[index].astype(np.float64)
+    if sharing == HOST:
+        supply[_PCIE] = supplies.switch[index]
+    hbm_bytes = float(supplies.hbm_bytes[index])
+    speeds = snapshot.component_speeds[index]
+    for row, resource in enumerate(SHARED_RESOURCES):
+        component = _LIMITED_BY.get(resource)
+        if component is not None:
+            supply[row] *= speeds[COMPONENTS.index(component)]
+    return supply, hbm_bytes if isfinite(hbm_bytes) else inf
+
+
+def _healthy_supply(model: str) -> Floats:
+    rates = link_rates(model)
+    known = {
+        "sm": 1.0, "hbm_bandwidth": 1.0, "pcie_received": rates.pcie, "pcie_transmitted": rates.pcie,
+        "nvlink": 2.0 * rates.nvlink, "nic_received": 8 * rates.network, "nic_transmitted": 8 * rates.network,
+    }  # fmt: skip
+    return np.array([known.get(name, np.nan) for name in SHARED_RESOURCES])
+
+
+def _predict(
+    requested: Sequence[_Requested], models: Sequence[InterferenceModel]
+) -> list[list[Slowdown]]:
+    """Return the slowdowns of each co-location; those of one form of sharing are computed together."""
+    by_sharing: dict[str, list[int]] = defaultdict(list)
+    for index, group in enumerate(requested):
+        by_sharing[group.sharing].append(index)
+    result: list[list[Slowdown]] = [[] for _ in requested]
+    for sharing, indexes in by_sharing.items():
+        model = next((model for model in models if model.sharing == sharing), None)
+        groups = [
+            Colocation(requested[index].workloads, requested[index].supply) for index in indexes
+        ]
+        for index, slowdowns in zip(indexes, predict_groups(groups, sharing, model), strict=True):
+            result[index] = slowdowns
+    return result
+
+
+def _blocker(group: _Requested) -> str:
+    return memory_blocker(np.array([demand[_HBM, -1] for demand in group.demands]), group.hbm_bytes)
+
+
+def _without_negligible(demand: Floats) -> Floats:
+    floors = [_NEGLIGIBLE.get(name, _NEGLIGIBLE_TRAFFIC) for name in SHARED_RESOURCES]
+    floors += [0.0] * (len(DEMANDS) - len(floors))
+    return np.where(demand[:, -1:] < np.array(floors)[:, None], 0.0, demand)
+
+
+def _median(demands: Floats) -> Floats:
+    result = np.full(demands.shape[1:], np.nan)
+    known = np.isfinite(demands[:, :, 0])
+    for row in np.flatnonzero(known.any(axis=0)).tolist():
+        result[row] = np.median(demands[known[:, row], row], axis=0)
+    return result
+
+
+def _message(slowdown: Slowdown) -> wire.WorkloadSlowdown:
+    source = ESTIMATE_MEASURED if "co-locations of" in slowdown.evidence else ESTIMATE_ASSUMED
+    return wire.WorkloadSlowdown(
+        slowdown=Estimate(
+            value=slowdown.ratio,
+            lower=slowdown.lower,
+            upper=slowdown.upper,
+            source=source,
+            evidence=slowdown.evidence,
+        ),
+        binding_resource=slowdown.binding,
+        abstained=slowdown.abstained,
+    )
