@@ -100,3 +100,11 @@ class HostSupply(NamedTuple):
     values: Singles = np.zeros((0, len(SHARED_RESOURCES)), dtype=np.float32)
     hbm_bytes: Singles = np.zeros(0, dtype=np.float32)
     switch: Singles = np.zeros(0, dtype=np.float32)
+
+    def on_host(self, host: int) -> Floats:
+        """Return what workloads with GPUs of their own share on *host*: infinite if nothing."""
+        supply = self.values[host].astype(np.float64)
+        for name in ("pcie_received", "pcie_transmitted"):
+            supply[SHARED_RESOURCES.index(name)] = self.switch[host]
+        supply[SHARED_RESOURCES.index("nvlink")] = np.inf  # every GPU has NVLinks of its own
+        return supply

@@ -22,6 +22,8 @@ from ..fleet.tables import FAST_SECONDS, DeviceTable
 RUNS_ACTIVE_MAX = 50_000
 #: Shorter runs are not stored.
 RUN_SECONDS_MIN = 60.0
+#: Hosts with more runs teach nothing about any pair of them.
+RUNS_PER_HOST_MAX = 8
 #: Limit of the host names stored with a run.
 HOST_NAMES_MAX = 1024
 #: A GPU that does nothing but wait for this many turns is idle.
@@ -140,6 +142,8 @@ class RunAccumulator:
         self._counts: Floats = np.zeros((_WIDTH, 64))
         #: Jobs on the GPUs of each host, by node index.
         self.jobs_of_hosts: Indexes = np.zeros(0, dtype=np.intp)
+        #: Number of each run -> numbers of the runs beside it on a host -> those hosts.
+        self.neighbors: dict[int, dict[int, tuple[int, ...]]] = {}
         #: Jobs ignored at RUNS_ACTIVE_MAX.
         self.left_out_count = 0
 
@@ -236,6 +240,7 @@ class RunAccumulator:
         holders: dict[int, int] = {}
         shared: set[int] = set()
         hosts = set().union(*(job.gpus for job in fleet.jobs.all()))
+        runs_on_host: dict[int, set[int]] = {}
         for host in hosts:
             assignments = list(fleet.jobs.gpu_assignments(host))
             self.jobs_of_hosts[host] = len({job.key for job, _ in assignments})
@@ -246,6 +251,7 @@ class RunAccumulator:
                 row = devices.find(host, gpu)
                 if number < 0 or row < 0:
                     continue
+                runs_on_host.setdefault(host, set()).add(number)
                 if (run := self._runs[number]) is not None:
                     run.user_id = job.user_id
                 if holders.setdefault(row, number) != number:
@@ -262,6 +268,7 @@ class RunAccumulator:
                         shared.add(row)
         for key in self._active.keys() - seen:
             self._end(key, now_ns)
+        self.neighbors = _neighbors(runs_on_host)
         return {row: number for row, number in holders.items() if row not in shared}
 
     def _number_of(self, key: str, name: str, source: str, now_ns: int, seen: set[str]) -> int:
@@ -439,6 +446,18 @@ class RunAccumulator:
             hosts=run.hosts,
             simulated=run.simulated,
         )
+
+
+def _neighbors(runs_on_host: Mapping[int, set[int]]) -> dict[int, dict[int, tuple[int, ...]]]:
+    """Return run -> run beside it -> hosts. A host of more than RUNS_PER_HOST_MAX runs is left out."""
+    result: dict[int, dict[int, tuple[int, ...]]] = {}
+    for host, numbers in runs_on_host.items():
+        if 1 < len(numbers) <= RUNS_PER_HOST_MAX:
+            for own in numbers:
+                beside = result.setdefault(own, {})
+                for other in numbers - {own}:
+                    beside[other] = (*beside.get(other, ()), host)
+    return result
 
 
 def host_pressures(fleet: Fleet) -> tuple[Floats, Floats]:

@@ -183,6 +183,11 @@ class RunHistory:
             self._demands[run_id] = demand
             self.version += 1
 
+    def demand(self, run_id: str) -> Floats:
+        """Return the demand (DEMANDS, QUANTILES) of a run, NaN if unknown."""
+        unknown = np.full((len(DEMANDS), len(QUANTILES)), nan)
+        return self._demands.get(run_id, unknown)
+
     def workloads(self, names_max: int = WORKLOADS_MAX) -> KnownWorkloads:
         """Return needs and demands of jobs' newest runs, by name and run id, for *names_max* runs."""
         names: dict[str, int] = {}
@@ -191,7 +196,6 @@ class RunHistory:
         workload_ids: list[str] = []
         rows: list[tuple[float, ...]] = []
         demands: list[Floats] = []
-        unknown = np.full((len(DEMANDS), len(QUANTILES)), nan)
         for run in islice(reversed(self._runs.values()), names_max):
             if (needs := needs_of(run.fingerprint)) is None:
                 continue
@@ -202,11 +206,12 @@ class RunHistory:
                 f"the run of {begun:%Y-%m-%d %H:%M} UTC on {run.fingerprint.gpus} GPUs ({run.run_id})"
             )
             rows.append((*needs.bound, *needs.in_use))
-            demands.append(self._demands.get(run.run_id, unknown))
+            demands.append(self.demand(run.run_id))
             classes.append(run.workload_class)
             workload_ids.append(run.workload_id)
         table = np.array(rows, dtype=np.float32).reshape(len(rows), 2 * len(COMPONENTS))
-        demand_table = np.array(demands, dtype=np.float32).reshape(-1, *unknown.shape)
+        demand_table = np.array(demands, dtype=np.float32)
+        demand_table = demand_table.reshape(-1, len(DEMANDS), len(QUANTILES))
         return KnownWorkloads(
             names, tuple(descriptions), table, demand_table, tuple(classes), tuple(workload_ids)
         )

@@ -13,8 +13,11 @@ from typing import Any
 
 from duckdb import DuckDBPyConnection as Connection
 
+from ...fingerprints.demand import SHARED_RESOURCES
 from ...fingerprints.fingerprint import NUMBERS, decode
 from ...fingerprints.history import pace_of
+from ...fingerprints.interference import Workload, predict
+from ...fingerprints.interference_pressure import HOST
 from ...fingerprints.sensitivity import KnownWorkloads
 from ...fingerprints.similarity import RUNS_MAX
 from ..fleet.fleet import Fleet
@@ -23,6 +26,7 @@ from ..scoring.job_faults import JobFault
 from ..store.rows import table, time_us
 from ..store.store import Store
 from .accumulator import RunAccumulator, RunSummary, resumed, run_key
+from .colocations import Colocations, blamed_on_neighbors, put_colocations
 from .demand import (
     RunDemands,
     demand_of_rows,
@@ -135,6 +139,7 @@ class RunLog:
         self.history = RunHistory()
         self.forecasts = RunForecasts()
         self.demands, self.supplies = RunDemands(), HostSupplies()
+        self.colocations = Colocations(self._contended_resource)
         #: The last minutes of each job, and its verdicts, for `gangline job`.
         self.windows, self.verdicts = JobWindows(), JobVerdicts()
         self._forecasts_version, self._forecasts_ns = 0, 0
@@ -240,6 +245,9 @@ class RunLog:
         for fault in faults:
             if (record := records.get(run_key(fault.job, self._fleet.names))) is not None:
                 by_run[record.run.run_id].append(fault)
+        self.colocations.step(self._fleet, self.accumulator, records, by_run)
+        for run_id, neighbors in self.colocations.faults().items():
+            by_run[run_id] = blamed_on_neighbors(by_run[run_id], neighbors)
         states = (
             JobState(
                 record.run.run_id,
@@ -254,6 +262,16 @@ class RunLog:
         self.verdicts.step(states, by_run, now_ns)
         for record in ended:
             self.verdicts.end_run(record.run.run_id, now_ns)
+
+    def _contended_resource(self, run_id: str, neighbor_run_id: str, host: int) -> str:
+        """Return the resource that binds two runs on a host by their demands; "" if that is unknown."""
+        pair = [self.history.demand(own) for own in (run_id, neighbor_run_id)]
+        supply = self.supplies.current
+        if host >= supply.switch.size:
+            return ""
+        workloads = [Workload(demand=demand[: len(SHARED_RESOURCES)]) for demand in pair]
+        (slowdown, _) = predict(workloads, supply.on_host(host), HOST)
+        return slowdown.binding
 
     def _find_drifting_hosts(self, now_ns: int) -> None:
         self._drift_version, self._drift_ns = self.history.version, now_ns
@@ -320,6 +338,7 @@ class RunLog:
         records = list(self.windows.records.values())
         changes = self.verdicts.take_changes() if with_forecasts else None
         measured = self.supplies.take_changes() if with_forecasts else []
+        colocations = self.colocations.take_changes() if with_forecasts else []
         version, now_ns = self.forecasts.version, self._write_ns
 
         def put(connection: Connection) -> None:
@@ -331,6 +350,7 @@ class RunLog:
                 put_paces(connection, records, now_ns)
                 put_verdicts(connection, changes, now_ns)
                 put_measured(connection, measured, now_ns)
+                put_colocations(connection, colocations, now_ns)
 
         loop = asyncio.get_running_loop()
         try:
@@ -341,6 +361,7 @@ class RunLog:
         except asyncio.CancelledError:  # written anyway or not: writing a row again is harmless
             self._unwritten = OrderedDict({**taken, **self._unwritten})
             self.supplies.put_back(measured)
+            self.colocations.put_back(colocations)
             if changes is not None:
                 self.verdicts.put_back(changes)
             raise
@@ -348,6 +369,7 @@ class RunLog:
             log.debug("%d runs were not written: %s", len(rows), error)
             self._unwritten = OrderedDict({**taken, **self._unwritten})
             self.supplies.put_back(measured)
+            self.colocations.put_back(colocations)
             if changes is not None:
                 self.verdicts.put_back(changes)
 

@@ -52,7 +52,6 @@ _LIMITED_BY = {
 }  # fmt: skip
 _HBM = DEMANDS.index("hbm_bytes")
 _NVLINK = SHARED_RESOURCES.index("nvlink")
-_PCIE = [SHARED_RESOURCES.index("pcie_received"), SHARED_RESOURCES.index("pcie_transmitted")]
 #: Resources of which a host may supply more than was seen (`runs/supply.py`).
 _MEASURED = [SHARED_RESOURCES.index("disk"), SHARED_RESOURCES.index("network_fs")]
 #: A demand whose p99 is lower disturbs nobody, whatever the supply (assumed: 1 % of a small host): shares of a GPU, bytes per
@@ -238,9 +237,9 @@ def _supply(
     supplies = snapshot.supplies
     if index >= supplies.hbm_bytes.size:
         raise NotFound(f"node {name!r} has sent no readings of what it supplies")
-    supply = supplies.values[index].astype(np.float64)
-    if sharing == HOST:
-        supply[_PCIE] = supplies.switch[index]
+    supply = (
+        supplies.on_host(index) if sharing == HOST else supplies.values[index].astype(np.float64)
+    )
     hbm_bytes = float(supplies.hbm_bytes[index])
     speeds = snapshot.component_speeds[index]
     for row, resource in enumerate(SHARED_RESOURCES):

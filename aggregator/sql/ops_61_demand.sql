@@ -118,3 +118,13 @@ COMMENT ON VIEW ops.host_supply IS
     'what each host can give to jobs now, by resource and device, with degraded parts in their present state: free HBM, the narrowest PCIe link up to the root with the devices behind the same switch, ports, cores, free memory by NUMA node: SELECT resource, device, supply, full_supply, unit, message FROM ops.host_supply WHERE supply < full_supply';
 COMMENT ON COLUMN ops.host_supply.full_supply IS 'what it would be if every part were healthy and free';
 COMMENT ON COLUMN ops.host_supply.shared_with IS 'devices behind the same PCIe switch, which share its link';
+
+CREATE OR REPLACE VIEW ops.colocations AS
+SELECT
+    job, neighbor, since, until, hosts, effect, slowdown_ratio, slowdown_lower_ratio, slowdown_upper_ratio, resource,
+    windows_alone, windows_beside, message, run_id, neighbor_run_id, time, simulated
+FROM main.colocations ORDER BY until IS NOT NULL, slowdown_ratio DESC, since DESC;
+COMMENT ON VIEW ops.colocations IS
+    'each job beside another on a host: its pace beside the neighbor against its own pace alone, worst first (until NULL: still); effect says whether the neighbor slowed it: SELECT job, neighbor, hosts, effect, slowdown_ratio, resource FROM ops.colocations';
+COMMENT ON COLUMN ops.colocations.slowdown_ratio IS 'the share of its speed that the job lost, with a 90 % interval';
+COMMENT ON COLUMN ops.colocations.resource IS 'the resource that both need more of than the host has; NULL: none is known';

@@ -79,6 +79,7 @@ COPIES: tuple[TableCopy, ...] = (
     TableCopy("job_forecasts"),
     TableCopy("run_demand", 20_000, "time", RUNS_SECONDS),
     TableCopy("measured_supply"),
+    TableCopy("colocations", 20_000, "time", RUNS_SECONDS),
     TableCopy("job_paces"),
     TableCopy("job_verdicts", 100_000, "time", RUNS_SECONDS),
     TableCopy("runs", 20_000, "time", RUNS_SECONDS),

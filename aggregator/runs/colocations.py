@@ -1,0 +1,279 @@
+"""Follows runs beside other runs on a host: what each neighbor did to the pace, as rows and as faults of jobs.
+
+Only windows beside a single neighbor count, and none in which a fault of a host or a link acts on the job. A slow host that
+its gang reports is no such fault where the neighbor is: the neighbor may be its cause. Owned by the fleet's thread; no I/O.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from math import nan
+from typing import Any
+
+from duckdb import DuckDBPyConnection as Connection
+
+from ...fingerprints.colocation import WINDOWS_MAX, Effect, NeighborEffect, compare
+from ..fleet.fleet import Fleet
+from ..rule_catalogue import gang
+from ..scoring.job_faults import NEIGHBOR, JobFault, Strength
+from ..sql import quoted
+from ..store.rows import table, time_us
+from .accumulator import ActiveRun, RunAccumulator
+from .job_windows import JobRecord
+
+#: Neighbors remembered per run, the newest.
+PER_RUN_MAX = 8
+#: Windows after the neighbor left in which the pace may return.
+AFTER_MAX = 12
+#: Rules by which a gang reports a slow member, whatever made it slow.
+_GANG_RULES = frozenset(
+    rule.name for rule in (gang.SLOW, gang.SLOW_GPU, gang.CONTENDED, gang.STALLED)
+)
+_COLUMNS = (
+    "run_id:str job:str neighbor_run_id:str neighbor:str since:time until:time time:time hosts:texts effect:str "
+    "slowdown_ratio:float slowdown_lower_ratio:float slowdown_upper_ratio:float resource:str windows_alone:int "
+    "windows_beside:int message:str simulated:bool"
+)
+#: Returns the resource that two runs contend for on a host; "" if none is known.
+FindResource = Callable[[str, str, int], str]
+
+
+@dataclass(slots=True)
+class Colocation:
+    """A run beside a neighbor, from `since_ns` to `until_ns` (0: still)."""
+
+    run: ActiveRun
+    neighbor: ActiveRun
+    since_ns: int
+    measure: int
+    hosts: tuple[int, ...] = ()
+    host_names: tuple[str, ...] = ()
+    until_ns: int = 0
+    before: list[float] = field(default_factory=list)
+    beside: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOWS_MAX))
+    after: list[float] = field(default_factory=list)
+    effect: NeighborEffect = field(default_factory=lambda: NeighborEffect(Effect.UNKNOWN))
+    resource: str = ""
+
+    @property
+    def message(self) -> str:
+        """Return one line for people."""
+        since = datetime.fromtimestamp(self.since_ns // 1_000_000_000, UTC)
+        where = ", ".join(self.host_names[:3])
+        both = f": both use {self.resource}" if self.resource else ""
+        return (
+            f"job {self.neighbor.job} slows job {self.run.job} by {100 * self.effect.slowdown:.0f} % on {where} "
+            f"since {since:%H:%M} UTC{both}"
+        )
+
+
+@dataclass(slots=True)
+class _FollowedRun:
+    """The recent windows of a run that was alone, and its neighbors by run id, the newest last."""
+
+    run: ActiveRun
+    measure: int = -1
+    last_window_ns: int = 0
+    alone: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOWS_MAX))
+    colocations: dict[str, Colocation] = field(default_factory=dict)
+    #: Neighbors in the last window.
+    beside: frozenset[int] = frozenset()
+
+
+class Colocations:
+    """All pairs of runs on a host: `step` once a second, after the windows of jobs."""
+
+    def __init__(self, find_resource: FindResource) -> None:
+        self._find_resource = find_resource
+        self._runs: dict[str, _FollowedRun] = {}
+        self._changed: dict[tuple[str, str], Colocation] = {}
+
+    def step(
+        self,
+        fleet: Fleet,
+        accumulator: RunAccumulator,
+        records: Mapping[str, JobRecord],
+        faults: Mapping[str, Sequence[JobFault]],
+    ) -> None:
+        """Add the windows that ended. *records*: by key; *faults*: by run id."""
+        active = accumulator.active_runs
+        keys = {run.key for run in active.values()}
+        for key in [key for key in self._runs if key not in keys]:
+            self._leave(self._runs.pop(key))
+        for number, run in active.items():
+            record = records.get(run.key)
+            if record is None or not record.pace.windows:
+                continue
+            followed = self._runs.get(run.key)
+            if followed is None or followed.run is not run:
+                followed = self._runs[run.key] = _FollowedRun(run)
+            window = record.pace.windows[-1]
+            if window.time_ns == followed.last_window_ns:
+                continue
+            followed.last_window_ns = window.time_ns
+            measure = record.pace.measure
+            if measure != followed.measure:
+                followed.measure = measure
+                followed.alone.clear()
+            work = window.works[measure]
+            neighbors = {
+                active[other].run_id: (active[other], hosts)
+                for other, hosts in accumulator.neighbors.get(number, {}).items()
+                if other in active
+            }
+            own_faults = faults.get(run.run_id, ())
+            shared_hosts = {fleet.names[host] for _, hosts in neighbors.values() for host in hosts}
+            if record.is_standing or any(
+                _is_other_cause(fault, shared_hosts) for fault in own_faults
+            ):
+                work = nan
+            self._add(fleet, followed, neighbors, work, window.time_ns)
+
+    def faults(self) -> dict[str, list[JobFault]]:
+        """Return run id -> its neighbors that slow it now."""
+        result: dict[str, list[JobFault]] = {}
+        for followed in self._runs.values():
+            for colocation in followed.colocations.values():
+                if colocation.effect.effect is Effect.SLOWER and not colocation.until_ns:
+                    result.setdefault(followed.run.run_id, []).append(_fault(colocation))
+        return result
+
+    def take_changes(self) -> list[Colocation]:
+        """Return the co-locations with a new comparison since the last call."""
+        changes = list(self._changed.values())
+        self._changed.clear()
+        return changes
+
+    def put_back(self, changes: Iterable[Colocation]) -> None:
+        """Return changes that could not be written."""
+        for change in changes:
+            self._changed.setdefault((change.run.run_id, change.neighbor.run_id), change)
+
+    def _add(
+        self,
+        fleet: Fleet,
+        followed: _FollowedRun,
+        neighbors: Mapping[str, tuple[ActiveRun, tuple[int, ...]]],
+        work: float,
+        time_ns: int,
+    ) -> None:
+        beside = frozenset(hash(run_id) for run_id in neighbors)
+        # The window in which a neighbor comes or goes belongs to neither side.
+        is_steady, followed.beside = beside == followed.beside, beside
+        for run_id, (neighbor, hosts) in neighbors.items():
+            colocation = followed.colocations.get(run_id)
+            if colocation is None:
+                colocation = Colocation(followed.run, neighbor, time_ns, followed.measure)
+                colocation.before = list(followed.alone)
+                followed.colocations[run_id] = colocation
+                while len(followed.colocations) > PER_RUN_MAX:
+                    del followed.colocations[next(iter(followed.colocations))]
+            if hosts != colocation.hosts:
+                colocation.hosts, colocation.host_names = (
+                    hosts,
+                    tuple(fleet.names[host] for host in hosts),
+                )
+        for run_id, colocation in followed.colocations.items():
+            if run_id in neighbors:
+                colocation.until_ns = 0
+                if is_steady and len(neighbors) == 1 and colocation.measure == followed.measure:
+                    colocation.beside.append(work)
+                    self._compare(colocation)
+            else:
+                colocation.until_ns = colocation.until_ns or time_ns
+                if is_steady and not neighbors and len(colocation.after) < AFTER_MAX:
+                    colocation.after.append(work)
+                    self._compare(colocation)
+        if is_steady and not neighbors:
+            followed.alone.append(work)
+
+    def _compare(self, colocation: Colocation) -> None:
+        effect = compare(colocation.before, list(colocation.beside), colocation.after)
+        if effect.effect is not Effect.UNKNOWN:
+            if effect.effect is Effect.SLOWER and not colocation.resource:
+                colocation.resource = self._find_resource(
+                    colocation.run.run_id, colocation.neighbor.run_id, colocation.hosts[0]
+                )
+            colocation.effect = effect
+            self._changed[colocation.run.run_id, colocation.neighbor.run_id] = colocation
+
+    def _leave(self, followed: _FollowedRun) -> None:
+        for colocation in followed.colocations.values():
+            colocation.until_ns = colocation.until_ns or followed.last_window_ns
+            if colocation.effect.effect is not Effect.UNKNOWN:
+                self._changed[colocation.run.run_id, colocation.neighbor.run_id] = colocation
+
+
+def _is_other_cause(fault: JobFault, shared_hosts: set[str]) -> bool:
+    """Return whether *fault* may change the pace, and is not the effect of the neighbor."""
+    if fault.strength is Strength.EXPLAINS or fault.verdict == NEIGHBOR:
+        return False
+    return fault.cause not in _GANG_RULES or not shared_hosts.issuperset(fault.hosts)
+
+
+def blamed_on_neighbors(
+    faults: Sequence[JobFault], neighbors: Sequence[JobFault]
+) -> list[JobFault]:
+    """Return *faults* and *neighbors* without slow members whose host a neighbor slows."""
+    hosts = {host for neighbor in neighbors for host in neighbor.hosts}
+    own = [
+        fault
+        for fault in faults
+        if fault.cause not in _GANG_RULES or not hosts.issuperset(fault.hosts)
+    ]
+    return [*own, *neighbors]
+
+
+def _fault(colocation: Colocation) -> JobFault:
+    effect = colocation.effect
+    return JobFault(
+        job=("", colocation.run.job, -1),
+        identity=f"neighbor {colocation.neighbor.run_id}",
+        strength=Strength.SLOWS,
+        verdict=NEIGHBOR,
+        cause="job.neighbor",
+        reason="NONE",
+        hosts=colocation.host_names,
+        device="",
+        slowdown=effect.slowdown,
+        slowdown_lower=max(1.0 - 1.0 / effect.lower, 0.0),
+        slowdown_upper=max(1.0 - 1.0 / effect.upper, 0.0),
+        message=colocation.message,
+        sql=f"FROM ops.colocations WHERE run_id = {quoted(colocation.run.run_id)}",
+    )
+
+
+def row(colocation: Colocation, now_ns: int) -> dict[str, Any]:
+    """Return the row of the table `colocations`; times in ns."""
+    effect = colocation.effect
+    return {
+        "run_id": colocation.run.run_id, "job": colocation.run.job, "neighbor_run_id": colocation.neighbor.run_id,
+        "neighbor": colocation.neighbor.job, "since": colocation.since_ns, "until": colocation.until_ns, "time": now_ns,
+        "hosts": list(colocation.host_names), "effect": effect.effect.value, "slowdown_ratio": effect.slowdown,
+        "slowdown_lower_ratio": max(1.0 - 1.0 / effect.lower, 0.0),
+        "slowdown_upper_ratio": max(1.0 - 1.0 / effect.upper, 0.0), "resource": colocation.resource or None,
+        "windows_alone": len(colocation.before) + len(colocation.after), "windows_beside": len(colocation.beside),
+        "message": colocation.message if effect.effect is Effect.SLOWER else effect.effect.value,
+        "simulated": colocation.run.simulated,
+    }  # fmt: skip
+
+
+def put_colocations(connection: Connection, changes: Sequence[Colocation], now_ns: int) -> None:
+    """Replace the rows of these co-locations. Raises duckdb.Error."""
+    kinds = [column.split(":") for column in _COLUMNS.split()]
+    cells = [
+        tuple(time_us(values[name]) if kind == "time" else values[name] for name, kind in kinds)
+        for values in (row(change, now_ns) for change in changes)
+    ]
+    connection.register("new_colocations", table(_COLUMNS, cells))
+    try:
+        connection.execute(
+            "DELETE FROM colocations USING new_colocations AS n WHERE colocations.run_id = n.run_id "
+            "AND colocations.neighbor_run_id = n.neighbor_run_id"
+        )
+        connection.execute("INSERT INTO colocations BY NAME FROM new_colocations")
+    finally:
+        connection.unregister("new_colocations")

@@ -1,0 +1,119 @@
+"""Two jobs on a host: the neighbor is the cause of a slow pace only if it came with it, in verdicts and in SQL."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.aggregator.runs.colocations import blamed_on_neighbors
+from gangline.aggregator.scoring.job_faults import NEIGHBOR, NODE, JobFault, Strength
+from tests.aggregator.runs.test_run_log import TRAINING, Runs
+from tests.worlds import gpu_of, tell
+
+ALONE, BESIDE = 180, 180
+
+
+class Pair(Runs):
+    """Job `train` on the first GPU of both hosts; `copy` comes to the second GPU of the first host."""
+
+    def begin(self, job: str, host: int, gpu: int, step: float) -> None:
+        place = self.world.hosts[host]
+        tell(self.world, place, job, gpus=[gpu])
+        place.set("gpu_fast_1s", gpu_of(place, gpu), **TRAINING)
+        place.set("gpu_fast_10s", gpu_of(place, gpu), step_seconds=step)
+
+    def end(self, job: str, host: int, gpu: int) -> None:
+        tell(self.world, self.world.hosts[host], job, "ended", gpus=[gpu])
+
+    def set_step(self, step: float) -> None:
+        for host in self.world.hosts:
+            host.set("gpu_fast_10s", gpu_of(host, 0), step_seconds=step)
+
+    def colocation(self) -> dict[str, Any] | None:
+        with self.store.reading() as cursor:
+            result = cursor.execute("FROM ops.colocations WHERE job = 'train'")
+            names = [column[0] for column in result.description or ()]
+            rows = [dict(zip(names, values, strict=True)) for values in result.fetchall()]
+        return rows[0] if rows else None
+
+    def verdicts(self) -> list[str]:
+        run_id = next(
+            r.run.run_id for r in self.log.windows.records.values() if r.run.job == "train"
+        )
+        return [v.fault.verdict for v in self.log.verdicts.of_run(run_id) if not v.until_ns]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    result = Pair(tmp_path)
+    for host in range(2):
+        result.begin("train", host, 0, 2.0)
+    result.pass_seconds(ALONE)
+    return result
+
+
+def test_a_neighbor_that_slows_a_job_is_named(pair: Pair) -> None:
+    pair.begin("copy", 0, 1, 1.0)
+    pair.set_step(2.2)
+    pair.pass_seconds(BESIDE)
+    row = pair.colocation()
+    assert row is not None
+    assert (row["neighbor"], row["hosts"], row["effect"], row["until"]) == (
+        "copy",
+        ["h0"],
+        "slower",
+        None,
+    )
+    assert row["slowdown_ratio"] == pytest.approx(0.09, abs=0.01)
+    assert row["message"].startswith("job copy slows job train by 9 % on h0 since ")
+    assert pair.verdicts()[0] == NEIGHBOR
+    pair.end("copy", 0, 1)
+    pair.set_step(2.0)
+    pair.pass_seconds(120)
+    assert NEIGHBOR not in pair.verdicts()
+    row = pair.colocation()
+    assert row is not None and row["until"] is not None and row["effect"] == "slower"
+    pair.close()
+
+
+@pytest.mark.parametrize("step_after", [2.0, 2.2])
+def test_a_neighbor_that_changes_nothing_is_not_blamed(pair: Pair, step_after: float) -> None:
+    """The pace is unchanged, or falls three minutes before the neighbor comes."""
+    pair.set_step(step_after)
+    pair.pass_seconds(600 if step_after > 2.0 else 10)
+    pair.begin("copy", 0, 1, 1.0)
+    pair.pass_seconds(BESIDE)
+    assert NEIGHBOR not in pair.verdicts()
+    row = pair.colocation()
+    assert row is not None and row["effect"] == "not slower"
+    pair.close()
+
+
+def test_a_pace_that_does_not_return_has_another_cause(pair: Pair) -> None:
+    pair.begin("copy", 0, 1, 1.0)
+    pair.set_step(2.2)
+    pair.pass_seconds(BESIDE)
+    pair.end("copy", 0, 1)
+    pair.pass_seconds(180)
+    row = pair.colocation()
+    assert row is not None and row["effect"].startswith("slower, but its pace did not return")
+    pair.close()
+
+
+def test_a_slow_member_beside_the_neighbor_is_its_effect() -> None:
+    slow = JobFault(
+        job=("", "train", -1), identity="host h0", strength=Strength.SLOWS, verdict=NODE, cause="gang.slow_host",
+        reason="STRAGGLER", hosts=("h0",), device="", slowdown=0.1, slowdown_lower=0.05, slowdown_upper=0.15,
+        message="", sql="",
+    )  # fmt: skip
+    neighbor = replace(slow, identity="neighbor x", verdict=NEIGHBOR, cause="job.neighbor")
+    elsewhere = replace(slow, hosts=("h1",))
+    broken = replace(slow, cause="gpu.thermal_slowdown")
+    assert blamed_on_neighbors([slow, elsewhere, broken], [neighbor]) == [
+        elsewhere,
+        broken,
+        neighbor,
+    ]
