@@ -94,7 +94,8 @@ class Slowdown(NamedTuple):
 class InterferenceModel:
     """Learned from co-locations of one form of sharing.
 
-    `limits`: forests of the 5 % and 95 % limits; `widening`: conformal correction without and with an unseen workload.
+    `limits`: forests of the 5 % and 95 % limits, in units of `scale`; `widening`: their conformal correction. Both arrays
+    have a row per context, the last for an unknown context, and a column without and with an unseen workload.
     `pressure_max` (SHARED_RESOURCES): greatest total pressure of the training; NaN for a resource never seen.
     """
 
@@ -104,7 +105,8 @@ class InterferenceModel:
     effects: Effects
     residual: Forest
     limits: tuple[Forest, Forest]
-    widening: tuple[float, float]
+    scale: Floats
+    widening: Floats
     pressure_max: Floats
 
     @cached_property
@@ -273,7 +275,7 @@ def _others(values: Floats, starts: Indexes, group: Indexes) -> Floats:
 def _physics_alone(rows: Rows) -> list[Slowdown]:
     """Return the slowdowns by physics, with an assumed interval: no co-location was seen."""
     excess = rows.excess.max(axis=1, initial=0.0)
-    has_demand = np.isfinite(rows.own[:, :, -1]).any(axis=1)
+    has_demand = np.isfinite(rows.own[:, :, -1]).any(axis=1).tolist()
     result = []
     for at, amount in enumerate(np.minimum(excess, SLOWDOWN_MAX - 1.0).tolist()):
         if rows.unknown[at] >= 0:
@@ -301,10 +303,12 @@ def _physics_alone(rows: Rows) -> list[Slowdown]:
 def _learned(rows: Rows, model: InterferenceModel) -> list[Slowdown]:
     base = base_of(rows, model.effects)
     residual = np.clip(model.residual.predict(base.features), -RESIDUAL_MAX, RESIDUAL_MAX)
-    widening = np.array(model.widening)[base.has_unseen]
+    scale, widening = (
+        array[rows.context, base.has_unseen] for array in (model.scale, model.widening)
+    )
     ratio = np.clip(base.ratio * np.exp(residual), 1.0, SLOWDOWN_MAX)
     lower, upper = (
-        base.ratio * np.exp(forest.predict(base.features) + sign * widening)
+        base.ratio * np.exp(scale * (forest.predict(base.features) + sign * widening))
         for forest, sign in zip(model.limits, (-1.0, 1.0), strict=True)
     )
     lower, upper = np.clip(lower, 1.0, ratio), np.clip(upper, ratio, SLOWDOWN_MAX)
@@ -377,7 +381,7 @@ def encode_model(model: InterferenceModel) -> str:
     stored = {
         "version": MODEL_VERSION, "sharing": model.sharing, "keys": model.keys, "contexts": model.contexts,
         "resources": SHARED_RESOURCES, "effects": effects, "residual": model.residual.columns(),
-        "limits": [forest.columns() for forest in model.limits], "widening": model.widening,
+        "limits": [forest.columns() for forest in model.limits], "scale": model.scale, "widening": model.widening,
         "pressure_max": model.pressure_max,
     }  # fmt: skip
     return json.dumps(stored, default=lambda array: array.tolist())
@@ -394,8 +398,8 @@ def decode_model(text: str) -> InterferenceModel:
         low, high = (decode_forest(columns, len(FEATURES)) for columns in stored["limits"])
         model = InterferenceModel(
             str(stored["sharing"]), tuple(stored["keys"]), tuple(stored["contexts"]), _decode_effects(stored["effects"]),
-            decode_forest(stored["residual"], len(FEATURES)), (low, high), (float(stored["widening"][0]), float(stored["widening"][1])),
-            np.array(stored["pressure_max"], dtype=np.float64),
+            decode_forest(stored["residual"], len(FEATURES)), (low, high),
+            *(np.array(stored[name], dtype=np.float64) for name in ("scale", "widening", "pressure_max")),
         )  # fmt: skip
     except ForestError as error:
         raise InterferenceError(str(error)) from None
@@ -407,7 +411,10 @@ def decode_model(text: str) -> InterferenceModel:
         ) from None
     count, rank = len(model.keys), model.effects.sensitivity_prior.variance.size
     shapes = ((count, rank),) * 4 + ((count, len(SHARED_RESOURCES)), (count,))
-    if tuple(array.shape for array in model.effects[:6]) != shapes:
+    by_context = (len(model.contexts) + 1, 2)
+    if tuple(array.shape for array in model.effects[:6]) != shapes or not (
+        model.scale.shape == model.widening.shape == by_context
+    ):
         raise InterferenceError(
             "not a model of interference: its arrays differ in length; train the model again"
         )

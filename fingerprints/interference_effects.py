@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float64]
 Indexes = npt.NDArray[np.intp]
 
 #: Rounds of alternating least squares.
-ROUNDS = 40
+ROUNDS = 30
 #: Ridge of a latent effect, and of a sensitivity to a known resource, in squared relative errors.
 EFFECT_RIDGE, RESOURCE_RIDGE = 0.02, 0.1
 #: A pace is limited to this many standard deviations of the training's paces.

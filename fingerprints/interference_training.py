@@ -43,7 +43,7 @@ from .interference_effects import (
     names_of,
 )
 from .interference_pressure import SEPARATE, SHARINGS, SLOWDOWN_MAX
-from .interference_trees import Forest, constant_forest
+from .interference_trees import Forest
 
 #: Limits of the training: fewer co-locations teach nothing, more of them take minutes.
 COLOCATIONS_MIN, COLOCATIONS_MAX = 8, 20_000
@@ -57,6 +57,8 @@ RESIDUAL_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 TREES, LEAVES_MAX, DEPTH_MAX, LEAF_ROWS_MIN, LEARNING_RATE = 40, 6, 3, 20, 0.08
 #: Coverage of the intervals, and the quantiles of their limits.
 COVERAGE, QUANTILE_LOW, MEDIAN, QUANTILE_HIGH = 0.9, 0.05, 0.5, 0.95
+#: Rows from which a context has an interval of its own, and the width for unseen workloads where none was held out.
+CELL_ROWS_MIN, UNSEEN_FACTOR = 50, 3.0
 #: Limit of the time of a training in its process.
 TRAINING_SECONDS_MAX = 600.0
 
@@ -90,6 +92,7 @@ class Errors(NamedTuple):
     features: Floats
     error: Floats
     has_unseen: Indexes
+    context: Indexes
     fold: Indexes
 
 
@@ -157,22 +160,23 @@ def family_folds(corpus: Corpus) -> Iterator[npt.NDArray[np.bool_]]:
 
 def held_out(corpus: Corpus, shrinkage: Shrinkage) -> Errors:
     """Return the errors of the effects on pairs, and on families, that they were not fitted to."""
-    parts: list[tuple[Base, Floats, int]] = []
+    parts: list[tuple[Base, npt.NDArray[np.bool_], int]] = []
     for at, is_test in enumerate(pair_folds(corpus)):
         effects = fit_effects(corpus.runs.part(~is_test), corpus.table, shrinkage)
-        parts.append((_base(corpus, effects, is_test, None), corpus.runs.ratio[is_test], at))
+        parts.append((_base(corpus, effects, is_test, None), is_test, at))
     for at, is_unseen in enumerate(family_folds(corpus)):
         is_test = is_unseen[corpus.runs.own] | is_unseen[corpus.runs.other]
         if is_test.all() or not is_test.any():
             continue
         effects = fit_effects(corpus.runs.part(~is_test), corpus.table, shrinkage)
         base = _base(corpus, effects, is_test, is_unseen)
-        parts.append((base, corpus.runs.ratio[is_test], at % FOLDS))
+        parts.append((base, is_test, at % FOLDS))
     return Errors(
         np.concatenate([base.features for base, _, _ in parts]),
-        np.concatenate([np.log(ratio / base.ratio) for base, ratio, _ in parts]),
+        np.concatenate([np.log(corpus.runs.ratio[rows] / base.ratio) for base, rows, _ in parts]),
         np.concatenate([base.has_unseen for base, _, _ in parts]),
-        np.concatenate([np.full(ratio.size, fold) for _, ratio, fold in parts]),
+        np.concatenate([corpus.table.context[corpus.runs.own[rows]] for _, rows, _ in parts]),
+        np.concatenate([np.full(int(rows.sum()), fold) for _, rows, fold in parts]),
     )
 
 
@@ -198,58 +202,76 @@ def throughput_error(errors: Errors, residual: Floats | float = 0.0) -> Floats:
 
 
 def choose_shrinkage(corpus: Corpus) -> tuple[Shrinkage, Errors]:
-    """Return the shrinkage with the least error on held-out pairs and on held-out families, and its errors."""
-    candidates = []
-    for rank in RANKS:
-        for slope_ridge in SLOPE_RIDGES:
-            shrinkage = Shrinkage(rank, slope_ridge)
-            errors = held_out(corpus, shrinkage)
-            relative = throughput_error(errors)
-            strata = [relative[errors.has_unseen == stratum] for stratum in (0, 1)]
-            loss = sum(float(stratum.mean()) for stratum in strata if stratum.size)
-            candidates.append((loss, shrinkage, errors))
-    _, shrinkage, errors = min(candidates, key=lambda candidate: candidate[0])
-    return shrinkage, errors
+    """Return the shrinkage with the least error on held-out pairs and held-out families, and its errors.
+
+    First the rank is chosen, then the ridge of the slopes.
+    """
+    ranked = [(trial, held_out(corpus, trial)) for trial in map(Shrinkage, RANKS)]
+    rank = min(ranked, key=lambda result: _loss(result[1]))[0].rank
+    trials = [Shrinkage(rank, slope_ridge) for slope_ridge in SLOPE_RIDGES]
+    return min(
+        ((trial, held_out(corpus, trial)) for trial in trials), key=lambda result: _loss(result[1])
+    )
+
+
+def _loss(errors: Errors) -> float:
+    relative = throughput_error(errors)
+    strata = [relative[errors.has_unseen == stratum] for stratum in (0, 1)]
+    return sum(float(stratum.mean()) for stratum in strata if stratum.size)
 
 
 def train(measured: Sequence[Measured], sharing: str) -> InterferenceModel:
     """Return the model of *measured*. Imports scikit-learn: run it in a process of its own (`train_in_child`)."""
     corpus = corpus_of(measured, sharing)
     shrinkage, errors = choose_shrinkage(corpus)
+    contexts = len(corpus.contexts)
+    scale = by_cell(np.abs(errors.error), errors, contexts)
+    scaled = errors.error / scale[errors.context, errors.has_unseen]
+    targets = ((MEDIAN, errors.error), (QUANTILE_LOW, scaled), (QUANTILE_HIGH, scaled))
     crossed = np.zeros((3, errors.error.size))
     for fold in range(FOLDS):
         is_test = errors.fold == fold
-        for at, quantile in enumerate((MEDIAN, QUANTILE_LOW, QUANTILE_HIGH)):
-            forest = fit_forest(errors.features[~is_test], errors.error[~is_test], quantile)
+        for at, (quantile, target) in enumerate(targets):
+            forest = fit_forest(errors.features[~is_test], target[~is_test], quantile)
             crossed[at, is_test] = forest.predict(errors.features[is_test])
     residual = np.clip(crossed[0], -RESIDUAL_MAX, RESIDUAL_MAX)
     share = min(
         RESIDUAL_SHARES, key=lambda share: float(throughput_error(errors, share * residual).mean())
     )
-    scores = np.maximum(crossed[1] - errors.error, errors.error - crossed[2])
-    widening = [_conformal(scores[errors.has_unseen == stratum]) for stratum in (0, 1)]
-    if not (errors.has_unseen == 1).any():
-        widening[1] = 2.0 * max(widening[0], RESIDUAL_MAX)
-    median = constant_forest(0.0)
-    if share:
-        median = _scaled(fit_forest(errors.features, errors.error, MEDIAN), share)
-    limits = (
-        fit_forest(errors.features, errors.error, QUANTILE_LOW),
-        fit_forest(errors.features, errors.error, QUANTILE_HIGH),
+    widening = by_cell(np.maximum(crossed[1] - scaled, scaled - crossed[2]), errors, contexts)
+    median, low, high = (
+        fit_forest(errors.features, target, quantile) for quantile, target in targets
     )
     effects = fit_effects(corpus.runs, corpus.table, shrinkage)
     total = np.nan_to_num(corpus.rows.own, nan=-np.inf)[:, :, -1] + corpus.rows.others[:, :, -1]
     greatest = total[corpus.is_measured].max(axis=0)
     return InterferenceModel(
-        sharing, corpus.keys, corpus.contexts, effects, median, limits, (widening[0], widening[1]),
+        sharing, corpus.keys, corpus.contexts, effects, _scaled(median, share), (low, high), scale, widening,
         np.where(np.isfinite(greatest), greatest, np.nan),
     )  # fmt: skip
 
 
+def by_cell(scores: Floats, errors: Errors, contexts: int) -> Floats:
+    """Return the conformal quantile of *scores* per context, and of all, without and with an unseen workload.
+
+    A cell with fewer than CELL_ROWS_MIN rows gets the quantile of all contexts; without any row with an unseen workload
+    that column is UNSEEN_FACTOR times the other.
+    """
+    result = np.zeros((contexts + 1, 2))
+    for column in (0, 1):
+        is_column = errors.has_unseen == column
+        result[:, column] = UNSEEN_FACTOR * result[-1, 0]
+        if is_column.any():
+            result[:, column] = _conformal(scores[is_column])
+        for context in range(contexts):
+            is_cell = is_column & (errors.context == context)
+            if is_cell.sum() >= CELL_ROWS_MIN:
+                result[context, column] = _conformal(scores[is_cell])
+    return result
+
+
 def _conformal(scores: Floats) -> float:
-    """Return the quantile of *scores* that covers COVERAGE of new rows; 0 without scores."""
-    if not scores.size:
-        return 0.0
+    """Return the quantile of *scores* that covers COVERAGE of new rows."""
     rank = min(int(np.ceil((scores.size + 1) * COVERAGE)), scores.size)
     return float(np.sort(scores)[rank - 1])
 

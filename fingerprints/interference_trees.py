@@ -13,7 +13,7 @@ Flags = npt.NDArray[np.bool_]
 
 #: Limits of a forest that is read from a file: larger ones were not written by the training.
 TREES_MAX, NODES_MAX, DEPTH_MAX = 512, 1 << 14, 16
-_INDEXES, _ARRAYS = ("roots", "feature", "left", "right"), ("threshold", "value")
+_INDEXES, _NUMBERS = ("roots", "feature", "left", "right"), ("threshold", "value")
 _HUGE = float(np.finfo(np.float64).max)
 
 
@@ -67,23 +67,16 @@ class Forest(NamedTuple):
         }
 
 
-def constant_forest(value: float) -> Forest:
-    """Return a forest without trees."""
-    none = np.zeros(0, dtype=np.intp)
-    empty = np.zeros(0)
-    return Forest(value, none, none, empty, none, none, empty, np.zeros(0, dtype=np.bool_), 0)
-
-
 def decode_forest(columns: dict[str, Any], features: int) -> Forest:
     """Return the forest that `Forest.columns` gave. Raises ForestError if a node leads outside of the arrays."""
     try:
-        arrays = {name: np.array(columns[name], dtype=np.float64) for name in _ARRAYS}
-        is_left = np.array(columns["missing_go_left"], dtype=np.bool_)
-        indexes = {name: np.array(columns[name], dtype=np.intp) for name in _INDEXES}
+        roots, feature, left, right = (np.array(columns[name], dtype=np.intp) for name in _INDEXES)
+        threshold, value = (np.array(columns[name], dtype=np.float64) for name in _NUMBERS)
+        goes_left = np.array(columns["missing_go_left"], dtype=np.bool_)
         baseline, depth = float(columns["baseline"]), int(columns["depth"])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ForestError(f"not a forest: {error!r}; train the model again") from None
-    forest = Forest(baseline=baseline, missing_go_left=is_left, depth=depth, **indexes, **arrays)
+    forest = Forest(baseline, roots, feature, threshold, left, right, value, goes_left, depth)
     nodes = forest.feature.size
     if forest.roots.size > TREES_MAX or nodes > NODES_MAX or not 0 <= forest.depth <= DEPTH_MAX:
         raise ForestError(

@@ -42,7 +42,7 @@ FindResource = Callable[[str, str, int], str]
 
 
 @dataclass(slots=True)
-class Colocation:
+class RunColocation:
     """A run beside a neighbor, from `since_ns` to `until_ns` (0: still)."""
 
     run: ActiveRun
@@ -78,7 +78,7 @@ class _FollowedRun:
     measure: int = -1
     last_window_ns: int = 0
     alone: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOWS_MAX))
-    colocations: dict[str, Colocation] = field(default_factory=dict)
+    colocations: dict[str, RunColocation] = field(default_factory=dict)
     #: Neighbors in the last window.
     beside: frozenset[int] = frozenset()
 
@@ -89,7 +89,7 @@ class Colocations:
     def __init__(self, find_resource: FindResource) -> None:
         self._find_resource = find_resource
         self._runs: dict[str, _FollowedRun] = {}
-        self._changed: dict[tuple[str, str], Colocation] = {}
+        self._changed: dict[tuple[str, str], RunColocation] = {}
 
     def step(
         self,
@@ -141,13 +141,13 @@ class Colocations:
                     result.setdefault(followed.run.run_id, []).append(_fault(colocation))
         return result
 
-    def take_changes(self) -> list[Colocation]:
+    def take_changes(self) -> list[RunColocation]:
         """Return the co-locations with a new comparison since the last call."""
         changes = list(self._changed.values())
         self._changed.clear()
         return changes
 
-    def put_back(self, changes: Iterable[Colocation]) -> None:
+    def put_back(self, changes: Iterable[RunColocation]) -> None:
         """Return changes that could not be written."""
         for change in changes:
             self._changed.setdefault((change.run.run_id, change.neighbor.run_id), change)
@@ -166,7 +166,7 @@ class Colocations:
         for run_id, (neighbor, hosts) in neighbors.items():
             colocation = followed.colocations.get(run_id)
             if colocation is None:
-                colocation = Colocation(followed.run, neighbor, time_ns, followed.measure)
+                colocation = RunColocation(followed.run, neighbor, time_ns, followed.measure)
                 colocation.before = list(followed.alone)
                 followed.colocations[run_id] = colocation
                 while len(followed.colocations) > PER_RUN_MAX:
@@ -190,7 +190,7 @@ class Colocations:
         if is_steady and not neighbors:
             followed.alone.append(work)
 
-    def _compare(self, colocation: Colocation) -> None:
+    def _compare(self, colocation: RunColocation) -> None:
         effect = compare(colocation.before, list(colocation.beside), colocation.after)
         if effect.effect is not Effect.UNKNOWN:
             if effect.effect is Effect.SLOWER and not colocation.resource:
@@ -227,7 +227,7 @@ def blamed_on_neighbors(
     return [*own, *neighbors]
 
 
-def _fault(colocation: Colocation) -> JobFault:
+def _fault(colocation: RunColocation) -> JobFault:
     effect = colocation.effect
     return JobFault(
         job=("", colocation.run.job, -1),
@@ -246,7 +246,7 @@ def _fault(colocation: Colocation) -> JobFault:
     )
 
 
-def row(colocation: Colocation, now_ns: int) -> dict[str, Any]:
+def row(colocation: RunColocation, now_ns: int) -> dict[str, Any]:
     """Return the row of the table `colocations`; times in ns."""
     effect = colocation.effect
     return {
@@ -261,7 +261,7 @@ def row(colocation: Colocation, now_ns: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def put_colocations(connection: Connection, changes: Sequence[Colocation], now_ns: int) -> None:
+def put_colocations(connection: Connection, changes: Sequence[RunColocation], now_ns: int) -> None:
     """Replace the rows of these co-locations. Raises duckdb.Error."""
     kinds = [column.split(":") for column in _COLUMNS.split()]
     cells = [

@@ -150,7 +150,8 @@ class RunLog:
         self._write_ns = 0
         self._resumable: dict[str, RunSummary] = {}
         self._resumable_until_ns = 0
-        self._error = ""
+        #: The last exception of a step; "" without one.
+        self.error = ""
         self._drift_version, self._drift_ns = 0, 0
         self._workloads, self._workloads_version, self._workloads_ns = KnownWorkloads(), -1, 0
         #: The last comparison of each active run, by key.
@@ -208,9 +209,9 @@ class RunLog:
         try:
             self._step(now_ns, faults)
         except Exception as error:
-            if (failed := f"{type(error).__name__}: {error}") != self._error:
+            if (failed := f"{type(error).__name__}: {error}") != self.error:
                 log.exception("fingerprints of runs failed; judging continues")
-                self._error = failed
+                self.error = failed
 
     def _step(self, now_ns: int, faults: Sequence[JobFault]) -> None:
         self.observe(now_ns, faults)
