@@ -11,7 +11,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
@@ -52,6 +54,8 @@ LONGEST = (
 IN_MEMORY = Path("/dev/shm")
 #: Minimum of free space there; the tests use about 1 GB at a time.
 IN_MEMORY_BYTES_MIN = 4 << 30
+#: Fixtures of session scope that start a real system: all files that name the fixture run in one worker.
+SHARED_SYSTEMS = ("real_cluster",)
 _STDERR = pytest.StashKey[int]()
 
 # The width of the user's terminal must not change any table: pytest-xdist sets 80.
@@ -86,6 +90,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _limit_examples(items)
     positions = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: positions.get(item.path.name, len(LONGEST)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give all files of one of SHARED_SYSTEMS to one worker, which starts the system once."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    scheduler = LoadFileScheduling(config, log)
+    scheduler._split_scope = lambda nodeid: _scope(config.rootpath / nodeid.partition("::")[0])
+    return scheduler
+
+
+@cache
+def _scope(file: Path) -> str:
+    """Return the shared system whose fixture *file* names, or the file itself."""
+    text = file.read_text()
+    return next((name for name in SHARED_SYSTEMS if re.search(rf"\b{name}\b", text)), str(file))
 
 
 def _limit_examples(items: list[pytest.Item]) -> None:

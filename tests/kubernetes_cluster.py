@@ -32,7 +32,7 @@ from gangline.executors.kubernetes.api import (
     find_access,
 )
 from gangline.executors.model import SchedulerError
-from tests.processes import GUARD_SECONDS, free_port
+from tests.processes import GUARD_SECONDS, free_port, listening
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-scheduler", "kubectl")
 CONTROLLERS = "job,disruption,replicaset"
@@ -110,7 +110,9 @@ class RealKubernetes:
             f"--service-account-signing-key-file={signing}", "--endpoint-reconciler-type=none",
             "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition", "--watch-cache=true", "--v=0",
         )  # fmt: skip
-        until(self._is_ready, "the API server is ready")
+        until(self._listens, "the API server listens")
+        with closing(ApiServer(self.access(ADMIN_TOKEN))) as api:
+            until(lambda: _succeeds(lambda: api.call("GET", "/api/v1/namespaces/default")), "the API server is ready")  # fmt: skip
         self.start_scheduler()
         config = str(self.kubeconfig(ADMIN_TOKEN))
         if self.has_controller_manager:
@@ -140,13 +142,11 @@ class RealKubernetes:
             self._processes.remove(self._scheduler)
             self._scheduler = None
 
-    def _is_ready(self) -> bool:
+    def _listens(self) -> bool:
+        """Return whether the API server has made its certificate and listens."""
         for process in self._processes:
             assert process.poll() is None, (self.folder / f"{Path(process.args[0]).name}.log").read_text()[-3000:]  # type: ignore[index, arg-type]  # fmt: skip
-        if not (self.folder / "certificates" / "apiserver.crt").exists():
-            return False
-        with closing(ApiServer(self.access(ADMIN_TOKEN))) as api:
-            return _succeeds(lambda: api.call("GET", "/api/v1/namespaces/default"))
+        return listening(self.port)
 
     def _run(self, name: str, *options: str) -> None:
         program = path_of(name)

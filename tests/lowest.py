@@ -33,6 +33,7 @@ FILES = (
     "tests/aggregator/commands",
     "tests/aggregator/monitoring",
     "tests/aggregator/parquet",
+    "tests/aggregator/query/test_sql_command.py",
     "tests/aggregator/service/test_score_service.py",
     "tests/aggregator/service/test_status.py",
     "tests/aggregator/service/test_telemetry.py",
@@ -41,13 +42,16 @@ FILES = (
     "tests/executors/test_kubernetes_parsing.py",
     "tests/contract",
 )
-#: Files that the slow test leaves out: their dependencies are used in the same way by the rest.
+#: Files that the slow test leaves out: the rest uses their dependencies in the same way, or they have none.
 COSTLY = (
     "tests/aggregator/auth/test_guard.py",
     "tests/aggregator/commands/test_sql_night.py",
+    "tests/aggregator/commands/test_sql_views.py",
     "tests/aggregator/parquet/test_killed.py",
     "tests/aggregator/parquet/test_leftovers.py",
     "tests/aggregator/service/test_score_service.py",
+    "tests/contract/test_frames.py",
+    "tests/contract/test_streaming.py",
 )
 #: Newer names of NVIDIA's binding, which the agent does not need: it reads fields by number.
 DESELECTED = "tests/contract/test_nvml_fields.py::test_ids_are_the_bindings"

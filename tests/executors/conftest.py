@@ -1,4 +1,4 @@
-"""Clusters of Kubernetes for the tests here: the real one is started once a module."""
+"""Clusters of Kubernetes for the tests here. The real one starts once in a worker, and all files that use it run in one worker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fake_cluster() -> Iterator[UsedCluster]:
         yield UsedCluster(access, people, define=fake.define)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def real_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UsedCluster]:
     with executor_cluster(tmp_path_factory.mktemp("kubernetes")) as cluster:
         yield cluster

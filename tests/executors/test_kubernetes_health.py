@@ -144,7 +144,7 @@ def test_undo_takes_both_away(site: KubernetesSite) -> None:
     seen(site, "n1", "3")
     assert undo_all(site.scheduler) == (["health of n1"], [])
     assert bucket(site, "n1") is None and conditions(site, "n1").keys() == {"Ready"}
-    seen(site, "n1", None)
+    until(lambda: site.kubernetes.current_nodes()["n1"].health is None, "no condition")
     assert undo_all(site.scheduler) == ([], [])
 
 
