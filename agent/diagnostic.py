@@ -74,7 +74,7 @@ class GpuDiagnostic:
     def message(self) -> str:
         if self.failed or self.warned:
             return "; ".join(self.texts)[:1000]
-        counts = f"{len(self.passed)} tests passed, {len(self.skipped)} skipped"
+        counts = f"{len(self.passed)} test{'s' * (len(self.passed) != 1)} passed, {len(self.skipped)} skipped"
         if self.unread:
             return f"{counts}, {self.unread} parts of the report cannot be read, so the result proves nothing"
         if not self.own_passes:

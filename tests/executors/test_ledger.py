@@ -112,6 +112,7 @@ def test_one_executor_has_a_ledger(tmp_path: Path) -> None:
         (["--set", "node_map=/nonexistent"], "No such file"),
         (["--set", "polls=3"], "unknown setting 'polls'"),
         (["undo"], "confirm with --all"),
+        (["run", "--json"], "--json is for doctor and status"),
     ],
 )
 def test_mistakes_are_named(
@@ -122,6 +123,25 @@ def test_mistakes_are_named(
     except SystemExit as ended:
         code = int(str(ended.code))
     assert code == 2 and message in capsys.readouterr().err
+
+
+def test_status_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A monitor had to parse the columns of `executor slurm status`."""
+    command = ["executor", "slurm", "status", "--json", "--set", f"ledger={tmp_path}"]
+    assert cli.main(command) == cli.OK
+    assert json.loads(capsys.readouterr().out) == {"format": cli.JSON_FORMAT, "entries": []}
+    ledger = ExecutorLedger(tmp_path / "ledger.json")
+    ledger.add(entry("a1"))
+    ledger.save()
+    assert cli.main(command) == cli.OK
+    (row,) = json.loads(capsys.readouterr().out)["entries"]
+    assert (row["advisory"], row["node"], row["mark"], row["hold"], row["phase"]) == (
+        "a1",
+        "gpu1",
+        "hold",
+        "gangline_a1",
+        "set",
+    )
 
 
 @pytest.mark.parametrize(
