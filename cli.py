@@ -125,6 +125,10 @@ def main(arguments: list[str] | None = None) -> int:
     Characters that the terminal cannot encode are escaped. Failed output is reported, and returns
     FAILED; a closed pipe (`gangline hosts | head`) returns FAILED without a message.
     """
+    # `gangline hosts >&-`: Python then has no stream, and the next opened file would become standard output.
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -132,7 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             return _run(sys.argv[1:] if arguments is None else arguments)
         finally:
-            if sys.stdout is not None and not sys.stdout.closed:
+            if not sys.stdout.closed:
                 sys.stdout.flush()
     except KeyboardInterrupt:
         return 130

@@ -147,6 +147,18 @@ def test_a_reader_who_left_is_told_nothing(lines: int) -> None:
     assert (ended.returncode, ended.stderr) == (cli.FAILED, b"")
 
 
+def test_a_closed_standard_output_is_like_dev_null() -> None:
+    """`gangline hosts >&-` in a cron job ended with a traceback, and the exit code of a failure."""
+    program = "import sys; from gangline import cli; cli.main(['--version']); sys.stdout.isatty()"
+    ended = subprocess.run(
+        ["sh", "-c", 'exec "$0" -c "$1" <&- >&-', sys.executable, program],
+        stderr=subprocess.PIPE,
+        check=False,
+        timeout=GUARD_SECONDS,
+    )
+    assert (ended.returncode, ended.stderr) == (cli.OK, b"")
+
+
 def test_help_into_a_full_disk_is_no_success() -> None:
     """`--help` ends by SystemExit: a failed write must still be an error."""
     with open("/dev/full", "wb") as full:
