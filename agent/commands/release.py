@@ -69,7 +69,9 @@ def _release(options: argparse.Namespace, names: list[str]) -> int:
     for line in _lines_by_process(blockers):
         print(f"also held: {line}", file=sys.stderr)
     if uninspected:
-        print(f"{uninspected} processes of other users could not be inspected", file=sys.stderr)
+        print(
+            f"processes of other users that could not be inspected: {uninspected}", file=sys.stderr
+        )
     return FAILED if holders else OK
 
 

@@ -36,8 +36,9 @@ from ...contract.client.plan_text import (
     option_lines,
     tier_title,
 )
-from ...contract.client.terminal import counted, table
+from ...contract.client.terminal import table
 from ...contract.host_sets import HOSTS_MAX, HostSetError
+from ...contract.text import counted
 from ...contract.wire import placement_pb2 as wire
 from ...contract.wire import reservation_pb2
 from ...contract.wire.placement_pb2_grpc import PlacementServiceStub

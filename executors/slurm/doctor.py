@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from ...contract.text import counted
 from ..model import Capabilities, DoctorFinding, DoctorLevel, SchedulerError
 from ..scheduler_command import Run, run_command
 from .scheduler import Slurm
@@ -127,7 +128,7 @@ def findings(
         config = parse_config(text)
         yield from config_findings(config, scheduler.capabilities(), getpass.getuser())
         nodes = scheduler.read_nodes()
-        yield DoctorFinding(DoctorLevel.OK, f"{len(nodes)} nodes")
+        yield DoctorFinding(DoctorLevel.OK, counted(len(nodes), "node"))
         if attempt and nodes:
             yield rights_finding(run_command, next(iter(nodes)))
     except SchedulerError as error:
