@@ -330,8 +330,8 @@ def _ledger_finding(folder: Path) -> DoctorFinding:
 
     Run as another user, this creates nothing: the executor could not write to it.
     """
-    parent = next(path for path in (folder, *folder.parents) if path.exists())
-    if not folder.exists() and (os.geteuid() == 0 or not os.access(parent, os.W_OK)):
+    parent = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    if not os.path.exists(folder) and (os.geteuid() == 0 or not os.access(parent, os.W_OK)):
         return DoctorFinding(
             DoctorLevel.NOTE,
             f"ledger: {folder} does not exist yet; the unit creates it, or create it for the user "

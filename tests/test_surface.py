@@ -254,6 +254,8 @@ def test_a_set_of_hosts_may_come_from_a_file(tmp_path: Path) -> None:
     file.write_text("gpu-[001-002]\nhead\n")
     for read in (command_line.host_set_option, plan.read_host_names):
         assert read(str(file)) == read("gpu-[001-002],head") == ["gpu-001", "gpu-002", "head"]
+    names = [f"gpu-{number}-a" for number in range(100)]  # longer than any file's name
+    assert plan.read_host_names(",".join(names)) == names
     with pytest.raises(argparse.ArgumentTypeError, match="No such file"):
         command_line.host_set_option("./absent")
 

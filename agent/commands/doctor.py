@@ -81,6 +81,8 @@ def host_of(config_file: Path | None, run_folder: str | None) -> DiagnosedHost:
             config, file = load(AgentConfig, guess), guess
     except SettingsError as wrong:
         error = str(wrong)
+    except OSError as denied:
+        error = f"{denied.filename}: {denied.strerror}; run this as root, or as the agent's user"
     folders = (run_folder,) if run_folder else (config.run_folder, *FOLDERS)
     status, reason = read_status(tuple(filter(None, folders)))
     if file is None and status is not None and status["agent"]:

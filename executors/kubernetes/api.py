@@ -21,7 +21,7 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..model import SchedulerError
 
@@ -215,7 +215,7 @@ def _load_kubeconfig(paths: str) -> Configuration:
     from kubernetes.config import exec_provider
 
     # The client waits without a limit for a login's program, here and whenever it renews the login.
-    exec_provider.subprocess = SimpleNamespace(Popen=LoginProgram, PIPE=subprocess.PIPE)
+    exec_provider.subprocess = SimpleNamespace(Popen=LoginProgram, PIPE=subprocess.PIPE)  # type: ignore[attr-defined,assignment]
     files = _existing(paths)
     if not files:
         raise SchedulerError("no such file")
@@ -256,7 +256,7 @@ class LoginProgram(subprocess.Popen[str]):
         except subprocess.TimeoutExpired as error:
             with self:  # waits for its end, and closes the pipes
                 self.kill()
-            name = self.args[0] if isinstance(self.args, list) else self.args
+            name = cast("list[str]", self.args)[0]
             raise SchedulerError(
                 f"exec: {name} ran longer than {timeout:g} s and was killed; run it by hand: it may wait for an answer"
             ) from error

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gangline import cli
+from gangline.executors import command
 from gangline.executors.ledger import (
     ENTRIES_MAX,
     FILE_BYTES_MAX,
@@ -19,6 +20,7 @@ from gangline.executors.ledger import (
     LedgerError,
     locked,
 )
+from gangline.executors.model import DoctorLevel
 
 
 def entry(name: str = "a1") -> Entry:
@@ -123,6 +125,12 @@ def test_mistakes_are_named(
     except SystemExit as ended:
         code = int(str(ended.code))
     assert code == 2 and message in capsys.readouterr().err
+
+
+def test_doctor_survives_an_unreadable_ledger(tmp_path: Path) -> None:
+    """`doctor` as another user than the executor's ended with a traceback."""
+    finding = command._ledger_finding(tmp_path / ("a" * 300))
+    assert finding.level is not DoctorLevel.OK and "does not exist yet" in finding.text
 
 
 def test_status_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
