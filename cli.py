@@ -124,8 +124,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code.
 
     Characters that the terminal cannot encode are escaped. Failed output is reported, and returns
-    FAILED; a closed pipe (`gangline hosts | head`) returns FAILED without a message.
+    FAILED; a closed pipe (`gangline hosts | head`) returns FAILED without a message. An error of a
+    file that no command reports itself is a message too.
     """
+    # `gangline hosts >&-`: Python then has no stream, and the next opened file would become standard output.
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -133,14 +138,19 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             return _run(sys.argv[1:] if arguments is None else arguments)
         finally:
-            if sys.stdout is not None and not sys.stdout.closed:
+            if not sys.stdout.closed:
                 sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        if error.errno not in UNWRITABLE:
+        if (
+            error.filename is not None
+        ):  # a file that a command names, and that this user may not read
+            print(f"gangline: {error.filename!s}: {error.strerror}", file=sys.stderr)
+        elif error.errno in UNWRITABLE:
+            _give_up(error)
+        else:
             raise
-        _give_up(error)
         return FAILED
 
 

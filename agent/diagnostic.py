@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
+from ..contract.text import counted
+
 #: Size of a report; `dcgmi diag -r 4 -j -v` of 8 GPUs has about 100 KiB.
 REPORT_BYTES_MAX = 4 << 20
 DEPTH_MAX = 32
@@ -74,7 +76,7 @@ class GpuDiagnostic:
     def message(self) -> str:
         if self.failed or self.warned:
             return "; ".join(self.texts)[:1000]
-        counts = f"{len(self.passed)} tests passed, {len(self.skipped)} skipped"
+        counts = f"{counted(len(self.passed), 'test')} passed, {len(self.skipped)} skipped"
         if self.unread:
             return f"{counts}, {self.unread} parts of the report cannot be read, so the result proves nothing"
         if not self.own_passes:

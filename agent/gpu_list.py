@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from ..contract.gpu_set import GPUS_MAX, is_uuid, missing, update_expected
 from ..contract.wire.telemetry_pb2 import HealthEvent
+from .spool.lockdir import open_regular
 
 FILE_NAME = "gpus.json"
 #: A larger file was not written by Gangline.
@@ -94,7 +95,7 @@ class GpuList:
 
     def _load(self) -> dict[str, str]:
         try:
-            with open(self._path, "rb") as file:
+            with open(self._path, "rb", opener=open_regular) as file:
                 return parse_gpus(file.read(FILE_BYTES_MAX))
         except FileNotFoundError:
             pass
@@ -111,7 +112,7 @@ class GpuList:
         new = self._path.with_name(f"{FILE_NAME}.new")
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(new, "wb") as file:
+            with open(new, "wb", opener=open_regular) as file:
                 file.write(json.dumps({"gpus": expected}).encode())
                 file.flush()
                 os.fsync(file.fileno())  # the next boot needs it, even after a power cut

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from .spool.lockdir import open_regular, write_regular
 from .xid_quarantine import is_address
 
 # An agent that starts, also in place of a killed agent, reads the releases of this boot from a
@@ -68,7 +69,7 @@ class ReleaseStateFile:
     def read(self, now_ns: int) -> list[ReleasedGpu]:
         """Return the releases in the file that are in force at this boot time."""
         try:
-            with open(self._path, "rb") as file:
+            with open(self._path, "rb", opener=open_regular) as file:
                 return parse_released(file.read(FILE_BYTES_MAX), self._boot_id, now_ns)
         except FileNotFoundError:
             return []
@@ -84,7 +85,7 @@ class ReleaseStateFile:
         """Replace the file. It is not synced: no other boot uses it."""
         new = self._path.with_name(f".{FILE_NAME}")
         try:
-            new.write_bytes(format_released(self._boot_id, released))
+            write_regular(new, format_released(self._boot_id, released))
             new.replace(self._path)
         except OSError as error:
             message = (

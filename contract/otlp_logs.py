@@ -149,13 +149,8 @@ class OtlpLogExporter:
         self._wake, self._stopped = threading.Event(), threading.Event()
         self._connection: http.client.HTTPConnection | None = None
         self._problem = ""
-        self.sent_count = self.dropped_count = 0
+        self.dropped_count = 0
         self._thread = threading.Thread(target=self._run, name="otlp-logs", daemon=True)
-
-    @property
-    def waiting_count(self) -> int:
-        """Number of queued records."""
-        return len(self._queue)
 
     def start(self) -> None:
         self._thread.start()
@@ -213,7 +208,6 @@ class OtlpLogExporter:
         for _ in batch:
             self._queue.popleft()
         if 200 <= status < 300:
-            self.sent_count += count
             self._problem = ""
         else:
             self.dropped_count += count

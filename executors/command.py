@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from ..cli import FAILED, OK, USAGE
+from ..cli import FAILED, OK, USAGE, json_object
 from ..contract.client.command_line import add_connection_options
 from ..contract.client.connection import (
     CommandError,
@@ -39,7 +39,7 @@ from .kubernetes.settings import KubernetesConfig
 from .kubernetes.site import KubernetesSite
 from .launchers import segments as launcher_segments
 from .launchers.launchers import Launchers
-from .ledger import ExecutorLedger, LedgerError, locked
+from .ledger import Entry, ExecutorLedger, LedgerError, locked
 from .metrics import ExecutorFigures
 from .model import DoctorFinding, DoctorLevel, SchedulerError
 from .ray.scheduler import RaySite
@@ -58,6 +58,7 @@ log = logging.getLogger(__name__)
 #: The executor's other threads have this long to end: they may be in a call.
 COMPANION_SECONDS_MAX = 15.0
 SUBCOMMANDS = ("run", "doctor", "undo", "status", "extender")
+WITH_JSON = ("doctor", "status")
 
 
 SITES: dict[str, tuple[type[SchedulerSite], type[ExecutorConfig]]] = {
@@ -90,6 +91,8 @@ def main(arguments: list[str]) -> int:
         if not isinstance(config, KubernetesConfig):
             parser.error("only Kubernetes has an extender: gangline executor kubernetes extender")
         return _extend(config, names)
+    if options.json and options.what not in WITH_JSON:
+        parser.error(f"--json is for {' and '.join(WITH_JSON)}")
     if options.what == "undo" and not options.all:
         parser.error("undo removes everything that executors set; confirm with --all")
     try:
@@ -105,7 +108,7 @@ def _run(options: argparse.Namespace, site: SchedulerSite, names: NodeNames) -> 
         case "undo":
             return _undo(site)
         case "status":
-            return _status(site.read_ledger())
+            return _status(options, site.read_ledger())
         case "doctor":
             return _doctor(options, site)
         case _:
@@ -274,11 +277,15 @@ def _undo(site: SchedulerSite) -> int:
     return FAILED if failed else OK
 
 
-def _status(ledger: ExecutorLedger) -> int:
+def _status(options: argparse.Namespace, ledger: ExecutorLedger) -> int:
     now = time.time()
-    if not ledger.entries:
+    entries = sorted(ledger, key=lambda item: item.accepted)
+    if options.json:
+        print(json_object({"entries": [_entry_document(entry, now) for entry in entries]}))
+        return OK
+    if not entries:
         print("nothing is set")
-    for entry in sorted(ledger, key=lambda item: item.accepted):
+    for entry in entries:
         what = entry.hold or entry.mark or "-"
         left = max(0.0, entry.expires - now)
         jobs = ", ".join(job.note or f"job {name} {job.state}" for name, job in entry.jobs.items())
@@ -289,13 +296,32 @@ def _status(ledger: ExecutorLedger) -> int:
     return OK
 
 
+def _entry_document(entry: Entry, now: float) -> dict[str, object]:
+    return {
+        "advisory": entry.advisory,
+        "node": entry.node,
+        "action": entry.action,
+        "mark": entry.mark or None,
+        "hold": entry.hold or None,
+        "phase": entry.phase,
+        "seconds_left": round(max(0.0, entry.expires - now), 1),
+        "jobs": [
+            {"job": name, "state": job.state, "note": job.note} for name, job in entry.jobs.items()
+        ],
+    }
+
+
 def _doctor(options: argparse.Namespace, site: SchedulerSite) -> int:
     findings = list(site.findings(options.attempt))
     if site.config.ledger:
         findings.append(_ledger_finding(Path(site.config.ledger)))
     findings.append(_aggregator_finding(options))
-    for finding in findings:
-        print(f"{finding.level:<8}{finding.text}")
+    if options.json:
+        rows = [{"level": finding.level, "text": finding.text} for finding in findings]
+        print(json_object({"findings": rows}))
+    else:
+        for finding in findings:
+            print(f"{finding.level:<8}{finding.text}")
     return FAILED if any(finding.level == DoctorLevel.MISSING for finding in findings) else OK
 
 
@@ -304,8 +330,8 @@ def _ledger_finding(folder: Path) -> DoctorFinding:
 
     Run as another user, this creates nothing: the executor could not write to it.
     """
-    parent = next(path for path in (folder, *folder.parents) if path.exists())
-    if not folder.exists() and (os.geteuid() == 0 or not os.access(parent, os.W_OK)):
+    parent = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    if not os.path.exists(folder) and (os.geteuid() == 0 or not os.access(parent, os.W_OK)):
         return DoctorFinding(
             DoctorLevel.NOTE,
             f"ledger: {folder} does not exist yet; the unit creates it, or create it for the user "
@@ -381,6 +407,7 @@ def _parser() -> argparse.ArgumentParser:
             "tomorrow and is deleted at once, in Kubernetes with a dry run"
         ),
     )
+    add("--json", action="store_true", help="doctor, status: one JSON object")
     add("--config", type=Path, metavar="FILE", help="settings, TOML")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="one setting")
     add("--help-settings", action="store_true", help="list all settings")

@@ -21,6 +21,7 @@ import grpc
 from ..contract.client import command_line, connection
 from ..contract.client.score_client import score_port
 from ..contract.options import duration
+from ..contract.text import counted
 from ..contract.wire import score_pb2
 from . import mirror_file
 from .mirror_file import MirrorFileError
@@ -208,7 +209,8 @@ def nodes_of(reply: score_pb2.ScoreNodesResponse, names: list[str]) -> list[Mirr
         )
     if count > NODES_MAX:
         raise connection.CommandError(
-            f"the aggregator has {count} nodes, expected at most {NODES_MAX}", connection.FAILED
+            f"the aggregator has {counted(count, 'node')}, expected at most {NODES_MAX}",
+            connection.FAILED,
         )
     nodes = []
     for position, (index, score, hazard, speed, state, bucket, reason) in enumerate(
@@ -269,14 +271,20 @@ def _check(path: Path) -> int:
 
 def _lines(mirror: Mirror, now_seconds: float) -> list[str]:
     left, counts = mirror.valid_until_seconds - now_seconds, mirror.counts
-    lines = [f"valid for {left:.0f} s, {len(mirror.nodes)} nodes"]
+    lines = [f"valid for {left:.0f} s, {counted(len(mirror.nodes), 'node')}"]
     if mirror.degraded:
         lines.append("the aggregator's data is degraded: nothing is excluded")
     for name, title in (
         *((f"b{bucket}", f"ready, bucket {bucket}") for bucket in range(BUCKETS)),
         ("out", "not ready"),
-        ("exclude", f"may be excluded from jobs of at most {mirror.exclude_safe_nodes} nodes"),
-        ("prefer", f"may be preferred by jobs of at most {mirror.prefer_safe_nodes} nodes"),
+        (
+            "exclude",
+            f"may be excluded from jobs of at most {counted(mirror.exclude_safe_nodes, 'node')}",
+        ),
+        (
+            "prefer",
+            f"may be preferred by jobs of at most {counted(mirror.prefer_safe_nodes, 'node')}",
+        ),
     ):
         if counts[name]:
             lines.append(f"{title}: {counts[name]}: {mirror.lists[name][:200]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -145,6 +146,31 @@ def test_a_reader_who_left_is_told_nothing(lines: int) -> None:
     finally:
         os.close(writing)
     assert (ended.returncode, ended.stderr) == (cli.FAILED, b"")
+
+
+def test_a_closed_standard_output_is_like_dev_null() -> None:
+    """`gangline hosts >&-` in a cron job ended with a traceback, and the exit code of a failure."""
+    program = "import sys; from gangline import cli; cli.main(['--version']); sys.stdout.isatty()"
+    ended = subprocess.run(
+        ["sh", "-c", 'exec "$0" -c "$1" <&- >&-', sys.executable, program],
+        stderr=subprocess.PIPE,
+        check=False,
+        timeout=GUARD_SECONDS,
+    )
+    assert (ended.returncode, ended.stderr) == (cli.OK, b"")
+
+
+def test_an_unreadable_file_that_no_command_reports(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Below a folder of root, `Path.exists` raises: five commands ended with a traceback."""
+
+    def run(_: list[str]) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/root/secret")
+
+    monkeypatch.setattr(cli, "_run", run)
+    assert cli.main(["hosts"]) == cli.FAILED
+    assert capsys.readouterr().err == "gangline: /root/secret: Permission denied\n"
 
 
 def test_help_into_a_full_disk_is_no_success() -> None:

@@ -37,8 +37,8 @@ ALLOWED = {
 #: part -> its folders, and its own files, bottom to top: each imports only what is in the lines before its own.
 LAYERS = {
     "agent": (
-        "clock diagnostic frame_builder gpu_list latest log spool xid_quarantine",
-        "driver_unbind events release_state transport xid_reports",
+        "clock diagnostic frame_builder latest log spool xid_quarantine",
+        "driver_unbind events gpu_list release_state transport xid_reports",
         "hardware",
         "collector config kernel_log",
         "registration",

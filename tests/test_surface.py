@@ -72,12 +72,21 @@ FORMER_NAMES = {
     "--length": "--for",
     "--why": "--reason",
 }
-#: Commands that ask an aggregator and have no --json, with the reason.
+#: Commands without --json, with the reason.
 WITHOUT_JSON = {
     "agent": "a service",
-    "executor": "a service; its other commands print steps for a person",
+    "aggregator": "a service",
     "mirror": "writes a file of its own layout",
     "simulate": "a service",
+    "run": "a service and its table; `hosts --json` reads the same",
+    "gang": "runs a job's step, and prints the step's output",
+    "init": "writes files, and prints commands for a person",
+    "admin cert init": "writes files at fixed paths",
+    "admin cert server": "writes files at fixed paths",
+    "admin cert issue": "writes files at fixed paths",
+    "admin cert cluster": "writes files at fixed paths",
+    "admin token new": "prints a token as a line, or writes files; `admin token list --json` has the tokens",
+    "admin token revoke": "its exit code; `admin token list --json` has the rest",
 }
 #: Arguments of hosts that are read when the command runs: a missing file is exit code 1.
 READ_LATER = {"--members", "--candidates", "--borrow"}
@@ -173,6 +182,7 @@ def test_the_same_options_have_the_same_purpose(
 ) -> None:
     """`--out` here, `--output` there; `--hours 2` here, `--for 2h` there: each command had to be looked up."""
     seen: set[str] = set()
+    without_json = set()
     for words, parser, action in all_actions(parsers):
         for name in action.option_strings:
             where = f"gangline {words} {name}"
@@ -185,7 +195,6 @@ def test_the_same_options_have_the_same_purpose(
             if name == "--server":
                 accepted = parser._option_string_actions
                 assert accepted["--aggregator"] is action, where
-                assert "--json" in accepted or words in WITHOUT_JSON, where
             if name in ("-o", "--output"):
                 assert action.option_strings == ["-o", "--output"], where
                 assert action.type is Path or "FILE." in str(action.metavar), where
@@ -200,7 +209,23 @@ def test_the_same_options_have_the_same_purpose(
             assert callable(action.type)
             hosts = action.type("gpu-[001-003],head")
             assert hosts == ["gpu-001", "gpu-002", "gpu-003", "head"], words
+        if not parser._subparsers and "--json" not in parser._option_string_actions:
+            without_json.add(words)
     assert seen >= {*ONE_METAVAR, *DURATIONS}
+    assert without_json == WITHOUT_JSON.keys()
+
+
+def test_former_options_of_backups_work(parsers: dict[str, argparse.ArgumentParser]) -> None:
+    """The units and cron jobs with `backup --to` and `restore --from` must still make backups."""
+    backup, restore = parsers["admin backup"], parsers["admin restore"]
+    folder = Path("copies")
+    for option in ("-o", "--output", "--to"):
+        assert backup.parse_args([option, "copies"]).to == folder
+    assert restore.parse_args(["copies"]).backup == folder
+    assert restore.parse_args(["--from", "copies"]).source == folder
+    for wrong in ([], ["copies", "--from", "other"]):
+        with pytest.raises(SystemExit):
+            restore.parse_args(wrong)
 
 
 def takes_durations(action: argparse.Action, where: str) -> None:
@@ -229,6 +254,8 @@ def test_a_set_of_hosts_may_come_from_a_file(tmp_path: Path) -> None:
     file.write_text("gpu-[001-002]\nhead\n")
     for read in (command_line.host_set_option, plan.read_host_names):
         assert read(str(file)) == read("gpu-[001-002],head") == ["gpu-001", "gpu-002", "head"]
+    names = [f"gpu-{number}-a" for number in range(100)]  # longer than any file's name
+    assert plan.read_host_names(",".join(names)) == names
     with pytest.raises(argparse.ArgumentTypeError, match="No such file"):
         command_line.host_set_option("./absent")
 

@@ -7,8 +7,9 @@ import hashlib
 import re
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
-from ...cli import FAILED, OK, USAGE
+from ...cli import FAILED, OK, USAGE, json_object
 from ...contract.wire import agent_pb2 as pb
 from ..diagnostic import REPORT_BYTES_MAX, DiagnosticReport, GpuDiagnostic, NotAReport, parse_report
 from ..local.agent_call import add_socket_options, call_agent, sockets
@@ -35,14 +36,39 @@ def main(arguments: list[str]) -> int:
         print(f"gangline diag: {where}: {text}", file=sys.stderr)
         return USAGE
     report_id = hashlib.sha256(content).hexdigest()[:32]
-    exit_code = OK
+    imports = [
+        _report(options, report, gpu, gpus.get(gpu.number, ""), report_id) for gpu in report.gpus
+    ]
+    if options.json:
+        rows = [row._asdict() for row in imports]
+        print(json_object({"gpus": rows, "other_failures": report.other_failures}))
+    else:
+        _print(report, imports)
+    return OK if all(row.imported for row in imports) else FAILED
+
+
+class _Import(NamedTuple):
+    """A GPU's row of the answer. `error`: why the agent does not have the result; "": it has."""
+
+    gpu: str
+    serial: str
+    outcome: str | None
+    message: str
+    imported: bool
+    error: str = ""
+
+
+def _print(report: DiagnosticReport, imports: list[_Import]) -> None:
     for text in report.other_failures:
         print(f"gangline diag: not imported, because it is about no GPU: {text}", file=sys.stderr)
-    for gpu in report.gpus:
-        exit_code = max(
-            exit_code, _report(options, report, gpu, gpus.get(gpu.number, ""), report_id)
-        )
-    return exit_code
+    for row, gpu in zip(imports, report.gpus, strict=True):
+        name = row.gpu or f"GPU {gpu.number}, serial {row.serial}"
+        if row.imported:
+            print(f"{name} {row.outcome}: {row.message}")
+        elif row.error:
+            print(f"gangline diag: {name}: {row.error}", file=sys.stderr)
+        else:
+            print(f"{name}: not imported: {row.message}", file=sys.stderr)
 
 
 def _report(
@@ -51,11 +77,10 @@ def _report(
     gpu: GpuDiagnostic,
     uuid: str,
     report_id: str,
-) -> int:
-    name = uuid or f"GPU {gpu.number}, serial {gpu.serial}"
+) -> _Import:
     if gpu.outcome is None:
-        print(f"{name}: not imported: {gpu.message}", file=sys.stderr)
-        return FAILED
+        return _Import(uuid, gpu.serial, None, gpu.message, imported=False)
+    outcome = OUTCOMES[gpu.outcome]
     request = pb.ReportDiagnosticRequest(
         gpu=uuid,
         serial=gpu.serial,
@@ -81,10 +106,8 @@ def _report(
             ANSWER_SECONDS_MAX,
         )
     except (NoListener, CallFailed) as error:
-        print(f"gangline diag: {name}: {error}", file=sys.stderr)
-        return FAILED
-    print(f"{answer.gpu} {OUTCOMES[gpu.outcome]}: {gpu.message}")
-    return OK
+        return _Import(uuid, gpu.serial, outcome, gpu.message, imported=False, error=str(error))
+    return _Import(answer.gpu, gpu.serial, outcome, gpu.message, imported=True)
 
 
 def _names(tests: list[str]) -> str:
@@ -146,5 +169,6 @@ def _parser() -> argparse.ArgumentParser:
         "--gpu", dest="gpus", type=_gpu_option, action="append", default=[], metavar="NUMBER=UUID",
         help="UUID of DCGM's GPU NUMBER, if the report has no serial number for it",
     )  # fmt: skip
+    importer.add_argument("--json", action="store_true", help="one JSON object")
     add_socket_options(importer)
     return parser

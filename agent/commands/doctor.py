@@ -13,6 +13,7 @@ from typing import Any
 
 from ...cli import FAILED, OK, json_object
 from ...contract.settings import SettingsError, load
+from ...contract.text import counted
 from ...ext import adjtimex
 from ..collector import CollectOutcome
 from ..config import AgentConfig
@@ -67,10 +68,7 @@ def lines(
         if result.remedy:
             yield f"{indent}-> {result.remedy}"  # not wrapped, so that it can be pasted
     nouns = {diagnosis.PROBLEM: "problem", diagnosis.BLIND: "blind spot", diagnosis.NOTE: "note"}
-    named = (
-        f"{counts[level]} {noun}{'' if counts[level] == 1 else 's'}"
-        for level, noun in nouns.items()
-    )
+    named = (counted(counts[level], noun) for level, noun in nouns.items())
     yield f"{', '.join(named)}, {counts[diagnosis.OK]} ok"
 
 
@@ -83,6 +81,8 @@ def host_of(config_file: Path | None, run_folder: str | None) -> DiagnosedHost:
             config, file = load(AgentConfig, guess), guess
     except SettingsError as wrong:
         error = str(wrong)
+    except OSError as denied:
+        error = f"{denied.filename}: {denied.strerror}; run this as root, or as the agent's user"
     folders = (run_folder,) if run_folder else (config.run_folder, *FOLDERS)
     status, reason = read_status(tuple(filter(None, folders)))
     if file is None and status is not None and status["agent"]:

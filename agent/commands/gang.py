@@ -152,7 +152,7 @@ class _Gang:
             )
             more = f"; not usable: {out}" if out else ""
             raise GangError(
-                f"{len(usable)} nodes of job {self.job} are left, the step needs {self.count}{more}"
+                f"nodes left of job {self.job}: {len(usable)}, the step needs {self.count}{more}"
             )
         return usable[: self.count]
 

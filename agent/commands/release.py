@@ -8,8 +8,9 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
-from ...cli import FAILED, OK, USAGE
+from ...cli import FAILED, OK, USAGE, json_object
 from ...contract.options import add_former_names, duration
 from ...contract.wire import agent_pb2 as pb
 from ..clock import SystemClock
@@ -27,6 +28,9 @@ ENGINE_HINT = (
     "DCGM's host engine: `systemctl stop nvidia-dcgm` releases it, and dcgm-exporter with it"
 )
 PROC, DEV = Path("/proc"), Path("/dev")
+
+#: An open device node, and its GPU's PCI address; "": a node of the driver.
+Blocker = tuple[OpenHandle, str]
 
 
 def main(arguments: list[str]) -> int:
@@ -46,19 +50,60 @@ def main(arguments: list[str]) -> int:
 
 
 def _release(options: argparse.Namespace, names: list[str]) -> int:
+    answer: pb.ReleaseResponse | None = None
     try:
         answer = _request_release(options, names)
     except NoListener as error:
-        print(f"the agent has no GPU open: {error}")
-        _print_others(names, agent_processes=set())
-        return OK
-    for holder in answer.holders:
+        if not options.json:
+            print(f"the agent has no GPU open: {error}")
+    holders = answer.holders if answer else ()
+    blockers, uninspected = _others(names, {holder.process_id for holder in holders})
+    if options.json:
+        print(json_object(_release_document(answer, blockers, uninspected)))
+        return FAILED if holders else OK
+    for holder in holders:
         print(f"still held: {_holder_text(holder)}", file=sys.stderr)
-    if not answer.holders:
+    if answer and not holders:
         for gpu in answer.released:
             print(f"released: {_released_text(gpu)}")
-    _print_others(names, agent_processes={holder.process_id for holder in answer.holders})
-    return FAILED if answer.holders else OK
+    for line in _lines_by_process(blockers):
+        print(f"also held: {line}", file=sys.stderr)
+    if uninspected:
+        print(
+            f"processes of other users that could not be inspected: {uninspected}", file=sys.stderr
+        )
+    return FAILED if holders else OK
+
+
+def _release_document(
+    answer: pb.ReleaseResponse | None, blockers: Iterable[Blocker], uninspected: int
+) -> dict[str, Any]:
+    """Return the object for `--json`. *answer*: None without an agent."""
+    holders = answer.holders if answer else ()
+    return {
+        "agent_runs": answer is not None,
+        "released": _released(answer.released) if answer and not holders else [],
+        "held_by_agent": [
+            {"gpu": holder.pci_address, "pid": holder.process_id, "message": holder.message}
+            for holder in holders
+        ],
+        "held_by_others": [
+            {"pid": pid, "name": name, "open": open_nodes}
+            for (pid, name), open_nodes in _nodes_by_process(blockers).items()
+        ],
+        "processes_not_inspected": uninspected,
+    }
+
+
+def _released(gpus: Iterable[pb.ReleasedGpu]) -> list[dict[str, Any]]:
+    return [
+        {
+            "gpu": gpu.pci_address,
+            "seconds_left": round(gpu.seconds_left, 1),
+            "reason": gpu.why,
+        }
+        for gpu in gpus
+    ]
 
 
 def _request_release(options: argparse.Namespace, names: list[str]) -> pb.ReleaseResponse:
@@ -114,10 +159,37 @@ def _status(options: argparse.Namespace) -> int:
             sockets(options.socket), STATUS, request, pb.GetStatusResponse, ANSWER_SECONDS_MAX
         )
     except NoListener as error:
-        print(f"no agent: {error}")
+        print(json_object({"agent_runs": False}) if options.json else f"no agent: {error}")
         return OK
-    print("\n".join(status_lines(answer)))
+    print(
+        json_object(_status_document(answer)) if options.json else "\n".join(status_lines(answer))
+    )
     return OK
+
+
+def _status_document(answer: pb.GetStatusResponse) -> dict[str, Any]:
+    devices = [
+        {
+            "device": device.device,
+            "lane": device.lane,
+            "state": device.state,
+            "call": device.call,
+            "hung_seconds": round(device.hung_seconds, 1),
+            "abandoned": device.abandoned_count,
+            "next_try_seconds": round(device.next_try_seconds, 1),
+        }
+        for device in answer.devices
+    ]
+    return {
+        "agent_runs": True,
+        "agent_version": answer.version,
+        "pid": answer.process_id,
+        "released": _released(answer.released),
+        "devices": devices,
+        "driver_updating": answer.driver_updating,
+        "driver_message": answer.driver_message,
+        "abandoned": answer.abandoned_count,
+    }
 
 
 def status_lines(answer: pb.GetStatusResponse) -> Iterator[str]:
@@ -157,12 +229,12 @@ def _holder_text(holder: pb.Holder) -> str:
     return f"{holder.pci_address or 'the driver'} by {who}{detail}"
 
 
-def _print_others(names: list[str], agent_processes: set[int]) -> None:
-    """Print other processes that block a reset, as far as this user may see them."""
+def _others(names: list[str], agent_processes: set[int]) -> tuple[list[Blocker], int]:
+    """Return other processes that block a reset, and how many this user may not inspect."""
     try:
         devices = addresses_of(names, known_gpus(PROC)) if names else None
     except NotAGpu:
-        return  # the agent sees other GPUs, so it runs in another container
+        return [], 0  # the agent sees other GPUs, so it runs in another container
     nodes = nodes_of(PROC)
     handles, unreadable = open_handles(PROC, DEV, every_process(PROC))
     others = [
@@ -170,20 +242,23 @@ def _print_others(names: list[str], agent_processes: set[int]) -> None:
         for blocker in blocking(handles, nodes, devices)
         if blocker[0].process_id not in agent_processes
     ]
-    for line in _lines_by_process(others):
-        print(f"also held: {line}", file=sys.stderr)
-    if unreadable and os.geteuid() != 0:
-        print(f"{unreadable} processes of other users could not be inspected", file=sys.stderr)
+    return others, unreadable if os.geteuid() != 0 else 0
 
 
-def _lines_by_process(blockers: Iterable[tuple[OpenHandle, str]]) -> Iterator[str]:
-    """Yield a line per process, with its open device nodes."""
-    by_process: dict[tuple[int, str], list[str]] = {}
+def _nodes_by_process(blockers: Iterable[Blocker]) -> dict[tuple[int, str], list[str]]:
+    """Return the GPUs and device nodes that each process, by pid and name, has open."""
+    by_process: dict[tuple[int, str], dict[str, None]] = {}
     for holder, address in blockers:
-        by_process.setdefault(holder[:2], []).append(address or f"/dev/{holder.node}")
-    for (process_id, name), open_nodes in by_process.items():
+        open_nodes = by_process.setdefault(holder[:2], {})
+        open_nodes[address or f"/dev/{holder.node}"] = None
+    return {process: list(open_nodes) for process, open_nodes in by_process.items()}
+
+
+def _lines_by_process(blockers: Iterable[Blocker]) -> Iterator[str]:
+    """Yield a line per process, with its open device nodes."""
+    for (process_id, name), open_nodes in _nodes_by_process(blockers).items():
         hint = f"; {ENGINE_HINT}" if name == ENGINE else ""
-        yield f"by process {process_id} ({name}): {', '.join(dict.fromkeys(open_nodes))}{hint}"
+        yield f"by process {process_id} ({name}): {', '.join(open_nodes)}{hint}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -214,5 +289,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--status", action="store_true", help="only show which GPUs are released, hung or skipped"
     )
+    parser.add_argument("--json", action="store_true", help="one JSON object")
     add_socket_options(parser)
     return parser

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ...cli import FAILED, OK, USAGE
+from ...cli import FAILED, OK, USAGE, json_object
 from ...contract.wire import agent_pb2 as pb
 from ..local.agent_call import add_socket_options, call_agent, sockets
 from ..local.agent_service import RESUME, NotAGpu, canonical_name
@@ -25,6 +25,10 @@ def main(arguments: list[str]) -> int:
     except CallFailed as error:
         print(f"gangline resume: {error}", file=sys.stderr)
         return USAGE if error.status == "INVALID_ARGUMENT" else FAILED
+    if options.json:
+        resumed = list(answer.resumed) if answer else []
+        print(json_object({"agent_runs": answer is not None, "resumed": resumed}))
+        return OK
     if answer is None:
         return OK
     names = ["all GPUs" if name == "all" else name for name in answer.resumed]
@@ -41,7 +45,8 @@ def _request_resume(options: argparse.Namespace, names: list[str]) -> pb.ResumeR
         )
     except NoListener as error:
         remove_from_release_file(options, names)
-        print(f"nothing to resume: {error}")
+        if not options.json:
+            print(f"nothing to resume: {error}")
         return None
 
 
@@ -54,5 +59,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "gpus", nargs="*", metavar="GPU", help="UUID or PCI address (default: all released GPUs)"
     )
+    parser.add_argument("--json", action="store_true", help="one JSON object")
     add_socket_options(parser)
     return parser

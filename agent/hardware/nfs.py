@@ -41,11 +41,6 @@ class NfsMount(NamedTuple):
         return self.values[10:17]
 
     @property
-    def all_calls(self) -> list[int | None]:
-        """Calls of all kinds, transmissions, major timeouts, errors."""
-        return self.values[17:21]
-
-    @property
     def transport(self) -> list[int | None]:
         """Sums of connects, sends, receives, bad replies, backlog, idle seconds."""
         return self.values[21:]

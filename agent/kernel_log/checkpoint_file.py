@@ -12,6 +12,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from ...contract.wire.telemetry_pb2 import HealthEvent
+from ..spool.lockdir import open_regular, write_regular
 from .incidents import ALL_OPEN_MAX, Key
 
 FILE_NAME = "position.json"
@@ -93,7 +94,7 @@ class CheckpointFile:
             return None
         path = self._folder / FILE_NAME
         try:
-            with open(path, "rb") as file:
+            with open(path, "rb", opener=open_regular) as file:
                 return parse_position(file.read(FILE_BYTES_MAX))
         except FileNotFoundError:
             return None
@@ -110,7 +111,7 @@ class CheckpointFile:
         new = self._folder / f"{FILE_NAME}.new"
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            new.write_bytes(format_position(position))
+            write_regular(new, format_position(position))
             new.replace(self._folder / FILE_NAME)
         except OSError as error:
             self.last_error = f"{self._folder / FILE_NAME}: {error.strerror}"

@@ -24,8 +24,6 @@ SECOND_NS = 1_000_000_000
 
 #: XIDs come as events: `_XIDS` is the name of an event, not of a signal.
 _XIDS = "gpu.xid"
-#: Rows of the list for which the agent has no reading.
-WITHOUT_READING = ("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "DCGM_FI_DEV_VGPU_LICENSE_STATUS")
 #: Name up to 4.8 -> name since 4.9; if the unit changed: the new unit and help text too.
 _RENAMED = {
     "DCGM_FI_DEV_SM_CLOCK": ("DCGM_FI_DEV_SM_CLOCK_HERTZ", "Hz", "SM clock, Hz"),

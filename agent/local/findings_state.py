@@ -17,6 +17,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from ...contract.wire.telemetry_pb2 import HealthEvent
+from ..spool.lockdir import open_regular, write_regular
 
 FILE_NAME = "findings.json"
 #: A larger file was not written by Gangline: it is cut, and then refused.
@@ -115,7 +116,7 @@ class FindingsStateFile:
         """Return the state of this boot; an empty state if it is absent or unreadable."""
         path = self._folder / FILE_NAME
         try:
-            with open(path, "rb") as file:
+            with open(path, "rb", opener=open_regular) as file:
                 state = parse_state(file.read(FILE_BYTES_MAX))
         except FileNotFoundError:
             return FindingsState(boot_id)
@@ -133,7 +134,7 @@ class FindingsStateFile:
         new = self._folder / f"{FILE_NAME}.new"
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            new.write_bytes(format_state(state))
+            write_regular(new, format_state(state))
             new.replace(path)
         except OSError as error:
             self.last_error = f"{path}: {error.strerror}"

@@ -17,7 +17,7 @@ from ...contract.recording import (
     decode_header,
 )
 from ...contract.wire.telemetry_pb2 import StoredRecording
-from ..spool.lockdir import replace
+from ..spool.lockdir import open_regular, replace
 
 SUFFIX = ".glrec"
 #: Limit of names read in the folder.
@@ -68,7 +68,7 @@ class RecordingStorage:
         if not _NAME.fullmatch(name):
             raise NoRecordingError(f"no recording {name[:40]!r} on this host")
         try:
-            with open(self._folder / (name + SUFFIX), "rb") as file:
+            with open(self._folder / (name + SUFFIX), "rb", opener=open_regular) as file:
                 data = file.read(RECORDING_BYTES_MAX + 1)
         except FileNotFoundError:
             names = [path.stem for path in self._paths()]
@@ -106,7 +106,7 @@ class RecordingStorage:
 
 
 def _describe(path: Path) -> Iterator[StoredRecording]:
-    with suppress(OSError, RecordingError), open(path, "rb") as file:
+    with suppress(OSError, RecordingError), open(path, "rb", opener=open_regular) as file:
         header = decode_header(file.read(_PREFIX_BYTES + HEADER_BYTES_MAX))
         yield StoredRecording(
             name=path.stem,

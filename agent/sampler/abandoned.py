@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...ext.place import Seen
+from ..spool.lockdir import open_regular, write_regular
 from .collector_groups import PROCESSES_MAX
 from .forkserver import live_task
 from .quarantine import Unit
@@ -86,7 +87,7 @@ class AbandonedProcessFile:
     def read(self) -> list[AbandonedProcess]:
         """Return the processes that an earlier agent abandoned and that are still alive."""
         try:
-            with open(self._path, "rb") as file:
+            with open(self._path, "rb", opener=open_regular) as file:
                 processes = parse_abandoned(file.read(FILE_BYTES_MAX), self._boot_id)
             return [process for process in processes if process.is_alive]
         except FileNotFoundError:
@@ -100,7 +101,7 @@ class AbandonedProcessFile:
         new = self._path.with_name(f".{FILE_NAME}")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            new.write_bytes(format_abandoned(self._boot_id, processes))
+            write_regular(new, format_abandoned(self._boot_id, processes))
             new.replace(self._path)
         except OSError as error:
             message = (

@@ -18,7 +18,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from ...contract.wire.telemetry_pb2 import HealthEvent
-from .lockdir import lock_folder, replace
+from .lockdir import lock_folder, open_regular, replace
 
 FILE_NAME = "events"
 #: Characters of an event's message; a driver's may be long.
@@ -94,7 +94,7 @@ class EventQueue:
 
     def _read_file(self) -> Iterable[HealthEvent]:
         try:
-            with open(self.folder / FILE_NAME, "rb") as file:
+            with open(self.folder / FILE_NAME, "rb", opener=open_regular) as file:
                 while line := file.readline(LINE_BYTES_MAX):
                     try:
                         yield parse_line(line)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 from pathlib import Path
 
 LOCK_NAME = "lock"
@@ -57,10 +59,10 @@ def _is_dead(holder: str) -> bool:
     that we cannot see (in another container) counts as alive.
     """
     try:
-        stat = Path(f"/proc/{int(holder)}/stat").read_text()
+        fields = Path(f"/proc/{int(holder)}/stat").read_text()
     except (OSError, ValueError):
         return False
-    return stat.rpartition(")")[2].split()[:1] == ["Z"]
+    return fields.rpartition(")")[2].split()[:1] == ["Z"]
 
 
 def _write_process_id(lock: int) -> None:
@@ -78,7 +80,7 @@ def replace(path: Path, content: bytes) -> None:
     Raises OSError; the old content remains.
     """
     new = path.with_name(path.name + ".new")
-    with open(new, "wb", opener=_private) as file:
+    with open(new, "wb", opener=open_regular) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -95,5 +97,19 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+def write_regular(path: Path, content: bytes) -> None:
+    """Write *content*, unsynced. Raises OSError, also for anything but a regular file."""
+    with open(path, "wb", opener=open_regular) as file:
+        file.write(content)
+
+
+def open_regular(path: str, flags: int) -> int:
+    """Open a file of the agent, as the *opener* of `open`. Raises OSError for anything but a regular file.
+
+    Opening a FIFO would block the agent's start.
+    """
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return descriptor

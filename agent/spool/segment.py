@@ -24,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...contract.frame import FRAME_BYTES_MAX
+from .lockdir import open_regular
 
 SUFFIX = ".seg"
 #: Digits of a name: sequences have 64 bits, and names sort like their numbers.
@@ -192,7 +193,7 @@ class FileSegment(SpoolSegment):
         only OSError.
         """
         segment = cls(folder, first)
-        with open(segment.path, "rb", buffering=0) as file:
+        with open(segment.path, "rb", buffering=0, opener=open_regular) as file:
             descriptor = file.fileno()
             segment.file_bytes = os.fstat(descriptor).st_size
             data = b""

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...contract.frame import FRAME_BYTES_MAX
-from .lockdir import FolderError, lock_folder, replace
+from .lockdir import FolderError, lock_folder, open_regular, replace
 from .segment import FIRST_SEQUENCE_MAX, RECORD_OVERHEAD_BYTES, SpoolSegment
 from .segments import Segments
 from .tiers import TieredStore
@@ -65,7 +65,7 @@ class RunRecord:
 def read_run(folder: Path) -> RunRecord | None:
     """Return the folder's record; None if it is missing or unreadable."""
     try:
-        with open(folder / META_NAME, "rb") as file:
+        with open(folder / META_NAME, "rb", opener=open_regular) as file:
             return parse_run(file.read(META_BYTES_MAX))
     except (OSError, ValueError, RecursionError):
         return None

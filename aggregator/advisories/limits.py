@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from ...contract.text import counted
 from .advisory import MOVE_WORK, Action, Advisory, AdvisoryState, Basis, Case, gravity, removes_host
 from .advisory_limits import HOUR_NS, SECOND_NS
 from .failure_domains import FailureDomains
@@ -175,12 +176,8 @@ def fleet_refusal(
     """Return why no further host may be taken out now; "" if one may."""
     limit = editor.limits.cluster_hosts_max(editor.state.hosts)
     if len({member[0] for member in members}) >= limit:
-        return f"limit of {_hosts(limit)} out of service reached"
+        return f"limit of {counted(limit, 'host')} out of service reached"
     return _rate_refusal(editor, name, granting=granting)
-
-
-def _hosts(count: int) -> str:
-    return f"{count} host{'' if count == 1 else 's'}"
 
 
 def _group_refusal(kind: str, group: str, limit: int, host: str, members: list[OutMember]) -> str:
@@ -194,7 +191,7 @@ def _group_refusal(kind: str, group: str, limit: int, host: str, members: list[O
     }
     if host in hosts or len(hosts) < limit:
         return ""
-    return f"limit of {_hosts(limit)} of {kind} {group} out of service reached"
+    return f"limit of {counted(limit, 'host')} of {kind} {group} out of service reached"
 
 
 def _rate_refusal(editor: StateEditor, name: str, *, granting: bool) -> str:
@@ -213,7 +210,7 @@ def hourly_refusal(editor: StateEditor) -> str:
     limit = editor.limits.hosts_per_hour_max
     if granted_in_hour(editor) < limit:
         return ""
-    return f"limit of {_hosts(limit)} taken out per hour reached"
+    return f"limit of {counted(limit, 'host')} taken out per hour reached"
 
 
 def granted_in_hour(editor: StateEditor) -> int:

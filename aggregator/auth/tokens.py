@@ -44,12 +44,17 @@ def write_private(path: Path, data: bytes, mode: int) -> None:
     new = path.with_name(path.name + ".new")
     with suppress(FileNotFoundError):
         new.unlink()
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        give_to_owner(file.fileno(), path.parent)
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    try:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            give_to_owner(file.fileno(), path.parent)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            new.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from error
     sync_folder(path.parent)
 
 

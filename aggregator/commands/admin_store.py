@@ -35,6 +35,7 @@ from ...contract.durable_file import (
     free_bytes,
     os_error_message,
 )
+from ...contract.options import add_former_names
 from ...contract.settings import SettingsError
 from ...contract.wire import admin_pb2
 from ...contract.wire.admin_pb2_grpc import AdminServiceStub
@@ -258,13 +259,16 @@ def _backup_parser() -> argparse.ArgumentParser:
     )
     add_store_options(parser)
     add = parser.add_argument
-    add(
-        "--to",
+    output = add(
+        "-o",
+        "--output",
+        dest="to",
         type=Path,
         required=True,
         metavar="DIR",
         help="created if missing; best on another disk",
     )
+    add_former_names(parser, output, "--to")
     add(
         "--keep",
         type=_count,
@@ -296,7 +300,9 @@ def restore_main(arguments: list[str]) -> int:
 
 def _run_restore(options: argparse.Namespace) -> int:
     with ProgressBar(quiet=options.json) as progress:
-        done = restore(options.source, options.data, progress, force=options.force)
+        done = restore(
+            options.backup or options.source, options.data, progress, force=options.force
+        )
     if options.json:
         document = {
             "data": str(options.data),
@@ -330,15 +336,16 @@ def _restore_parser() -> argparse.ArgumentParser:
         "use this folder; an aggregator on another folder may run.",
         epilog="exit codes: 0 done, 1 failed and nothing was changed, 2 wrong usage",
     )
-    add = parser.add_argument
-    add(
-        "--from",
-        dest="source",
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "backup",
+        nargs="?",
         type=Path,
-        required=True,
-        metavar="DIR",
-        help="a backup, or the folder of `backup --to` (the newest is used)",
+        metavar="BACKUP",
+        help="a backup, or a folder of backups (the newest is used)",
     )
+    source.add_argument("--from", dest="source", type=Path, help=argparse.SUPPRESS)
+    add = parser.add_argument
     add(
         "--data",
         type=Path,

@@ -17,6 +17,7 @@ from ...contract.client.command_line import host_set_option
 from ...contract.client.connection import DEADLINE_SECONDS
 from ...contract.client.terminal import cut, table, width_of
 from ...contract.options import UNITS, duration
+from ...contract.text import counted
 from ...contract.wire import advisory_pb2 as wire
 from .host_table import enum_name
 
@@ -122,7 +123,7 @@ def unavailable_lines(answer: wire.ListAdvisoriesResponse) -> list[str]:
     """Return lines on the hosts that other users took out; they count toward the limits."""
     if not answer.unavailable_nodes:
         return []
-    count = hosts_text(answer.unavailable_nodes_count)
+    count = counted(answer.unavailable_nodes_count, "host")
     lines = ["", f"reported out by others: {count}, which limits count"]
     lines += [_line(u) for u in answer.unavailable_nodes[:UNAVAILABLE_SHOWN_MAX]]
     if len(answer.unavailable_nodes) > UNAVAILABLE_SHOWN_MAX:
@@ -135,16 +136,11 @@ def _line(report: wire.UnavailableNode) -> str:
     return f"{host:<24} until {until:%Y-%m-%d %H:%M} UTC  {report.actor}: {report.reason}"
 
 
-def hosts_text(count: int) -> str:
-    """Return *count* with its noun, such as "2 hosts"."""
-    return f"{count} host{'' if count == 1 else 's'}"
-
-
 def unavailable_text(answer: wire.ReportUnavailableNodesResponse) -> str:
     """Return the message for the result of a report."""
     unknown = [node.removeprefix("nodes/") for node in answer.unknown_nodes]
     lines = [
-        f"reported out by you in all: {hosts_text(answer.nodes_count)}; limits of advice count them"
+        f"reported out by you in all: {counted(answer.nodes_count, 'host')}; limits of advice count them"
     ]
     if unknown:
         lines.insert(0, f"no agent has registered as {', '.join(unknown)}: not counted")
@@ -225,7 +221,7 @@ def _out_by_advice(answer: wire.ListAdvisoriesResponse) -> list[str]:
     """Return lines on hosts that ended advice still holds out."""
     if not answer.out_by_advice_count:
         return []
-    count = hosts_text(answer.out_by_advice_count)
+    count = counted(answer.out_by_advice_count, "host")
     lines = ["", f"out of service by advice that has ended: {count}; they count toward the limits"]
     for advisory in answer.out_by_advice[:UNAVAILABLE_SHOWN_MAX]:
         host = advisory.nodes[0].removeprefix("nodes/")
@@ -287,8 +283,8 @@ def what_if_text(answer: wire.EvaluateRuleResponse) -> str:
             "of the policy as gpu_thermal, a reason, a signal)"
         )
     limits = (
-        f"{_plural(answer.held_back_count, 'case')} held back by limits or price, at most "
-        f"{_plural(answer.nodes_at_once_max, 'host')} out at once"
+        f"{counted(answer.held_back_count, 'case')} held back by limits or price, at most "
+        f"{counted(answer.nodes_at_once_max, 'host')} out at once"
     )
     price = (
         f"price: acting {answer.acting_gpu_hours:,.1f}, waiting {answer.waiting_gpu_hours:,.1f} "
@@ -296,8 +292,8 @@ def what_if_text(answer: wire.EvaluateRuleResponse) -> str:
     )
     since = f"since {_at(answer.from_time)}: " if answer.HasField("from_time") else ""
     lines = [
-        f"{since}{_plural(answer.episodes_count, 'episode')}; {_plural(answer.advised_count, 'advisory', 'advisories')}, {limits}",
-        f"after {answer.followed_count} of {_plural(answer.episodes_count, 'episode')} the host was UNHEALTHY within 7 days",
+        f"{since}{counted(answer.episodes_count, 'episode')}; {counted(answer.advised_count, 'advisory', 'advisories')}, {limits}",
+        f"after {answer.followed_count} of {counted(answer.episodes_count, 'episode')} the host was UNHEALTHY within 7 days",
         price,
         "",
     ]
@@ -333,10 +329,6 @@ def _lease(advisory: wire.Advisory) -> str:
 
 def _short(name: str) -> str:
     return name.removeprefix("advisories/")
-
-
-def _plural(count: int, singular: str, more: str = "") -> str:
-    return f"{count} {singular if count == 1 else more or singular + 's'}"
 
 
 def _yes(value: bool) -> str:

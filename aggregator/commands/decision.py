@@ -25,7 +25,7 @@ from ...contract.client.plan_text import (
     option_lines,
     tier_title,
 )
-from ...contract.client.terminal import counted
+from ...contract.text import counted
 from ...contract.wire import decision_pb2 as wire
 from ...contract.wire import placement_pb2, recovery_pb2
 from ...contract.wire.decision_pb2_grpc import DecisionServiceStub

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import duckdb
 
-from ...cli import FAILED, OK, USAGE
+from ...cli import FAILED, OK, USAGE, json_object
 from ..declared.diff import Rows, declared_rows, lines, stored_rows
 from ..declared.host_placement import PlaceSource
 from ..declared.loader import ENDINGS, parse_files, read_files
@@ -38,26 +38,44 @@ def main(arguments: list[str]) -> int:
     try:
         after = parse_files(read_files(options.files), now_ns, rules=OVERRIDABLE_RULES)
     except DeclaredError as error:
+        if options.json:
+            print(json_object({"valid": False, "problems": list(map(str, error.problems))}))
+            return FAILED
         for problem in error.problems:
             print(problem, file=sys.stderr)
         print("gangline admin declared: the aggregator would reject all of it", file=sys.stderr)
         return FAILED
-    print(_summary(after))
-    if not after.files:
-        print(f"note: no file there ends in {', '.join(ENDINGS)}, so nothing would be declared")
-    for note in after.notes:
-        print(f"note: {note}")
+    notes = (
+        []
+        if after.files
+        else [f"no file there ends in {', '.join(ENDINGS)}, so nothing would be declared"]
+    )
+    notes += map(str, after.notes)
+    if not options.json:
+        print("\n".join((_summary(after), *(f"note: {note}" for note in notes))))
     try:
         baseline = _baseline(options, now_ns)
     except (DeclaredError, duckdb.Error) as error:
         print(f"gangline admin declared: nothing to compare with: {error}", file=sys.stderr)
         return USAGE
-    for line in (
-        *_unregistered_hosts(after, baseline.hosts),
-        *_effects(after.with_reported(baseline.reported_places), now_ns, baseline.hosts),
-    ):
-        print(line)
+    unregistered = _unregistered_hosts(after, baseline.hosts)
+    effects = _effects(after.with_reported(baseline.reported_places), now_ns, baseline.hosts)
     changes = list(lines(baseline.rows, declared_rows(after)))
+    if options.json:
+        document = {
+            "valid": True,
+            "hash": after.hash,
+            "notes": notes,
+            "unregistered_hosts": unregistered,
+            "against": baseline.description,
+            "changes": changes,
+        }
+        print(json_object(document))
+        return OK
+    if unregistered:
+        print(_unregistered_note(unregistered, len(after.file_places)))
+    for line in effects:
+        print(line)
     print(
         f"against {baseline.description}: {'it would change' if changes else 'nothing would change'}"
     )
@@ -106,15 +124,16 @@ def _summary(declared: Declared) -> str:
     return f"good: {', '.join(parts)}; hash {declared.hash}"
 
 
-def _unregistered_hosts(declared: Declared, hosts: Sequence[str]) -> Iterator[str]:
-    """Yield a note on hosts with a place and no agent: mistyped, renamed, or not installed yet."""
-    unregistered = sorted(declared.file_places.keys() - {*hosts})
-    if hosts and unregistered:
-        names = ", ".join(unregistered[:NAMED_MAX]) + (
-            ", ..." if len(unregistered) > NAMED_MAX else ""
-        )
-        count = f"{len(unregistered)} of {len(declared.file_places)} hosts with a place"
-        yield f"note: no agent has registered as {names}: {count}"
+def _unregistered_hosts(declared: Declared, hosts: Sequence[str]) -> list[str]:
+    """Return hosts with a place and no agent: mistyped, renamed, or not installed yet."""
+    return sorted(declared.file_places.keys() - {*hosts}) if hosts else []
+
+
+def _unregistered_note(unregistered: Sequence[str], places: int) -> str:
+    names = ", ".join(unregistered[:NAMED_MAX])
+    more = ", ..." if len(unregistered) > NAMED_MAX else ""
+    count = f"{len(unregistered)} of {places} hosts with a place"
+    return f"note: no agent has registered as {names}{more}: {count}"
 
 
 def _effects(declared: Declared, now_ns: int, hosts: Sequence[str]) -> Iterator[str]:
@@ -168,6 +187,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "files", nargs="+", type=Path, metavar="PATH", help="files, or a folder of files"
     )
+    check.add_argument("--json", action="store_true", help="one JSON object")
     comparison = check.add_mutually_exclusive_group()
     comparison.add_argument(
         "--against", type=Path, nargs="+", metavar="PATH", help="compare with these files"

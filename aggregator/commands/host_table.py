@@ -12,8 +12,9 @@ from datetime import UTC
 from typing import Any, TypeVar
 
 from ...contract.client.score_client import ScoreListing
-from ...contract.client.terminal import counted, cut, table
+from ...contract.client.terminal import cut, table
 from ...contract.host_sets import fold_hosts
+from ...contract.text import counted
 from ...contract.wire import score_pb2
 
 HEADINGS = ("HOST", "SCORE", "STATE", "HAZARD/DAY", "SPEED", "SLOWER", "HEARD", "JOB", "REASON")

@@ -139,7 +139,7 @@ def _run(options: argparse.Namespace) -> int:
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
     """Yield a folder that gets the name *folder* in the end; an error leaves nothing. Raises CommandError."""
-    if folder.is_symlink() or folder.exists():
+    if os.path.lexists(folder):
         raise CommandError(
             f"{folder} exists; nothing was changed. Name a new folder with -o DIR", FAILED
         )
@@ -149,7 +149,9 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         yield work
         work.rename(folder)
     except OSError as error:
-        raise CommandError(f"{error.filename}: {os_error_message(error)}", FAILED) from error
+        raise CommandError(
+            f"{error.filename or folder}: {os_error_message(error)}", FAILED
+        ) from error
     except (AuthorityError, TokensError) as error:
         raise CommandError(str(error), FAILED) from error
     finally:

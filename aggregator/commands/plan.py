@@ -36,8 +36,9 @@ from ...contract.client.plan_text import (
     option_lines,
     tier_title,
 )
-from ...contract.client.terminal import counted, table
+from ...contract.client.terminal import table
 from ...contract.host_sets import HOSTS_MAX, HostSetError
+from ...contract.text import counted
 from ...contract.wire import placement_pb2 as wire
 from ...contract.wire import reservation_pb2
 from ...contract.wire.placement_pb2_grpc import PlacementServiceStub
@@ -197,7 +198,7 @@ def candidates_of(options: argparse.Namespace, dictionary: Any) -> wire.Placemen
 
 def read_host_names(text: str) -> list[str]:
     """Return the hosts of a set, or of a file of sets. Raises CommandError."""
-    is_relative_path = not text.startswith(".") and Path(text).is_file()
+    is_relative_path = not text.startswith(".") and os.path.isfile(text)
     try:
         return read_hosts(os.path.abspath(text) if is_relative_path else text, HOSTS_MAX)
     except HostSetError as error:

@@ -21,7 +21,8 @@ from ...contract.client.plan_text import (
     tier_title,
     wrapped,
 )
-from ...contract.client.terminal import counted, table
+from ...contract.client.terminal import table
+from ...contract.text import counted
 from ...contract.wire import recovery_pb2 as wire
 from ...contract.wire.recovery_pb2_grpc import RecoveryServiceStub
 from .plan import add_gang_options, candidates_of, count_of, gang_of, node_indexes, read_host_names

@@ -9,7 +9,8 @@ from typing import Any
 
 from ...contract.client import command_line, connection
 from ...contract.client.plan_text import fold_names, message_json, node_dictionary
-from ...contract.client.terminal import counted, table
+from ...contract.client.terminal import table
+from ...contract.text import counted
 from ...contract.wire import reservation_pb2 as wire
 from ...contract.wire.reservation_pb2_grpc import ReservationServiceStub
 

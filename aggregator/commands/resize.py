@@ -16,7 +16,8 @@ from ...contract.client.plan_text import (
     option_lines,
     wrapped,
 )
-from ...contract.client.terminal import counted, table
+from ...contract.client.terminal import table
+from ...contract.text import counted
 from ...contract.wire import placement_pb2 as wire
 from ...contract.wire.placement_pb2_grpc import PlacementServiceStub
 from .plan import add_gang_options, candidates_of, gang_of, node_indexes, read_host_names

@@ -31,6 +31,7 @@ from ...contract.client.score_client import ScoreClient, ScoreListing
 from ...contract.client.terminal import refreshed, table_width, wants_colour, width_of
 from ...contract.options import duration
 from ...contract.settings import SettingsError
+from ...contract.text import counted
 from ...contract.wire import score_pb2
 from ..auth import tokens
 from ..auth.access import tokens_file
@@ -211,9 +212,9 @@ def found_message(scores: Sequence[score_pb2.NodeScore], truth: TruthLog) -> str
     wrong = len(bad.keys() - {fault.host for fault in truth.faults})
     message = f"simulated: {truth.count} faults on {len(truth.faults)} hosts, {right} found"
     if truth.decoys:
-        count = len(truth.decoys)
-        plural = "" if count == 1 else "s"
-        message += f"; {count} look-alike{plural}, {len(bad.keys() & truth.decoys)} blamed"
+        message += (
+            f"; {counted(len(truth.decoys), 'look-alike')}, {len(bad.keys() & truth.decoys)} blamed"
+        )
     return f"{message}; {wrong} blamed without a fault" if wrong else message
 
 

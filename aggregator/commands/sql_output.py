@@ -24,6 +24,7 @@ import pyarrow.ipc
 
 from ...cli import FAILED, NO_ANSWER, OK, USAGE
 from ...contract.client.connection import CommandError
+from ...contract.text import counted
 from ..query.log import FILE, OLDER_FILES
 from ..query.sandbox import visible
 from .sql_backends import ArrowAnswer
@@ -197,7 +198,7 @@ def records(answer: Any) -> str:
 
 
 def _row_count(answer: Any) -> str:
-    return f"({answer.num_rows} row{'' if answer.num_rows == 1 else 's'})"
+    return f"({counted(answer.num_rows, 'row')})"
 
 
 def _cells(answer: Any) -> list[list[str]]:

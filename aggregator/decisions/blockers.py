@@ -11,6 +11,7 @@ from math import exp
 
 import numpy as np
 
+from ...contract.text import counted
 from . import node_search
 from .node_search import Candidates
 from .node_table import NodeTable
@@ -127,7 +128,8 @@ def _excluded_count(request: BlockedRequest, constraint: str) -> int:
 
 def _message(request: BlockedRequest, constraint: str) -> str:
     needs, table = request.needs, request.table
-    count, total = _excluded_count(request, constraint), len(table)
+    count = _excluded_count(request, constraint)
+    part = f"{count} of {counted(len(table), 'node')}"
     usable = int(node_search.usable(table, request.candidates, needs).sum())
     within, segment_tier, over = (
         tier.title if tier else "" for tier in (needs.within, needs.segment_tier, needs.spread_over)
@@ -137,14 +139,14 @@ def _message(request: BlockedRequest, constraint: str) -> str:
     protected = protected if withheld else ""
     shared = exp(-shared_hazard(needs.nodes).value * needs.hours)
     return {
-        NODES: f"{'at least ' if needs.elastic else ''}{needs.nodes} nodes are requested; {usable} are free, healthy and large enough",
-        CANDIDATES: f"{count} of {total} nodes are not candidates, by {request.candidates.source}{protected}",
-        STATES: f"{count} of {total} nodes are UNHEALTHY, in maintenance, or gone",
-        GPUS: f"{count} of {total} nodes have fewer than {node_search.gpus_of(table, needs)} free GPUs",
-        WITHIN: f"all nodes within one {within}; of {count} nodes it is not known",
-        SEGMENTS: f"segments of {needs.segment_nodes} nodes, each within one {segment_tier}; of {count} nodes it is not known",
-        RAILS: f"the same rails; of {count} nodes they are not known",
-        SPREAD: f"at most {needs.spread_nodes_max} nodes in one {over}; of {count} nodes it is not known",
+        NODES: f"requested: {'at least ' if needs.elastic else ''}{counted(needs.nodes, 'node')}; free, healthy and large enough: {usable}",
+        CANDIDATES: f"not candidates: {part} ({request.candidates.source}){protected}",
+        STATES: f"UNHEALTHY, in maintenance, or gone: {part}",
+        GPUS: f"fewer than {counted(node_search.gpus_of(table, needs), 'free GPU')}: {part}",
+        WITHIN: f"all nodes within one {within}; unknown for {counted(count, 'node')}",
+        SEGMENTS: f"segments of {counted(needs.segment_nodes, 'node')}, each within one {segment_tier}; unknown for {counted(count, 'node')}",
+        RAILS: f"the same rails; unknown for {counted(count, 'node')}",
+        SPREAD: f"at most {counted(needs.spread_nodes_max, 'node')} in one {over}; unknown for {counted(count, 'node')}",
         SURVIVAL: f"the gang survives {needs.hours:g} h with at least {needs.survival_min:.4g}; shared causes alone leave {shared:.4g}",
-        FLOOR: f"{count} of {total} nodes are below the floor of {needs.score_min:.4g}",
+        FLOOR: f"below the floor of {needs.score_min:.4g}: {part}",
     }[constraint]

@@ -22,6 +22,7 @@ from operator import le
 
 import numpy as np
 
+from ...contract.text import counted
 from ..arrays import Floats, Indexes
 from . import node_search, planner
 from .node_search import ONE_OPTION, Candidates, Eligible, Search, SearchEffort
@@ -122,7 +123,7 @@ def sized_price(
     )
     count = (elastic.allowed[-1] - nodes) * gpus
     worth = f"a free GPU-hour is worth {elastic.free_gpu_value:g}"
-    evidence = f"{count} GPUs fewer than the largest size; {worth}"
+    evidence = f"{counted(count, 'GPU')} fewer than the largest size; {worth}"
     unplaced = declared(elastic.unplaced_gpu_hours(nodes, gpus, hours), evidence)
     parts = (*price.parts, PricePart("scaling", scaling), PricePart("GPUs not placed", unplaced))
     value = sum(part.gpu_hours.value for part in parts)

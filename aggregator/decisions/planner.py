@@ -8,6 +8,7 @@ from math import isfinite
 
 import numpy as np
 
+from ...contract.text import counted
 from ...ext.placement import domains_spanned, largest_domains
 from ..arrays import Bytes, Indexes
 from .groups import GroupLayout, GroupSpans, group_spans, in_group_order, layout_of, whole_groups
@@ -65,7 +66,7 @@ def members_of(
     columns = np.take(table.numbers, nodes, axis=1)
     measured = int(np.count_nonzero(table.measured[nodes]))
     source = QuantitySource.MEASURED if measured == nodes.size else QuantitySource.ASSUMED
-    evidence = f"speed of now measured on {measured} of {nodes.size} nodes"
+    evidence = f"speed of now measured on {measured} of {counted(nodes.size, 'node')}"
     if table.workload_source:
         evidence += f"; as a workload feels it: {table.workload_source}"
     hazard, hazard_lower, hazard_upper, speed, speed_lower, speed_upper = columns
@@ -85,7 +86,7 @@ def members_of(
         crossing_evidence=groups.evidence if groups else "",
         speed_source=source,
         speed_evidence=evidence,
-        hazard_evidence=f"hazards of {nodes.size} nodes, model {table.snapshot.model}",
+        hazard_evidence=f"hazards of {counted(nodes.size, 'node')}, model {table.snapshot.model}",
     )
 
 

@@ -27,6 +27,7 @@ from math import exp, inf, isnan, log
 
 import numpy as np
 
+from ...contract.text import counted
 from ..arrays import Floats
 from ..scoring.reported_factors import ReportedFactors
 from .quantity import Quantity, QuantitySource, assumed, declared, duration_hours, reported, weakest
@@ -233,28 +234,28 @@ def topology_factor(
     """Return the factor on a gang's speed for its tiers. *crossing*: cost of each."""
     longer = [0.0, 0.0, 0.0]
     spanned: list[str] = []
-    counted: list[Quantity] = []
+    priced: list[Quantity] = []
     tiers = zip(PRICED_TIERS, members.domains, members.unknown, crossing, strict=True)
     for row, (tier, domains, unknown, cost) in enumerate(tiers):
         shares = members.tier_shares(row)
         for bound, bound_cost in enumerate((cost.value, cost.lower, cost.upper)):
             longer[bound] += shares[bound] * bound_cost
         if domains > 1 or unknown:
-            counted.append(cost)
+            priced.append(cost)
         if domains > 1:
             spanned.append(f"{domains} {tier.plural}")
         if unknown:
-            spanned.append(f"{tier.title} of {unknown} nodes not known")
+            spanned.append(f"{tier.title} of {counted(unknown, 'node')} not known")
     shares = communication.value, communication.lower, communication.upper
     value, upper, lower = (1.0 / (1.0 + s * x) for s, x in zip(shares, longer, strict=True))
-    sources = [cost.source for cost in counted]
+    sources = [cost.source for cost in priced]
     costs = "assumed"
     if QuantitySource.REPORTED in sources:
-        costs = ", ".join(cost.evidence for cost in counted)
+        costs = ", ".join(cost.evidence for cost in priced)
     evidence = f"{', '.join(spanned) or 'one domain of each tier'}; cost of crossing {costs}"
     if members.crossing_evidence:
         evidence += f"; {members.crossing_evidence}"
-    source = weakest((communication.source, *sources)) if counted else QuantitySource.ASSUMED
+    source = weakest((communication.source, *sources)) if priced else QuantitySource.ASSUMED
     return Quantity(value, lower, upper, source, evidence)
 
 
@@ -323,7 +324,7 @@ def money_part(members: Members, lost: LostTime) -> PricePart | None:
     evidence = f"{value:,.6g} of currency for {gross}; {lost.currency_text}"
     if undeclared:
         source = QuantitySource.ASSUMED
-        evidence += f"; of {undeclared} nodes no price is declared: the mean of the others is used"
+        evidence += f"; no price is declared for {counted(undeclared, 'node')}: the mean of the others is used"
     rate = lost.currency_rate
     bounds = min(lower, value) * rate, max(upper, value) * rate
     return PricePart("money", Quantity(value * rate, *bounds, source, evidence))

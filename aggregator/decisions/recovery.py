@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...contract.text import counted
 from ..arrays import Floats, Indexes
 from . import node_search, planner
 from .groups import group_spans, layout_of
@@ -393,7 +394,7 @@ class _Answer:
         lost = taken.size * self.gpus_per_node * hours * points()[:, OTHER]
         lenders_gpus = lender.nodes.size * self.gpus_per_node
         restart = lenders_gpus * drawn(self.lost.per_interruption_hours, INTERRUPTION)
-        use = f"{taken.size} nodes for {hours:g} h; unknown how much of it that job would have used"
+        use = f"{counted(taken.size, 'node')} for {hours:g} h; unknown how much of it that job would have used"
         parts = [
             _assumed_part(f"taken from {lender.name}", lost, use),
             _assumed_part(f"restart of {lender.name}", restart, "it starts again with fewer nodes"),
@@ -424,14 +425,14 @@ class _Answer:
         parts = [_assumed_part("GPUs of failed nodes missing", lost, "until they are repaired")]
         if dropped.size:
             name = "healthy nodes dropped with their group"
-            evidence = f"{dropped.size} nodes, in groups of {unit}"
+            evidence = f"{counted(dropped.size, 'node')}, in groups of {unit}"
             parts.append(_assumed_part(name, missing * dropped.size, evidence))
         regrow = np.where(self.repair < needs.hours, 1.0, 0.0) * self.gpus
         restart = self._hours("restart", nan, RESTART_MINUTES, RESTART_ACT_FACTOR)
         regrow = regrow * drawn(restart, OTHER)
         parts.append(_assumed_part("growing again", regrow, "a restart once they are repaired"))
         steps = [
-            f"continue with {left.size} of {current.size} nodes",
+            f"continue with {left.size} of {counted(current.size, 'node')}",
             f"grow again when {self._names(self.failed)} are repaired",
         ]
         option = self._option(RecoveryKind.SHRINK, left, steps, parts)
@@ -443,7 +444,7 @@ class _Answer:
             return None
         waits = self.repair * self.gpus
         median = float(np.median(self.repair))
-        evidence = f"median {median:.1f} h for {self.places.size} nodes"
+        evidence = f"median {median:.1f} h for {counted(self.places.size, 'node')}"
         source = self.lost.repair_hours.source
         part = SampledPart("waiting for repairs", waits, source, evidence, self.repair)
         steps = [f"wait for repairs of {self._names(self.failed)}", "restart from the checkpoint"]
@@ -462,7 +463,7 @@ class _Answer:
         members = choices[0].nodes
         new = np.flatnonzero(~np.isin(members, self.incident.current))
         steps = [
-            f"end the gang, start it on {members.size} nodes ({new.size} of them new)",
+            f"end the gang, start it on {counted(members.size, 'node')} ({new.size} of them new)",
             "restart from the checkpoint",
         ]
         option = self._option(RecoveryKind.RESTART_ELSEWHERE, members, steps, places=new)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ...contract.text import counted
 from ..arrays import Flags, Floats, Indexes
 from . import elastic, node_search
 from .groups import regrouped
@@ -292,7 +293,7 @@ def _mildest(
 
         def smaller(size: int) -> ChangedRequest:
             fewer = replace(needs, nodes=size * step, elastic=None)
-            return base.changed(f"{needs.nodes} -> {size * step} nodes", needs=fewer)
+            return base.changed(f"{needs.nodes} -> {counted(size * step, 'node')}", needs=fewer)
 
         count = _largest(1, (needs.nodes - 1) // step, lambda size: request.fits(smaller(size)))
         return [smaller(count)] if count else []
@@ -305,7 +306,7 @@ def _mildest(
             ),
         )  # fmt: skip
         title = over.title if over else ""
-        change = f"at most {needs.spread_nodes_max} -> {count} nodes in one {title}"
+        change = f"at most {needs.spread_nodes_max} -> {counted(count, 'node')} in one {title}"
         return _first_that_fit(request, base, [
             (replace(needs, spread_nodes_max=count), change),
             (replace(needs, spread_over=None, spread_nodes_max=0), f"any number of nodes in one {title}"),
@@ -317,7 +318,7 @@ def _mildest(
             for change in _first_that_fit(request, base, values, sized=NODES in removed)
         ]
         none = replace(needs, segment_nodes=1, segment_tier=None)
-        values = [(none, f"no segments of {needs.segment_nodes} nodes")]
+        values = [(none, f"no segments of {counted(needs.segment_nodes, 'node')}")]
         return fitting or _first_that_fit(request, base, values, sized=NODES in removed)
     gpus = node_search.gpus_of(request.table, needs)
     return _first_that_fit(request, base, _steps(constraint, needs, gpus))
@@ -329,7 +330,7 @@ def _steps(constraint: str, needs: GangRequirements, gpus: int) -> list[MilderNe
         return [(replace(needs, same_rails=False), "any rails")]
     if constraint == GPUS:
         return [
-            (replace(needs, gpus_per_node=count), f"{gpus} -> {count} GPUs per node")
+            (replace(needs, gpus_per_node=count), f"{gpus} -> {counted(count, 'GPU')} per node")
             for count in range(gpus - 1 if needs.gpus_per_node else gpus, 0, -1)
         ]
     tier = needs.within
@@ -474,14 +475,16 @@ def _priced(request: BlockedRequest, changed: ChangedRequest) -> PlanRelaxation 
     placed = changed.needs.nodes_max * node_search.gpus_of(request.table, changed.needs)
     if placed < requested:
         hours = (requested - placed) * request.needs.hours
-        extra.append(PricePart("GPUs not placed", declared(hours, f"{requested - placed} GPUs")))
+        extra.append(
+            PricePart("GPUs not placed", declared(hours, counted(requested - placed, "GPU")))
+        )
     if changed.added.size:
         taken = int(np.isin(option.nodes, changed.added).sum())
         hours = taken * node_search.gpus_of(table, changed.needs) * request.needs.hours
-        evidence = f"{taken} nodes; unknown how long they would be in use"
+        evidence = f"{counted(taken, 'node')}; unknown how long they would be in use"
         extra.append(PricePart("taken from others", assumed(0.5 * hours, 0.0, hours, evidence)))
         changes = [
-            f"{change} {taken} nodes{changed.priority_text}"
+            f"{change} {counted(taken, 'node')}{changed.priority_text}"
             if change.endswith(("gives up", "give up"))
             else change
             for change in changes
@@ -503,7 +506,9 @@ def _priced(request: BlockedRequest, changed: ChangedRequest) -> PlanRelaxation 
                 f"{wait.evidence}; {request.needs.rate_text('delay_rate')}",
             )
             extra.append(PricePart("delay", delay))
-        repairs = f"wait {p50:.1f} h (p90 {p90:.1f} h) for repairs of {needed} of {out} nodes"
+        repairs = (
+            f"wait {p50:.1f} h (p90 {p90:.1f} h) for repairs of {needed} of {counted(out, 'node')}"
+        )
         changes = [repairs if change == "wait for repairs" else change for change in changes]
     price = with_parts(option.price, extra)
     added = np.unique(np.concatenate((changed.added, changed.repaired)))
@@ -560,7 +565,7 @@ def expected_repair_wait(out: int, needed: int, median_hours: float) -> Quantity
         min(float(lower), value),
         max(float(upper), value),
         QuantitySource.ASSUMED,
-        f"{value:.1f} h expected until {needed} of {out} nodes are repaired",
+        f"{value:.1f} h expected until {needed} of {counted(out, 'node')} are repaired",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...contract.text import counted
 from ..arrays import Indexes
 from .node_table import NodeTable
 from .price import hazard_sum_max, shared_hazard
@@ -14,15 +15,17 @@ def violations(table: NodeTable, needs: GangRequirements, nodes: Indexes) -> lis
     """Return the requirements that the caller's nodes violate, in their rank order."""
     violated: list[str] = []
     if needs.elastic is not None and nodes.size not in needs.elastic.allowed:
-        violated.append(f"{nodes.size} nodes is not one of the requested sizes")
+        violated.append(f"{counted(nodes.size, 'node')} is not one of the requested sizes")
     domains = table.facts.domains
     if out := int(table.excluded[nodes].sum()):
-        violated.append(f"{out} nodes are UNHEALTHY, in maintenance, or gone")
+        violated.append(f"UNHEALTHY, in maintenance, or gone: {counted(out, 'node')}")
     below = table.snapshot.columns.score[nodes] < np.float32(needs.score_min)
     if below.any():
-        violated.append(f"{int(below.sum())} nodes are below the floor of {needs.score_min:.4g}")
+        violated.append(
+            f"below the floor of {needs.score_min:.4g}: {counted(int(below.sum()), 'node')}"
+        )
     if (table.facts.gpus[nodes] < max(needs.gpus_per_node, 1)).any():
-        violated.append(f"a node has fewer than {max(needs.gpus_per_node, 1)} GPUs")
+        violated.append(f"a node has fewer than {counted(max(needs.gpus_per_node, 1), 'GPU')}")
     if needs.within is not None:
         ids = domains.ids[needs.within.row][nodes]
         if (ids < 0).any() or np.unique(ids).size > 1:
@@ -45,7 +48,7 @@ def violations(table: NodeTable, needs: GangRequirements, nodes: Indexes) -> lis
         ids = domains.ids[needs.spread_over.row][nodes]
         if (ids < 0).any() or np.bincount(ids).max() > needs.spread_nodes_max:
             violated.append(
-                f"more than {needs.spread_nodes_max} nodes are in one {needs.spread_over.title}"
+                f"more than {counted(needs.spread_nodes_max, 'node')} in one {needs.spread_over.title}"
             )
     hazard = float(table.hazard[nodes].sum())
     if hazard > hazard_sum_max(needs, shared_hazard(nodes.size)):

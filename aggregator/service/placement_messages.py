@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ...contract.text import counted
 from ...contract.wire import placement_pb2
 from ..arrays import Flags, Indexes
 from ..decisions.elastic import work_hours
@@ -254,7 +255,7 @@ def candidates_of(message: placement_pb2.PlacementCandidates, snapshot: Judgemen
         nodes = np.ones(count, dtype=bool)
         nodes[[node for node in snapshot.jobs if node < count]] = False
         source = (
-            f"no allocation was given: the {int(nodes.sum())} nodes on which no agent reports a job; "
+            f"no allocation was given: the {counted(int(nodes.sum()), 'node')} on which no agent reports a job; "
             "allocated nodes whose job has not started are unknown"
         )
     shared = message.shared_node_index

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ...contract.text import counted
 from ...contract.wire import placement_pb2 as wire
 from ..arrays import Indexes
 from ..decisions import elastic, node_search
@@ -123,7 +124,9 @@ class WatchedPlan:
         """Return the current price of the last plan; None with reasons if it no longer holds."""
         nodes, table = self._current, question.table
         if not question.needs.allows(nodes.size):
-            return None, [f"{nodes.size} nodes for {question.needs.nodes}"] if nodes.size else []
+            return None, [
+                f"{counted(nodes.size, 'node')} for {question.needs.nodes}"
+            ] if nodes.size else []
         reasons = violations(table, question.needs, nodes)
         if (out := nodes[table.excluded[nodes]]).size:
             reasons = [reason for reason in reasons if "UNHEALTHY" not in reason]

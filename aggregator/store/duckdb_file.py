@@ -46,7 +46,7 @@ def open_store(path: Path) -> Connection:
     if (path.parent / RESTORE_FOLDER).exists():
         raise StoreError(
             f"{path.parent}: a restore into this folder has not ended; run it again: "
-            f"gangline admin restore --from BACKUP --data {path.parent} --force"
+            f"gangline admin restore BACKUP --data {path.parent} --force"
         )
     if not path.exists():
         _create(path)
@@ -125,14 +125,14 @@ def disk_failure_advice(folder: Path) -> str:
     return (
         f". The disk under {folder} fails: see the kernel log (dmesg). All acknowledged data is "
         "there; start the aggregator again once the disk works, or restore a backup to another: "
-        "gangline admin restore --from "
+        "gangline admin restore "
         "BACKUP --data OTHER"
     )
 
 
 def restore_command(path: Path) -> str:
     """Return the command that replaces the store at *path* with a backup."""
-    return f"gangline admin restore --from BACKUP --data {path.parent} --force"
+    return f"gangline admin restore BACKUP --data {path.parent} --force"
 
 
 def damaged_store_advice(path: Path) -> str:

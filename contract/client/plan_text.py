@@ -11,10 +11,10 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
 from ...cli import json_object
+from ..text import counted
 from ..wire import placement_pb2 as wire
 from ..wire import score_pb2
 from ..wire.score_pb2_grpc import ScoreServiceStub
-from .terminal import counted
 
 #: Time limit of a plan: with blockers in a large fleet it takes longer than a score.
 DEADLINE_SECONDS = 20.0
@@ -91,7 +91,7 @@ def _group_lines(option: wire.PlacementOption) -> list[str]:
         crossing = ", ".join(f"{t.groups} {tier_title(t.tier)}" for t in group.crossing if t.groups)
         unknown = max((tier_crossing.unknown_groups for tier_crossing in group.crossing), default=0)
         lines.append(
-            f"{group.groups} {group.kind} groups of {group.size} GPUs, {group.traffic_share.value:.0%} of the traffic; "
+            f"{counted(group.groups, f'{group.kind} group')} of {counted(group.size, 'GPU')}, {group.traffic_share.value:.0%} of the traffic; "
             f"in several domains: {crossing or 'none'}"
             + (f"; unknown for up to {unknown}" if unknown else "")
         )

@@ -74,11 +74,6 @@ def clean_texts(message: Any) -> None:
             value[:] = [printable(text) for text in value]
 
 
-def counted(count: int, noun: str) -> str:
-    """Return *count* with *noun* in singular or plural."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
 def cut(text: str, characters_max: int) -> str:
     """Return *text* without control characters, with an ellipsis if it is too long."""
     plain = printable(text)

@@ -55,6 +55,8 @@ def fleet_rules() -> Iterator[FleetRule]:
         for part in [parts] if isinstance(parts, dict) else parts:
             try:
                 yield _fleet_rule(entry, part)
+            except PolicyError as error:
+                raise PolicyError(f"fault {entry['name']!r}: {error}") from error
             except (KeyError, TypeError) as error:
                 raise PolicyError(f"fault {entry.get('name')!r}: fleet: {error!r}") from error
 
@@ -94,10 +96,12 @@ def _fleet_rule(entry: Mapping[str, Any], part: Mapping[str, Any]) -> FleetRule:
             key: type(default)(entry[key]) for key, default in _LIMITS.items() if key in entry
         }
         return FleetRule(name, message, keys, counter=entry["counter"], **limits)
+    if not isinstance(entry["when"], list):
+        raise PolicyError('when: expected a list, such as ["signal == 1"]')
     conditions = [parse_condition(text) for text in entry["when"]]
     if len(conditions) != 1 or conditions[0].other or conditions[0].compare == "has":
         raise PolicyError(
-            f"fault {entry['name']!r}: when: the fleet's rule needs a single comparison with numbers; "
+            "when: the fleet's rule needs a single comparison with numbers; "
             "declare other rules with function = true"
         )
     return FleetRule(name, message, keys, condition=conditions[0])

@@ -33,8 +33,3 @@ def tool_actions(code: int) -> list[ToolAction]:
         if text := (texts[0] if texts else tool.get("default", "")):
             found.append(ToolAction(tool["name"], text, tool["source"]))
     return found
-
-
-def tool_codes() -> set[int]:
-    """Return every code with a listed reaction of a tool."""
-    return {code for tool in _tools() for codes in tool["actions"].values() for code in codes}

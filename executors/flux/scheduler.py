@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from ...contract.text import counted
 from .. import model
 from ..scheduler_command import Run, host_names, host_names_or_problem, run_command
 from ..settings import DrainingConfig, ExecutorConfig, cluster_setting, drain_mark
@@ -138,7 +139,9 @@ def _seconds(text: str) -> float:
 def doctor_findings(flux: Flux) -> Iterable[model.DoctorFinding]:
     """Yield the state of Flux and unexpected behavior. Raises SchedulerError if Flux does not respond."""
     version, nodes = flux.capabilities().version, flux.read_nodes()
-    yield model.DoctorFinding(model.DoctorLevel.OK, f"Flux {version} answers: {len(nodes)} nodes")
+    yield model.DoctorFinding(
+        model.DoctorLevel.OK, f"Flux {version} answers: {counted(len(nodes), 'node')}"
+    )
     flux.read_jobs()
     yield model.DoctorFinding(
         model.DoctorLevel.NOTE, "only the owner of the instance may drain nodes"

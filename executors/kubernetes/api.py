@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import ssl
+import subprocess
 import threading
 import time
 import urllib.parse
@@ -19,7 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 from ..model import SchedulerError
 
@@ -40,6 +42,8 @@ PAGE_OBJECTS = 500
 WATCH_SECONDS, WATCH_SILENCE_SECONDS = 240, 300.0
 #: A login that the API server refuses is loaded again, but only after this time.
 RENEW_SECONDS = 10.0
+#: A login's program that runs longer is killed: calls of all threads wait for it.
+LOGIN_SECONDS_MAX = 60.0
 KUBECONFIG_BYTES_MAX = 1 << 20
 MESSAGE_CHARACTERS_MAX = 300
 #: A dead host does not close a connection, so the kernel probes each connection after 20 s of silence.
@@ -208,7 +212,10 @@ def _load_kubeconfig(paths: str) -> Configuration:
     import urllib3
     from kubernetes import config
     from kubernetes.client import Configuration
+    from kubernetes.config import exec_provider
 
+    # The client waits without a limit for a login's program, here and whenever it renews the login.
+    exec_provider.subprocess = SimpleNamespace(Popen=LoginProgram, PIPE=subprocess.PIPE)  # type: ignore[attr-defined,assignment]
     files = _existing(paths)
     if not files:
         raise SchedulerError("no such file")
@@ -235,6 +242,24 @@ def _load_kubeconfig(paths: str) -> Configuration:
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
         log.warning("%s: insecure-skip-tls-verify: its identity is not checked", configuration.host)
     return configuration
+
+
+class LoginProgram(subprocess.Popen[str]):
+    """A login's program with a limit of its time."""
+
+    def communicate(
+        self, input: str | None = None, timeout: float | None = LOGIN_SECONDS_MAX
+    ) -> tuple[str, str]:
+        """Return its output. Raises SchedulerError."""
+        try:
+            return super().communicate(input, timeout)
+        except subprocess.TimeoutExpired as error:
+            with self:  # waits for its end, and closes the pipes
+                self.kill()
+            name = cast("list[str]", self.args)[0]
+            raise SchedulerError(
+                f"exec: {name} ran longer than {timeout:g} s and was killed; run it by hand: it may wait for an answer"
+            ) from error
 
 
 def _read_kubeconfig(file: str) -> dict[str, Any]:

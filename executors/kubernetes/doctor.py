@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from ...contract.text import counted
 from ..model import DoctorFinding, DoctorLevel, Node, ScheduledJob, SchedulerError
 from .api import ApiError, ApiServer, is_in_pod
 from .devices import GROUP as DRA
@@ -178,7 +179,9 @@ def cluster_findings(
     nodes: Mapping[str, Node], jobs: Mapping[str, ScheduledJob]
 ) -> Iterable[DoctorFinding]:
     """Yield findings about nodes and gangs. Pure."""
-    yield DoctorFinding(DoctorLevel.OK, f"{len(nodes)} nodes, {len(jobs)} gangs with GPUs")
+    yield DoctorFinding(
+        DoctorLevel.OK, f"{counted(len(nodes), 'node')}, {len(jobs)} gangs with GPUs"
+    )
     if not nodes:
         yield DoctorFinding(DoctorLevel.MISSING, "the cluster has no nodes")
     reasons = Counter(
@@ -187,7 +190,7 @@ def cluster_findings(
     for reason, count in reasons.most_common(SHOWN_MAX):
         yield DoctorFinding(
             DoctorLevel.NOTE,
-            f"{count} nodes count as taken out by others: {reason}; add taints that only describe "
+            f"{counted(count, 'node')} taken out by others: {reason}; add taints that only describe "
             "a node to usual_taints",
         )
     left = sorted(job.name for job in jobs.values() if job.is_running and not job.may_requeue)

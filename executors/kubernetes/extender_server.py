@@ -29,6 +29,7 @@ from ...contract.server.http_server import (
     metrics_routes,
 )
 from ...contract.server.metric_families import counter, exposition, gauge
+from ...contract.text import counted
 from ..mirror_file import MirrorFileError, read
 from ..mirror_format import MirrorError, stale_reason
 from .extender import ANSWERS, NO_TABLE, HealthTable, RequestBodyError, table_of
@@ -92,7 +93,7 @@ class Extender:
             self._lose(str(error))
         else:
             if table.reason != self._table.reason:
-                log.info("%s", f"no node is filtered: {table.reason}" if table.reason else f"{self._path} is read: {len(table.scores)} nodes")  # fmt: skip
+                log.info("%s", f"no node is filtered: {table.reason}" if table.reason else f"{self._path} is read: {counted(len(table.scores), 'node')}")  # fmt: skip
             self._table, self._stamp = table, stamp
 
     def _lose(self, reason: str) -> None:
@@ -147,7 +148,7 @@ class Extender:
         if table.reason:
             words = f"all nodes pass: {table.reason}"
         else:
-            words = f"{len(table.failed)} of {len(table.scores)} nodes are filtered"
+            words = f"filtered: {len(table.failed)} of {counted(len(table.scores), 'node')}"
         return f"{words}\n".encode()
 
 

@@ -120,26 +120,40 @@ def refusals(
     return found
 
 
-def check_workload(
-    workload: KueueWorkload,
-    nodes: Mapping[str, KubernetesNode],
-    out: Mapping[str, str],
-    pods: Iterable[GangPod],
-    gpu_resources: Collection[str],
-    retries: int = 0,
-    select_bucket: bool = False,
-) -> CheckAnswer:
-    """Return the check's answer: RETRY only if the workload fits with the nodes in *out*, and not without them.
+@dataclass(frozen=True, slots=True)
+class AdmissionView:
+    """The cluster that a check judges by. `out`: the result of `refusals`."""
 
-    *out*: the result of `refusals`. With *select_bucket*, a workload that fits on the nodes of bucket 0 gets a node selector
-    for these nodes.
+    nodes: Mapping[str, KubernetesNode]
+    out: Mapping[str, str]
+    pods: Iterable[GangPod]
+    gpu_resources: Collection[str]
+
+    def free_gpus(self) -> dict[str, int]:
+        """Return the GPUs that no pod has, by node."""
+        free = {
+            name: count_gpus(node.gpus, self.gpu_resources) for name, node in self.nodes.items()
+        }
+        for pod in self.pods:
+            if pod.is_live and pod.node in free:
+                free[pod.node] -= pod.gpus
+        return {name: count for name, count in free.items() if count > 0}
+
+
+def check_workload(
+    workload: KueueWorkload, view: AdmissionView, *, retries: int = 0, select_bucket: bool = False
+) -> CheckAnswer:
+    """Return the check's answer: RETRY only if the workload fits with the nodes that are out, and not without them.
+
+    With *select_bucket*, a workload that fits on the nodes of bucket 0 gets a node selector for these nodes.
     """
+    nodes, out = view.nodes, view.out
     wanted = sorted(
         (one for one in workload.pod_sets if one.gpus and one.count), key=lambda one: -one.gpus
     )
     if not wanted:
         return CheckAnswer(READY, "it asks for no GPU")
-    free = _free_gpus(nodes, pods, gpu_resources)
+    free = view.free_gpus()
     usable = {name: count for name, count in free.items() if name not in out}
     if not (missing := _missing(wanted, nodes, usable)):
         best = {name: count for name, count in usable.items() if nodes[name].bucket == 0}
@@ -161,16 +175,6 @@ def check_workload(
     message = f"{count} of {pod_set.count} pods with {pod_set.gpus} GPUs ({pod_set.name}) fit on no healthy node; out: {shown}{more}"
     seconds = min(REQUEUE_SECONDS << min(retries, 10), REQUEUE_SECONDS_MAX)
     return CheckAnswer(RETRY, message[:MESSAGE_CHARACTERS_MAX], seconds)
-
-
-def _free_gpus(
-    nodes: Mapping[str, KubernetesNode], pods: Iterable[GangPod], gpu_resources: Collection[str]
-) -> dict[str, int]:
-    free = {name: count_gpus(node.gpus, gpu_resources) for name, node in nodes.items()}
-    for pod in pods:
-        if pod.is_live and pod.node in free:
-            free[pod.node] -= pod.gpus
-    return {name: count for name, count in free.items() if count > 0}
 
 
 def _matches(node: KubernetesNode, pod_set: PodSet) -> bool:
@@ -266,16 +270,14 @@ class KueueController:
     def __init__(
         self,
         api: ApiServer,
-        nodes: Callable[[], Mapping[str, KubernetesNode]],
-        out: Callable[[], Mapping[str, str]],
-        pods: Callable[[], Iterable[GangPod]],
+        read_view: Callable[[], AdmissionView],
         *,
         gpu_resources: Collection[str],
         select_bucket: bool = False,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """*nodes*, *out*, *pods*: return the current nodes, `refusals` and pods; each raises SchedulerError."""
-        self._api, self._nodes, self._out, self._pods = api, nodes, out, pods
+        """*read_view*: returns the current view; raises SchedulerError."""
+        self._api, self._read_view = api, read_view
         self._gpu_resources, self._select_bucket, self._wall = gpu_resources, select_bucket, wall
         self._base = ""
         self._workloads: WatchedObjects[KueueWorkload] | None = None
@@ -443,9 +445,11 @@ class KueueController:
     ) -> CheckAnswer:
         key = workload.namespace, workload.name
         answer = check_workload(
-            with_flavors(workload, flavors), self._nodes(), self._out(), self._pods(), self._gpu_resources,
-            self._retries.get(key, 0), self._select_bucket,
-        )  # fmt: skip
+            with_flavors(workload, flavors),
+            self._read_view(),
+            retries=self._retries.get(key, 0),
+            select_bucket=self._select_bucket,
+        )
         if answer.state == RETRY:
             self._retries[key] = self._retries.get(key, 0) + 1
         else:

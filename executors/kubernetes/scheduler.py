@@ -19,7 +19,7 @@ from .api import JSON_PATCH, STRATEGIC_PATCH, ApiError, ApiServer
 from .devices import DeviceRules, device_holds
 from .health import clear_health
 from .jobs import GangHistory, GangPod, budget_refusal, parse_pod
-from .kueue import refusals
+from .kueue import AdmissionView, refusals
 from .marks import (
     NODE_HOLDS_MAX,
     KubernetesNode,
@@ -30,7 +30,7 @@ from .marks import (
     parse_node,
     usual_keys,
 )
-from .settings import GPU_RESOURCES, USUAL_TAINTS
+from .settings import KubernetesConfig
 from .watch import WatchedObjects
 
 log = logging.getLogger(__name__)
@@ -58,33 +58,20 @@ class Kubernetes(model.Scheduler):
     def __init__(
         self,
         api: ApiServer,
-        *,
-        gpu_resources: Collection[str] = GPU_RESOURCES,
-        gang_labels: Collection[str] = (),
-        usual_taints: Collection[str] = USUAL_TAINTS,
-        no_execute: bool = False,
-        device_taints: bool = False,
-        reset_command: str = "",
-        release_command: str = "",
+        settings: KubernetesConfig | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """*no_execute*: EVICT_NOW also sets a taint that evicts every pod of the node that does not tolerate it.
-
-        *device_taints*: an advisory of single GPUs taints these GPUs instead of the node, if the API server supports it.
-        """
-        self._devices = DeviceRules(api) if device_taints else None
+        self._settings = settings = settings or KubernetesConfig()
+        self._devices = DeviceRules(api) if settings.device_taints else None
         self._rules_due = 0.0
-        self._api, self._no_execute, self._wall = api, no_execute, wall
-        self._usual_taints = tuple(usual_taints)
-        self._reset_command, self._release_command = reset_command, release_command
+        self._api, self._wall = api, wall
         self._nodes: WatchedObjects[KubernetesNode] = WatchedObjects(
             api, "/api/v1/nodes", parse_node, lambda thing: str(thing["metadata"]["name"])
         )
-        labels = tuple(gang_labels)
         self._pods: WatchedObjects[GangPod] = WatchedObjects(
             api,
             "/api/v1/pods",
-            lambda thing: parse_pod(thing, gpu_resources, labels),
+            lambda thing: parse_pod(thing, settings.gpu_resources, settings.gang_labels),
             lambda thing: f"{thing['metadata']['namespace']}/{thing['metadata']['name']}",
         )
         self._history = GangHistory()
@@ -124,7 +111,10 @@ class Kubernetes(model.Scheduler):
         nodes = self.current_nodes()
         common = usual_keys(nodes.values())
         wanted = nodes if names is None else {name: nodes[name] for name in names if name in nodes}
-        return {name: node_of(node, self._usual_taints, common) for name, node in wanted.items()}
+        return {
+            name: node_of(node, self._settings.usual_taints, common)
+            for name, node in wanted.items()
+        }
 
     def read_jobs(self) -> dict[str, model.ScheduledJob]:
         """Return gangs as NAMESPACE/KIND/NAME."""
@@ -178,9 +168,9 @@ class Kubernetes(model.Scheduler):
             case model.StartNow():
                 pass  # nothing delays a recreated pod
             case model.ResetGpus(node=node):
-                if self._release_command:
-                    run_command(site_command(self._release_command, node))
-                run_command(site_command(self._reset_command, node))
+                if self._settings.release_command:
+                    run_command(site_command(self._settings.release_command, node))
+                run_command(site_command(self._settings.reset_command, node))
             case _:
                 raise model.SchedulerError(f"{type(step).__name__} is not a step of Kubernetes")
 
@@ -190,7 +180,7 @@ class Kubernetes(model.Scheduler):
         if self._devices is not None and step.devices:
             devices = self._devices.devices(step.node, step.devices)
             if devices:
-                evicts = self._no_execute and step.hold.endswith(model.EVICT_SUFFIX)
+                evicts = self._settings.no_execute and step.hold.endswith(model.EVICT_SUFFIX)
                 self._devices.place(step.hold, step.node, devices, ends, evicts)
                 return
         self._edit(step.node, lambda holds: _with(holds, step.hold, ends))
@@ -221,7 +211,7 @@ class Kubernetes(model.Scheduler):
             try:
                 if node is None or attempt:
                     node = parse_node(self._api.call("GET", path))
-                patch = holds_patch(node, change(node.holds), self._no_execute)
+                patch = holds_patch(node, change(node.holds), self._settings.no_execute)
                 if not patch:
                     return
                 self._nodes.store(self._api.call("PATCH", path, patch, JSON_PATCH))
@@ -287,10 +277,19 @@ class Kubernetes(model.Scheduler):
         self._pods.start(LIST_SECONDS_MAX)
         return list(self._pods.current().values())
 
+    def view(self) -> AdmissionView:
+        """Return the nodes, those out of service, and the pods. Raises SchedulerError."""
+        return AdmissionView(
+            self.current_nodes(),
+            self.out_of_service(),
+            self.current_pods(),
+            self._settings.gpu_resources,
+        )
+
     def out_of_service(self) -> dict[str, str]:
         """Return why nodes are out of service or unhealthy, by name."""
         nodes = self.current_nodes().values()
-        return refusals(nodes, self._usual_taints, usual_keys(nodes))
+        return refusals(nodes, self._settings.usual_taints, usual_keys(nodes))
 
     def clear_health(self) -> tuple[list[str], list[str]]:
         """Remove the health condition and the bucket label from all nodes."""

@@ -37,10 +37,7 @@ class KubernetesSite(SchedulerSite):
         self._settings = config
         self._access = find_access(config.kubernetes_server, config.kubeconfig)
         self._api = ApiServer(self._access)
-        self._kubernetes = Kubernetes(
-            self._api, gpu_resources=config.gpu_resources, gang_labels=config.gang_labels, usual_taints=config.usual_taints,
-            no_execute=config.no_execute, device_taints=config.device_taints, reset_command=config.reset_command, release_command=config.release_command,
-        )  # fmt: skip
+        self._kubernetes = Kubernetes(self._api, config)
         self.scheduler = self._kubernetes
 
     def findings(self, attempt: bool) -> Iterable[DoctorFinding]:
@@ -95,9 +92,7 @@ class KubernetesSite(SchedulerSite):
         kubernetes, settings = self._kubernetes, self._settings
         return KueueController(
             ApiServer(self._access),
-            kubernetes.current_nodes,
-            kubernetes.out_of_service,
-            kubernetes.current_pods,
+            kubernetes.view,
             gpu_resources=settings.gpu_resources,
             select_bucket=settings.kueue_select_bucket,
         )

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from ...contract.text import counted
 from .. import model
 from ..scheduler_command import Run, run_command
 from ..settings import ExecutorConfig
@@ -164,7 +165,9 @@ def doctor_findings(ray: Ray, drains: bool) -> Iterable[model.DoctorFinding]:
     """Yield the state of Ray and unexpected behavior. Raises SchedulerError if Ray does not respond."""
     version, nodes = ray.capabilities().version, ray.read_nodes()
     alive = sum(node.state == "ALIVE" for node in nodes.values())
-    yield model.DoctorFinding(model.DoctorLevel.OK, f"Ray {version} answers: {alive} nodes")
+    yield model.DoctorFinding(
+        model.DoctorLevel.OK, f"Ray {version} answers: {counted(alive, 'node')}"
+    )
     if drains:
         yield model.DoctorFinding(
             model.DoctorLevel.NOTE, f"EVICT_NOW drains nodes, and {IRREVERSIBLE}"

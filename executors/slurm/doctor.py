@@ -6,8 +6,8 @@ import getpass
 import os
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
+from ...contract.text import counted
 from ..model import Capabilities, DoctorFinding, DoctorLevel, SchedulerError
 from ..scheduler_command import Run, run_command
 from .scheduler import Slurm
@@ -104,8 +104,8 @@ def rights_finding(run: Run, node: str) -> DoctorFinding:
 def missing_config(environment: Mapping[str, str]) -> str:
     """Return why Slurm's commands find no configuration on this machine; "" if a file exists."""
     if named := environment.get("SLURM_CONF"):
-        return "" if Path(named).is_file() else f"SLURM_CONF={named}: there is no such file"
-    if any(Path(file).is_file() for file in CONFIG_FILES):
+        return "" if os.path.isfile(named) else f"SLURM_CONF={named}: there is no such file"
+    if any(os.path.isfile(file) for file in CONFIG_FILES):
         return ""
     return f"there is no {CONFIG_FILES[0]}: run this where Slurm's commands work, or set SLURM_CONF"
 
@@ -127,7 +127,7 @@ def findings(
         config = parse_config(text)
         yield from config_findings(config, scheduler.capabilities(), getpass.getuser())
         nodes = scheduler.read_nodes()
-        yield DoctorFinding(DoctorLevel.OK, f"{len(nodes)} nodes")
+        yield DoctorFinding(DoctorLevel.OK, counted(len(nodes), "node"))
         if attempt and nodes:
             yield rights_finding(run_command, next(iter(nodes)))
     except SchedulerError as error:

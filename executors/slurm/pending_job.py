@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...contract.host_sets import HostSetError, expand_hosts
+from ...contract.text import counted
 from ..mirror_format import NODES_MAX, MirrorError, is_node_name
 from .text import BUSY, DOWN, DRAINED, OUT, gpus_of, gres_of, parse_reason, state_names
 
@@ -259,7 +260,7 @@ def obstacle(
         else:
             left = [node for node in left if not reason_of(node)]
         if len(left) < job.nodes:
-            return f"without {lost}, {len(left)} nodes are left for the {job.nodes} that it needs ({name})"
+            return f"without {lost}, {counted(len(left), 'node')} left for the {job.nodes} that it needs ({name})"
     return ""
 
 
@@ -297,7 +298,7 @@ def _conditions(
 
 def _too_small(job: PendingJob, one: SlurmNode) -> str:
     if one.gpus < job.gpus_per_node:
-        return f"{one.gpus} GPUs of {job.gpus_per_node}"
+        return f"{counted(one.gpus, 'GPU')} of {job.gpus_per_node}"
     if one.cpus < job.cpus_per_node:
         return f"{one.cpus} CPUs of {job.cpus_per_node}"
     for name, count in job.gres.items():
@@ -329,7 +330,7 @@ def verdict(job: PendingJob, steps: Sequence[NodeFilter]) -> str:
         return f"Slurm: {reason}: {NOT_FOR_NODES[reason]}"
     short = next((step for step in steps if step.left < job.nodes), None)
     if short is None and reason == "Priority":
-        return f"Slurm: Priority: jobs before it in the queue come first; {steps[-1].left} nodes are left for the {job.nodes} that it needs"
+        return f"Slurm: Priority: jobs before it in the queue come first; {counted(steps[-1].left, 'node')} left for the {job.nodes} that it needs"
     if short is None:
-        return f"{steps[-1].left} nodes are left for the {job.nodes} that it needs (Slurm: {job.reason})"
+        return f"{counted(steps[-1].left, 'node')} left for the {job.nodes} that it needs (Slurm: {job.reason})"
     return f"from {short.name!r} on too few nodes are left: {short.left} of the {job.nodes} that it needs (Slurm: {job.reason})"

@@ -8,7 +8,7 @@ import pytest
 
 from gangline.agent.config import AgentConfig
 from gangline.agent.latest import LatestReadings
-from gangline.agent.local.dcgm_metrics import NAMES, ROWS, WITHOUT_READING, DcgmExposition
+from gangline.agent.local.dcgm_metrics import NAMES, ROWS, DcgmExposition
 from gangline.agent.local.exposition import Exposition
 from gangline.agent.local.host_status import judged_tables
 from gangline.contract.exposition import ExpositionFormat, render_exposition
@@ -20,6 +20,8 @@ from tests.agent.test_exposition import ABOUT, reading
 UUID = "GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52"
 GPU = {"pci_address": "0000:9b:00.0", "minor_number": "3", "name": "NVIDIA A100-SXM4-80GB"}
 LABELS = f'{{gpu="0",UUID="{UUID}",pci_bus_id="00000000:9B:00.0",device="nvidia3",modelName="NVIDIA A100-SXM4-80GB",Hostname="node-1"}}'  # fmt: skip
+#: Rows of the list for which the agent has no reading.
+WITHOUT_READING = ("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "DCGM_FI_DEV_VGPU_LICENSE_STATUS")
 #: The enabled rows of dcgm-exporter's default-counters.csv: name, type, and the unit of its help
 #: text.
 DEFAULT_LIST = {

@@ -150,12 +150,12 @@ def test_what_passed_of_no_gpu_is_no_pass_of_one() -> None:
         (
             SERIALS[0],
             None,
-            "1 tests passed, 1 skipped, none of the GPU itself, so the result proves nothing",
+            "1 test passed, 1 skipped, none of the GPU itself, so the result proves nothing",
         ),
         (
             SERIALS[1],
             None,
-            "1 tests passed, 0 skipped, none of the GPU itself, so the result proves nothing",
+            "1 test passed, 0 skipped, none of the GPU itself, so the result proves nothing",
         ),
     ]
 
@@ -292,6 +292,23 @@ def test_a_report_becomes_an_event_of_each_gpu(told: Told, run: Run) -> None:
     assert failed.attributes["failed"] == "PCIe" and failed.attributes["dcgm_version"] == "3.3.8"
     run(report, options)
     assert len({event.event_id for event in sink.events}) == 2, "the same report is no news"
+
+
+def test_a_script_reads_json(told: Told, run: Run) -> None:
+    """A burn-in pipeline had to parse sentences to see which GPU failed."""
+    _, options = told
+    report = dcgm3(warnings=[{"warning": "replays", "error_id": 32}])
+    code, output, errors = run(report, [*options, "--json"])
+    document = json.loads(output)
+    assert (code, errors, document["format"]) == (cli.OK, "", cli.JSON_FORMAT)
+    assert [(row["gpu"], row["outcome"], row["imported"]) for row in document["gpus"]] == [
+        (UUIDS[0], "passed", True),
+        (UUIDS[1], "failed", True),
+    ]
+    code, output, errors = run(report, ["--socket", "/nowhere/agent.sock", "--json"])
+    assert (code, errors) == (cli.FAILED, "")
+    for row in json.loads(output)["gpus"]:
+        assert row["imported"] is False and "/nowhere/agent.sock" in row["error"]
 
 
 def test_a_gpu_without_serial_number_is_named_by_hand(told: Told, run: Run) -> None:

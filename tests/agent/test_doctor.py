@@ -305,6 +305,16 @@ def test_what_a_child_that_hung_had_read_is_shown() -> None:
     assert nothing.outcome is CollectOutcome.ERROR
 
 
+def test_settings_that_this_user_may_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/etc/gangline is closed to others: `gangline doctor` of a user ended with a traceback."""
+    monkeypatch.setattr(doctor, "CONFIG_FILE", tmp_path / ("a" * 300))
+    monkeypatch.setattr(doctor, "read_sources", lambda roots, off: [])
+    host = doctor.host_of(None, str(tmp_path))
+    assert host.config_error.endswith("run this as root, or as the agent's user")
+
+
 def test_the_child_reads_a_host_that_is_a_folder(tmp_path: Path) -> None:
     roots = unpack("plain-vm", tmp_path).roots
     results = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -12,8 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gangline.agent.gpu_list import GpuList
+from gangline.agent.kernel_log.checkpoint_file import CheckpointFile
+from gangline.agent.local.findings_state import FindingsState, FindingsStateFile
+from gangline.agent.release_state import ReleaseStateFile
 from gangline.agent.spool.event_queue import MESSAGE_CHARACTERS_MAX, EventQueue, parse_line
 from gangline.agent.spool.lockdir import FolderError
+from gangline.agent.spool.spool import read_run
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.agent.test_spool import disk_that_takes_nothing
 
@@ -63,6 +69,28 @@ def closed_queues() -> Iterator[None]:
 @pytest.fixture
 def queue(tmp_path: Path) -> EventQueue:
     return opened(tmp_path / "events")
+
+
+def test_a_fifo_in_place_of_a_file_blocks_nothing(tmp_path: Path) -> None:
+    """A FIFO named `events` blocked the agent's start for ever: no writer ever came."""
+    files = ("events", "meta.json", "gpus.json", "findings.json", "released.json", "position.json")
+    for name in (*files, *(f"{file}.new" for file in files), ".released.json"):
+        os.mkfifo(tmp_path / name)
+    queue = opened(tmp_path)
+    assert queue.write_errors
+    assert not queue.put(xid(79)) and ids(queue) == ["event-79"], "only in memory"
+    (tmp_path / "events.new").unlink()
+    assert queue.put(xid(94)) and ids(reopened(queue)) == ["event-79", "event-94"]
+    assert read_run(tmp_path) is None
+    gpus = GpuList(tmp_path)
+    assert "not a regular file" in gpus.last_error
+    findings = FindingsStateFile(tmp_path)
+    assert findings.load(b"boot") == FindingsState(b"boot")
+    assert not findings.save(FindingsState(b"boot"))
+    assert CheckpointFile(tmp_path).load() is None
+    releases = ReleaseStateFile(tmp_path, b"boot")
+    releases.write([])
+    assert releases.read(0) == []
 
 
 def test_events_wait_for_their_receipt_over_restarts(queue: EventQueue) -> None:

@@ -97,7 +97,7 @@ def test_without_a_spare_it_says_so(cluster: SlurmCluster) -> None:
     lost = sorted(ranks(cluster, job, 0))[1]
     cluster.command("scontrol", "update", f"nodename={lost}", "state=down", "reason=test")
     assert finish(cluster, job) == "1:0"
-    assert f"1 nodes of job {job} are left, the step needs 2" in cluster.output(job)
+    assert f"nodes left of job {job}: 1, the step needs 2" in cluster.output(job)
 
 
 @slurm

@@ -21,6 +21,8 @@ from tests.hosts.reading import StoppedClock, rows_of
 
 DATA = Path(__file__).parents[2] / "../shared/data/rdma/procfs_fixtures.ttar"
 U64_MAX = (1 << 64) - 1
+#: Columns of a mount: calls of all kinds, transmissions, major timeouts, errors.
+ALL_CALLS = slice(17, 21)
 #: Bytes mixed with the keywords of the parsers, so that they pass the first step.
 WORDS = (
     b"device ", b"server:/x mounted on /mnt with fstype nfs4 statvers=1.1\n", b" mounted on ", b"/a\\040b ",
@@ -88,7 +90,7 @@ def test_bind_mounts_of_one_source_are_one_mount() -> None:
     text += mounted("s:/y", "/pods/2", body) + mounted("tmpfs", "/t", "", "tmpfs")
     result = nfs.parse_mountstats(text.encode())
     assert [mount.point for mount in result] == ["/a", "/pods/2"]
-    assert result[0].reads == [5, 6, 1, 2, 3, 4, 0] and result[0].all_calls == [5, 6, 1, 0]
+    assert result[0].reads == [5, 6, 1, 2, 3, 4, 0] and result[0].values[ALL_CALLS] == [5, 6, 1, 0]
 
 
 def test_transports_of_every_kind() -> None:
@@ -120,13 +122,13 @@ def test_columns_that_are_none_cost_themselves() -> None:
     (mount,) = nfs.parse_mountstats(mounted("s:/x", "/a", lines).encode())
     assert mount.reads == [1, 2, 3, None, 7, 8, None]
     assert mount.writes == [None] * 7
-    assert mount.all_calls == [None] * 4
+    assert mount.values[ALL_CALLS] == [None] * 4
     whole = nfs.parse_mountstats(
         mounted("s:/x", "/a", lines.replace("WRITE: 1 2 3\n", "")).encode()
     )
-    assert whole[0].all_calls == [1, 2, 3, None]  # of READ: 88 may be the beginning of 8812
+    assert whole[0].values[ALL_CALLS] == [1, 2, 3, None]  # of READ: 88 may be the beginning of 8812
     large = f"\tREAD: {1 << 62} 1 1 1 1 1 1 1 1\n" * 5
-    assert nfs.parse_mountstats(mounted("s:/x", "/a", large).encode())[0].all_calls == [
+    assert nfs.parse_mountstats(mounted("s:/x", "/a", large).encode())[0].values[ALL_CALLS] == [
         None,
         5,
         5,

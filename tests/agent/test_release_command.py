@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import select
@@ -163,6 +164,29 @@ def test_release_by_uuid_then_status_then_resume(agent: Agent, run: Run) -> None
     )
     assert run(agent, "resume", B.upper()) == (0, f"resumed: {B}\n", "")
     assert run(agent, "resume") == (0, "nothing was released\n", "")
+
+
+def test_a_script_reads_json(agent: Agent, run: Run) -> None:
+    """A maintenance script had to parse sentences to see which GPUs are closed, and until when."""
+
+    def read(reached: Agent | None, *arguments: str) -> dict[str, Any]:
+        code, out, err = run(reached, *arguments, "--json")
+        assert (code, err) == (0, "")
+        document = cast(dict[str, Any], json.loads(out))
+        assert document.pop("format") == cli.JSON_FORMAT
+        return document
+
+    released = read(agent, "release", A, "--for", "10m", "--reason", "reset")
+    (gpu,) = released.pop("released")
+    assert (gpu["gpu"], gpu["reason"]) == (A, "reset") and 0 < gpu["seconds_left"] <= 600
+    assert released.pop("processes_not_inspected") >= 0
+    assert released == {"agent_runs": True, "held_by_agent": [], "held_by_others": []}
+    status = read(agent, "release", "--status")
+    assert status["pid"] == os.getpid() and [row["gpu"] for row in status["released"]] == [A]
+    assert read(agent, "resume") == {"agent_runs": True, "resumed": [A]}
+    assert read(None, "release")["agent_runs"] is False
+    assert read(None, "release", "--status") == {"agent_runs": False}
+    assert read(None, "resume") == {"agent_runs": False, "resumed": []}
 
 
 def test_release_of_all(agent: Agent, run: Run) -> None:

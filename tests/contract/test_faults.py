@@ -102,6 +102,23 @@ def test_a_limit_that_the_fleet_cannot_compare_is_refused(
         list(fleet_rules())
 
 
+@pytest.mark.parametrize(
+    ("when", "message"),
+    [
+        ('"gpu.lost_state == 7"', "when: expected a list"),
+        ('["gpu.lost_state is 7"]', 'expected "signal == 1"'),
+    ],
+)
+def test_a_condition_in_a_wrong_form_names_the_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, message: str
+) -> None:
+    """A `when` without brackets stopped every aggregator with "'g': expected ...", and no fault's name."""
+    (tmp_path / "odd.toml").write_text(ROW.replace('["gpu.lost_state == 7"]', when))
+    monkeypatch.setattr(table, "FOLDER", tmp_path)
+    with pytest.raises(PolicyError, match=rf"fault 'gpu\.odd': .*{message}"):
+        list(fleet_rules())
+
+
 @pytest.mark.parametrize("comparison", ["== 1", "!= 1", "> 0.5", "< 2", "beyond 0.5", "in 1,2"])
 def test_a_missing_reading_is_no_fault(comparison: str) -> None:
     """A host whose GPU cannot be read must not be drained for it."""

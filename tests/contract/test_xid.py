@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.aggregator.model import Reason
+from gangline.contract.xid import tools
 from gangline.contract.xid.policy import (
     SCOPES,
     SXID_CODE_MIN,
@@ -29,7 +31,6 @@ from gangline.contract.xid.policy import (
     refine,
     sxid_policy,
 )
-from gangline.contract.xid.tools import tool_actions, tool_codes
 
 CATALOGUE = Path(__file__).parents[3] / "shared" / "data" / "xid" / "catalogue.csv"
 CODES = 172
@@ -269,7 +270,9 @@ class TestOthers:
     def test_the_disagreements_of_the_design(self) -> None:
         """The cases that made an explanation necessary."""
         claims = {
-            (code, other.tool): other.message for code in policy() for other in tool_actions(code)
+            (code, other.tool): other.message
+            for code in policy()
+            for other in tools.tool_actions(code)
         }
         assert "reboots" in claims[94, "GPUd"] and "fatal" in claims[63, "GPUd"]
         assert "fatal" in claims[63, "EKS node agent"]
@@ -278,11 +281,14 @@ class TestOthers:
 
     def test_every_claim_has_its_source_and_code(self) -> None:
         """A claim about a code that does not exist was mistyped."""
-        assert tool_codes() <= policy().keys()
+        table = Path(tools.__file__).with_name("xid_tools.toml").read_text()
+        actions = [tool["actions"] for tool in tomllib.loads(table)["tool"]]
+        listed = {code for action in actions for codes in action.values() for code in codes}
+        assert listed <= policy().keys()
         for code in policy():
-            tools = [other.tool for other in tool_actions(code)]
-            assert len(tools) == len(set(tools))
-            assert all("/" in other.source for other in tool_actions(code))
+            names = [other.tool for other in tools.tool_actions(code)]
+            assert len(names) == len(set(names))
+            assert all("/" in other.source for other in tools.tool_actions(code))
 
 
 @pytest.mark.parametrize(

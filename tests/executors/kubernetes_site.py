@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 from gangline.executors.kubernetes.api import ApiServer
 from gangline.executors.kubernetes.scheduler import Kubernetes
+from gangline.executors.kubernetes.settings import KubernetesConfig
 from gangline.executors.model import Scheduler
 from tests.executors.contract import Site
 from tests.kubernetes_cluster import NAMESPACE, UsedCluster, until
@@ -14,9 +17,11 @@ from tests.kubernetes_cluster import NAMESPACE, UsedCluster, until
 class KubernetesSite(Site):
     """A Kubernetes cluster with the executor's minimal rights. *settings* belong to the scheduler."""
 
-    def __init__(self, cluster: UsedCluster, **settings: Any) -> None:
+    def __init__(
+        self, cluster: UsedCluster, wall: Callable[[], float] = time.time, **settings: Any
+    ) -> None:
         self.people = cluster.people
-        self.kubernetes = Kubernetes(ApiServer(cluster.access), **settings)
+        self.kubernetes = Kubernetes(ApiServer(cluster.access), KubernetesConfig(**settings), wall)
         self.kubernetes.capabilities()
 
     @property

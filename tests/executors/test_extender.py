@@ -313,7 +313,7 @@ def test_a_request_that_comes_in_pieces(served: ServedExtender) -> None:
             plain.sendall(whole[index : index + 50])
         plain.sendall(whole + b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         answer = b"".join(iter(lambda: plain.recv(65536), b""))
-    assert answer.count(b"HTTP/1.1 200 OK") == 3 and answer.endswith(b"1 of 5 nodes are filtered\n")
+    assert answer.count(b"HTTP/1.1 200 OK") == 3 and answer.endswith(b"filtered: 1 of 5 nodes\n")
 
 
 def test_figures(served: ServedExtender) -> None:

@@ -17,6 +17,7 @@ from gangline.executors.kubernetes.kueue import (
     MESSAGE_CHARACTERS_MAX,
     REQUEUE_SECONDS,
     REQUEUE_SECONDS_MAX,
+    AdmissionView,
     CheckAnswer,
     KueueController,
     KueueWorkload,
@@ -47,6 +48,10 @@ BASE = f"/apis/{KUEUE}/v1beta1"
 STAMP = "2026-01-01T00:00:00Z"
 
 
+def empty_view() -> AdmissionView:
+    return AdmissionView({}, {}, (), GPU_RESOURCES)
+
+
 def fleet(count: int = 4, **settings: Any) -> dict[str, KubernetesNode]:
     names = [f"n{index}" for index in range(1, count + 1)]
     return {name: KubernetesNode(name, "1", gpus={"nvidia.com/gpu": 8}, ready="True", **settings) for name in names}  # fmt: skip
@@ -58,7 +63,7 @@ def workload(*pod_sets: PodSet, retries: int = 0) -> KueueWorkload:
 
 def decide(pods: int, out: dict[str, str], **settings: Any) -> CheckAnswer:
     nodes = settings.pop("nodes", fleet())
-    return check_workload(workload(PodSet("main", pods, 8)), nodes, out, settings.pop("running", ()), GPU_RESOURCES, **settings)  # fmt: skip
+    return check_workload(workload(PodSet("main", pods, 8)), AdmissionView(nodes, out, settings.pop("running", ()), GPU_RESOURCES), **settings)  # fmt: skip
 
 
 def test_it_waits_only_for_nodes_that_are_out() -> None:
@@ -87,9 +92,14 @@ def test_selectors_and_flavors_narrow_the_nodes() -> None:
         "ml", "t", (PodSet("main", 1, 8),), (), True, {"main": frozenset(["fast"])}
     )
     narrowed = with_flavors(kueue_workload, {"fast": {"kind": "h100"}, "slow": {}})
-    assert check_workload(narrowed, nodes, {"h1": "bucket 3"}, (), GPU_RESOURCES).state == "Retry"
     assert (
-        check_workload(kueue_workload, nodes, {"h1": "bucket 3"}, (), GPU_RESOURCES).state
+        check_workload(narrowed, AdmissionView(nodes, {"h1": "bucket 3"}, (), GPU_RESOURCES)).state
+        == "Retry"
+    )
+    assert (
+        check_workload(
+            kueue_workload, AdmissionView(nodes, {"h1": "bucket 3"}, (), GPU_RESOURCES)
+        ).state
         == "Ready"
     )
 
@@ -97,11 +107,16 @@ def test_selectors_and_flavors_narrow_the_nodes() -> None:
 def test_pod_sets_share_the_nodes() -> None:
     """A launcher of one GPU and workers of eight: the widest is placed first."""
     both = workload(PodSet("launcher", 1, 1), PodSet("worker", 4, 8), PodSet("cpu", 9, 0))
-    assert check_workload(both, fleet(), {}, (), GPU_RESOURCES).message.endswith(
+    assert check_workload(both, AdmissionView(fleet(), {}, (), GPU_RESOURCES)).message.endswith(
         "the decision is Kueue's"
     )
-    assert check_workload(both, fleet(5), {}, (), GPU_RESOURCES).state == "Ready"
-    assert check_workload(workload(PodSet("cpu", 3, 0)), {}, {}, (), GPU_RESOURCES).state == "Ready"
+    assert check_workload(both, AdmissionView(fleet(5), {}, (), GPU_RESOURCES)).state == "Ready"
+    assert (
+        check_workload(
+            workload(PodSet("cpu", 3, 0)), AdmissionView({}, {}, (), GPU_RESOURCES)
+        ).state
+        == "Ready"
+    )
 
 
 def test_the_wait_grows_and_the_message_is_bounded() -> None:
@@ -124,7 +139,9 @@ def test_a_selector_of_the_bucket_only_where_it_is_asked_for() -> None:
     assert not decide(2, {}, nodes=fleet(bucket_label="1"), select_bucket=True).node_selector
     own = workload(PodSet("main", 1, 8, {"gangline.io/bucket": "1"}))
     labeled = fleet(bucket_label="0", labels={"gangline.io/bucket": "1"})
-    assert not check_workload(own, labeled, {}, (), GPU_RESOURCES, select_bucket=True).node_selector
+    assert not check_workload(
+        own, AdmissionView(labeled, {}, (), GPU_RESOURCES), select_bucket=True
+    ).node_selector
 
 
 def test_the_patch_touches_our_check_alone() -> None:
@@ -169,11 +186,12 @@ def site(cluster: UsedCluster) -> Iterator[KubernetesSite]:
 
 @pytest.fixture
 def controller(cluster: UsedCluster, site: KubernetesSite) -> Iterator[KueueController]:
-    kubernetes = site.kubernetes
     controller = KueueController(
-        ApiServer(cluster.access), kubernetes.current_nodes, kubernetes.out_of_service, kubernetes.current_pods,
-        gpu_resources=GPU_RESOURCES, select_bucket=True,
-    )  # fmt: skip
+        ApiServer(cluster.access),
+        site.kubernetes.view,
+        gpu_resources=GPU_RESOURCES,
+        select_bucket=True,
+    )
     yield controller
     controller.close()
 
@@ -276,7 +294,7 @@ def test_without_kueue_nothing_is_done(site: KubernetesSite) -> None:
     """The setting is on, and Kueue is not installed: one line in the log, no error."""
 
     with closing(ApiServer(site.people.api.access)) as api:
-        controller = KueueController(api, dict, dict, list, gpu_resources=())
+        controller = KueueController(api, empty_view, gpu_resources=())
         patch = pytest.MonkeyPatch()
         patch.setattr(kubernetes_kueue, "GROUP", "absent.x-k8s.io")
         assert controller.turn() == kubernetes_kueue.ABSENT_SECONDS and controller.undo() == []
@@ -289,9 +307,7 @@ def test_the_check_is_of_a_version_that_is_served() -> None:
         for definition in DEFINITIONS:
             fake.define(definition)
         fake.serve(KUEUE, ("v1beta2", "v1beta1"))
-        controller = KueueController(
-            ApiServer(access), dict, dict, list, gpu_resources=GPU_RESOURCES
-        )
+        controller = KueueController(ApiServer(access), empty_view, gpu_resources=GPU_RESOURCES)
         with closing(controller):
             controller.turn()
             created = fake.objects["admissionchecks", "", "gangline"]
@@ -319,7 +335,7 @@ def test_a_check_under_another_name_is_enough() -> None:
         with fake.condition:
             fake.create("admissionchecks", "", own)
         with closing(
-            KueueController(ApiServer(access), dict, dict, list, gpu_resources=())
+            KueueController(ApiServer(access), empty_view, gpu_resources=())
         ) as controller:
             controller.turn()
             assert [name for kind, _, name in fake.objects if kind == "admissionchecks"] == [

@@ -390,6 +390,22 @@ def test_a_program_runs_again_when_its_token_expires(host: ApiHost, tmp_path: Pa
     assert (tmp_path / "runs").read_text() == "get-token-eu\n" * 2
 
 
+def test_a_program_that_hangs_is_killed(
+    host: ApiHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`aws` waited for a second factor: the executor neither carried out advice nor reported anything."""
+    monkeypatch.setattr(kubernetes_api.LoginProgram.communicate, "__defaults__", (None, 0.2))
+    login = login_program(tmp_path, EKS)
+    (tmp_path / "login.py").write_text(
+        "import os, time\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+        "time.sleep(3600)\n"
+    )
+    path = kubeconfig(tmp_path, host, {"exec": login})
+    with pytest.raises(SchedulerError, match=r"exec: .* ran longer than 0\.2 s and was killed"):
+        find_access(kubeconfig=str(path))
+
+
 def test_a_login_that_cannot_be_renewed_says_why(host: ApiHost, tmp_path: Path) -> None:
     """`Unauthorized` alone does not show that the program of the login fails since yesterday."""
     now = 100.0

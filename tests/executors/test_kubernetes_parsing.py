@@ -491,5 +491,5 @@ def test_the_doctor_counts_outages() -> None:
     (job,) = GangHistory().jobs([parsed(owner=None)], (), 0.0).values()
     lines = [finding.text for finding in cluster_findings(nodes, {job.name: job})]
     assert lines[0] == "3 nodes, 1 gangs with GPUs"
-    assert lines[1].startswith("3 nodes count as taken out by others: tainted team=a")
+    assert lines[1].startswith("3 nodes taken out by others: tainted team=a")
     assert "1 gangs are not evicted" in lines[2] and "ml/pod/p-0" in lines[2]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gangline import cli
+from gangline.executors import command
 from gangline.executors.ledger import (
     ENTRIES_MAX,
     FILE_BYTES_MAX,
@@ -19,6 +20,7 @@ from gangline.executors.ledger import (
     LedgerError,
     locked,
 )
+from gangline.executors.model import DoctorLevel
 
 
 def entry(name: str = "a1") -> Entry:
@@ -112,6 +114,7 @@ def test_one_executor_has_a_ledger(tmp_path: Path) -> None:
         (["--set", "node_map=/nonexistent"], "No such file"),
         (["--set", "polls=3"], "unknown setting 'polls'"),
         (["undo"], "confirm with --all"),
+        (["run", "--json"], "--json is for doctor and status"),
     ],
 )
 def test_mistakes_are_named(
@@ -122,6 +125,31 @@ def test_mistakes_are_named(
     except SystemExit as ended:
         code = int(str(ended.code))
     assert code == 2 and message in capsys.readouterr().err
+
+
+def test_doctor_survives_an_unreadable_ledger(tmp_path: Path) -> None:
+    """`doctor` as another user than the executor's ended with a traceback."""
+    finding = command._ledger_finding(tmp_path / ("a" * 300))
+    assert finding.level is not DoctorLevel.OK and "does not exist yet" in finding.text
+
+
+def test_status_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A monitor had to parse the columns of `executor slurm status`."""
+    command = ["executor", "slurm", "status", "--json", "--set", f"ledger={tmp_path}"]
+    assert cli.main(command) == cli.OK
+    assert json.loads(capsys.readouterr().out) == {"format": cli.JSON_FORMAT, "entries": []}
+    ledger = ExecutorLedger(tmp_path / "ledger.json")
+    ledger.add(entry("a1"))
+    ledger.save()
+    assert cli.main(command) == cli.OK
+    (row,) = json.loads(capsys.readouterr().out)["entries"]
+    assert (row["advisory"], row["node"], row["mark"], row["hold"], row["phase"]) == (
+        "a1",
+        "gpu1",
+        "hold",
+        "gangline_a1",
+        "set",
+    )
 
 
 @pytest.mark.parametrize(

@@ -153,20 +153,20 @@ def test_no_job_starts_on_a_node_in_such_a_state(state: str) -> None:
     ("changes", "nodes", "reason"),
     [
         ({}, "abc", ""),
-        ({}, "ab", "without a, 1 nodes are left for the 2 that it needs (partition)"),
+        ({}, "ab", "without a, 1 node left for the 2 that it needs (partition)"),
         ({"named": frozenset("a")}, "abc", "it asks for a (--nodelist)"),
         ({"named": frozenset("b")}, "abc", ""),
-        ({"features": frozenset("f")}, "abc", "without a, 1 nodes are left for the 2 that it needs (features)"),
+        ({"features": frozenset("f")}, "abc", "without a, 1 node left for the 2 that it needs (features)"),
         ({"features": None}, "abc", ""),
-        ({"reservation": "r"}, "abc", "without a, 1 nodes are left for the 2 that it needs (its reservation)"),
-        ({"gpus_per_node": 8}, "abc", "without a, 0 nodes are left for the 2 that it needs (size)"),
-        ({"gres": {"lic": 1}, "nodes": 1}, "bc", "without a, 0 nodes are left for the 1 that it needs (size)"),
-        ({"gres": {"gpu:h100": 4}, "nodes": 1}, "bc", "without a, 0 nodes are left for the 1 that it needs (size)"),
+        ({"reservation": "r"}, "abc", "without a, 1 node left for the 2 that it needs (its reservation)"),
+        ({"gpus_per_node": 8}, "abc", "without a, 0 nodes left for the 2 that it needs (size)"),
+        ({"gres": {"lic": 1}, "nodes": 1}, "bc", "without a, 0 nodes left for the 1 that it needs (size)"),
+        ({"gres": {"gpu:h100": 4}, "nodes": 1}, "bc", "without a, 0 nodes left for the 1 that it needs (size)"),
         ({"gres": {"gpu:a100": 4}, "nodes": 1}, "bc", ""),
         ({"licenses": {"tool": 2, "ansys@db": 1}}, "abc", ""),
         ({"licenses": {"tool": 3}}, "abc", "it needs 3 of license tool, and Slurm has 2"),
         ({"licenses": {"gone": 1}}, "abc", "it needs 1 of license gone, and Slurm has 0"),
-        ({"left_out": frozenset("c")}, "abc", "without a, 1 nodes are left for the 2 that it needs (left out by the job)"),
+        ({"left_out": frozenset("c")}, "abc", "without a, 1 node left for the 2 that it needs (left out by the job)"),
     ],
 )  # fmt: skip
 def test_what_keeps_a_job_from_running_elsewhere(
@@ -191,7 +191,7 @@ def test_its_own_reservation_is_open_to_it() -> None:
     nodes = [node("a"), node("b"), node("c")]
     steps, left = steps_of(job(reservation="mine"), nodes, {"mine": ["a", "b"], "other": ["c"]})
     assert left == ["a", "b"]
-    assert verdict(job(), steps) == "2 nodes are left for the 2 that it needs (Slurm: Resources)"
+    assert verdict(job(), steps) == "2 nodes left for the 2 that it needs (Slurm: Resources)"
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_its_own_reservation_is_open_to_it() -> None:
         ({"state": "RUNNING"}, "job 5 is RUNNING: it does not wait"),
         (
             {"reason": "Priority", "nodes": 1},
-            "jobs before it in the queue come first; 1 nodes are left for the 1",
+            "jobs before it in the queue come first; 1 node left for the 1",
         ),
         ({"nodes": 9}, "from 'all nodes' on too few nodes are left: 1 of the 9"),
     ],

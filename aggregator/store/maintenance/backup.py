@@ -125,7 +125,7 @@ class Backup:
         if needed > free:
             raise CopyError(
                 f"{self._to} has {format_bytes(free)} free, and this backup needs "
-                f"{format_bytes(needed)}: make room there, or name another folder with --to"
+                f"{format_bytes(needed)}: make room there, or name another folder with -o"
             )
 
     def _copy_store(self, source: ConsistentView, part: Path) -> None:

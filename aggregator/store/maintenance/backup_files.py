@@ -185,8 +185,8 @@ def newest(folder: Path) -> Path:
 
 def _no_backup_message(folder: Path) -> str:
     if not folder.exists():
-        return f"{folder} is not there: name the folder that `gangline admin backup --to` was given"
-    return f"{folder} is not a backup and contains none: there is no {MANIFEST_FILE} (it is written last; without it a backup is incomplete). Name the folder that `gangline admin backup --to` was given"
+        return f"{folder} is not there: name the folder that `gangline admin backup -o` was given"
+    return f"{folder} is not a backup and contains none: there is no {MANIFEST_FILE} (it is written last; without it a backup is incomplete). Name the folder that `gangline admin backup -o` was given"
 
 
 def files(folder: Path) -> list[str]:

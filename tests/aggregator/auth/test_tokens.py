@@ -24,6 +24,7 @@ from gangline.aggregator.auth.tokens import (
     parse_tokens,
     read_tokens,
     update_tokens,
+    write_private,
 )
 from gangline.aggregator.principal import Role
 
@@ -66,6 +67,20 @@ def test_the_file_shows_nobody_how_to_log_in(tmp_path: Path) -> None:
     assert secret not in text and secret.split("_", 2)[2] not in text
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_a_full_disk_names_the_file_and_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`admin token new` said "No space left on device" without a file, and left an empty one."""
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left") as raised:
+        write_private(tmp_path / "a.token", b"secret", 0o600)
+    assert raised.value.filename == str(tmp_path / "a.token") and not [*tmp_path.iterdir()]
 
 
 def test_a_token_ends(tmp_path: Path) -> None:

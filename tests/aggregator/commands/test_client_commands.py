@@ -20,7 +20,8 @@ from gangline import cli
 from gangline.aggregator.commands import explain, hosts, plan, sql
 from gangline.contract.client.connection import FILE_VARIABLE, CommandError, read_connection_options
 from gangline.contract.client.score_client import ScoreListing
-from gangline.contract.client.terminal import counted, width_of
+from gangline.contract.client.terminal import width_of
+from gangline.contract.text import counted
 from gangline.executors import command as executor
 from gangline.executors.model import DoctorLevel
 from tests.aggregator.commands.test_host_table import score

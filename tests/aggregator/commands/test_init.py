@@ -113,6 +113,8 @@ def test_nothing_that_exists_is_changed(tmp_path: Path, capsys: pytest.CaptureFi
     assert "No such file" in capsys.readouterr().err
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     assert run("trial", tmp_path / "link") == cli.FAILED
+    assert run("trial", tmp_path / ("a" * 300)) == cli.FAILED
+    assert "File name too long" in capsys.readouterr().err
     after = snapshot_of(tmp_path)
     assert after.pop("file")[1] == b"mine" and after == before
     assert {path.name for path in tmp_path.iterdir()} == {"made", "file", "link"}

@@ -75,17 +75,17 @@ TABLE = [
     (GangRequirements(4, within=Tier.RACK), [*rack("a", 2), *rack("b", 3)],
      {blockers.NODES: "4 -> 3 nodes", blockers.WITHIN: "within one rack -> one spine"}),
     (GangRequirements(4, score_min=0.999), rack("a", 5),
-     {blockers.NODES: "4 -> 1 nodes", blockers.FLOOR: "node floor 0.999 -> 0.9968"}),
+     {blockers.NODES: "4 -> 1 node", blockers.FLOOR: "node floor 0.999 -> 0.9968"}),
     (GangRequirements(9), rack("a", 5), {blockers.NODES: "9 -> 5 nodes"}),
     (GangRequirements(4, spread_over=Tier.POWER_DOMAIN, spread_nodes_max=1), rack("a", 5),
-     {blockers.NODES: "4 -> 1 nodes", blockers.SPREAD: "at most 1 -> 4 nodes in one power domain"}),
+     {blockers.NODES: "4 -> 1 node", blockers.SPREAD: "at most 1 -> 4 nodes in one power domain"}),
     (GangRequirements(6, segment_nodes=3, segment_tier=Tier.RACK), [*rack("a", 2), *rack("b", 4)],
      {blockers.NODES: "6 -> 3 nodes", blockers.SEGMENTS: "segments of 3 within a rack -> a spine"}),
     # Causes that nodes share count: no two nodes reach a floor of 0.99 over a day, however healthy.
     (GangRequirements(4, survival_min=0.99), rack("a", 5, 1e-6),
-     {blockers.NODES: "4 -> 1 nodes", blockers.SURVIVAL: "survival of the gang 0.99 -> 0.9528"}),
+     {blockers.NODES: "4 -> 1 node", blockers.SURVIVAL: "survival of the gang 0.99 -> 0.9528"}),
     (GangRequirements(2), [*rack("a", 1), Node("x", free=False, job="81")],
-     {blockers.NODES: "2 -> 1 nodes", blockers.CANDIDATES: "job 81 gives up 1 nodes (the gang's priority is not known)"}),
+     {blockers.NODES: "2 -> 1 node", blockers.CANDIDATES: "job 81 gives up 1 node (the gang's priority is not known)"}),
 ]  # fmt: skip
 
 

@@ -112,7 +112,9 @@ def test_a_price_that_nobody_declared_is_as_the_others() -> None:
     unknown = planner.evaluate_nodes(table, candidates, needs, np.array([2])).price
     (part,) = [price_part.gpu_hours for price_part in unknown.parts if price_part.name == "money"]
     assert (part.lower, part.value, part.upper) == (80.0, 160.0, 240.0)
-    assert part.source is QuantitySource.ASSUMED and "1 nodes no price is declared" in part.evidence
+    assert (
+        part.source is QuantitySource.ASSUMED and "no price is declared for 1 node" in part.evidence
+    )
     known = planner.evaluate_nodes(table, candidates, needs, np.array([0])).price
     width = unknown.total.upper - unknown.total.lower
     assert width == pytest.approx(known.total.upper - known.total.lower + 160.0)

@@ -48,12 +48,12 @@ def changes(priority: int | None, priorities: dict[str, int], nodes: int = 2) ->
 @pytest.mark.parametrize(
     ("priority", "priorities", "change"),
     [
-        (None, {"a": 1}, "job a gives up 1 nodes (the gang's priority is not known)"),
-        (5, {}, "job a gives up 1 nodes (its priority is not known)"),
-        (5, {"a": 4}, "job a gives up 1 nodes (priority 4, below 5)"),
-        (5, {"a": 5}, "job b gives up 1 nodes (its priority is not known)"),
-        (5, {"b": 4}, "job b gives up 1 nodes (priority 4, below 5)"),
-        (-5, {"a": -4, "b": -6}, "job b gives up 1 nodes (priority -6, below -5)"),
+        (None, {"a": 1}, "job a gives up 1 node (the gang's priority is not known)"),
+        (5, {}, "job a gives up 1 node (its priority is not known)"),
+        (5, {"a": 4}, "job a gives up 1 node (priority 4, below 5)"),
+        (5, {"a": 5}, "job b gives up 1 node (its priority is not known)"),
+        (5, {"b": 4}, "job b gives up 1 node (priority 4, below 5)"),
+        (-5, {"a": -4, "b": -6}, "job b gives up 1 node (priority -6, below -5)"),
     ],
 )
 def test_who_gives_up_nodes(priority: int | None, priorities: dict[str, int], change: str) -> None:

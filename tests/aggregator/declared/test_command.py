@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -92,6 +93,24 @@ def test_what_would_change_against_files(
         "- maintenance of gpu-001: 2026-11-20 00:00 UTC to 2026-11-21 00:00 UTC, new fans (alice)",
         "~ thresholds: host.cpu_steal_ratio: 0.2 -> 0.3",
     ]
+
+
+def test_a_pipeline_reads_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A review of a change had to parse sentences for the list of changes."""
+    check = ["admin", "declared", "check", "--json"]
+    (tmp_path / "a.toml").write_text(AFTER)
+    (tmp_path / "old.toml").write_text(BEFORE)
+    assert cli.main([*check, "a.toml", "--against", "old.toml"]) == cli.OK
+    document = json.loads(capsys.readouterr().out)
+    assert document["valid"] and document["against"] == "old.toml" and len(document["hash"]) > 8
+    assert document["changes"][0] == "- places: gpu-001 rack = r1" and len(document["changes"]) == 5
+    (tmp_path / "a.toml").write_text(BEFORE.replace("rack", "rak"))
+    assert cli.main([*check, "a.toml"]) == cli.FAILED
+    assert json.loads(capsys.readouterr().out) == {
+        "format": cli.JSON_FORMAT,
+        "valid": False,
+        "problems": ["a.toml:3: rak: unknown here; did you mean rack?"],
+    }
 
 
 def test_what_holds_where_a_threshold_is_not_rolled_out_yet_is_a_change(

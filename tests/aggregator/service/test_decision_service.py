@@ -204,12 +204,12 @@ async def test_a_decision_is_explained_with_who_took_which_option(
         many = placement_pb2.PlanPlacementRequest(gang=placement_pb2.GangRequirements(nodes=9))
         blocked = await placement.PlanPlacement(many)
         assert await explain(aggregator.port, "decision", blocked.decision_id, "--replay") == cli.OK
-        assert "gang.nodes: 9 nodes are requested" in capsys.readouterr().out
+        assert "gang.nodes: requested: 9 nodes" in capsys.readouterr().out
     rows = lab.rows("SELECT decision, chosen_option, chosen_by, blockers FROM ops.decisions")
     by_id = {row[0]: row[1:] for row in rows}
     assert by_id[plan.decision_id] == (1, "slurm", [])
     option, owner, (message, *_) = by_id[blocked.decision_id]
-    assert option is None and owner is None and message.startswith("gang.nodes: 9 nodes")
+    assert option is None and owner is None and message.startswith("gang.nodes: requested: 9 nodes")
 
 
 async def test_ids_that_no_decision_has(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:

@@ -201,7 +201,7 @@ def test_the_caller_is_told_what_its_own_nodes_break() -> None:
     option = asyncio.run(service.EvaluatePlacement(request, None)).option
     assert list(option.node_index) == [2, 1]
     assert list(option.violations) == [
-        "1 nodes are UNHEALTHY, in maintenance, or gone", "the nodes are not within one leaf",
+        "UNHEALTHY, in maintenance, or gone: 1 node", "the nodes are not within one leaf",
     ]  # fmt: skip
 
 

@@ -142,7 +142,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
         r"gangline.duckdb was cut off: it has 0 bytes.*restore a backup \(gangline admin restore",
     ),
     "the head only": (cut(STORE, 0.005), r"was cut off: it has \d+ bytes, and says that it has \d+"),
-    "half a file": (cut(STORE, 0.5), r"was cut off: .*gangline admin restore --from BACKUP"),
+    "half a file": (cut(STORE, 0.5), r"was cut off: .*gangline admin restore BACKUP"),
     "another program's file": (
         written(STORE, b"SQLite format 3\0" * 1000), r"not a DuckDB file.*unchanged.*--data",
     ),
