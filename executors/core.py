@@ -204,9 +204,22 @@ def _restore(
     is_in_force = situation.is_live and advice.expires - situation.now > HOLD_SECONDS_MIN
     if not is_in_force or advice.action not in HOLDING_ACTIONS or not _is_own(situation, advice):
         return []
+    if _is_returned(situation, advice):
+        return []
     if refusal_reason(situation, ledger, advice, marks):
         return []
     return [Restore(advice.name, f"{advice.action} of {advice.node} is in force: {advice.reason}")]
+
+
+def _is_returned(situation: Situation, advice: Advice) -> bool:
+    """Return whether a later advisory returns the node: until its answer is stored, *advice* is still in force."""
+    return any(
+        later.action == RETURN
+        and later.node == advice.node
+        and later.state in ("ACCEPTED", DONE)
+        and _number(later.name) > _number(advice.name)
+        for later in situation.advice.values()
+    )
 
 
 def refusal_reason(situation: Situation, ledger: ExecutorLedger, advice: Advice, marks: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from gangline.executors.ledger import (
     LedgerError,
     locked,
 )
+from gangline.executors.settings import ExecutorConfig
+from gangline.executors.slurm.site import SlurmSite
 
 
 def entry(name: str = "a1") -> Entry:
@@ -34,6 +37,24 @@ def test_what_was_saved_is_read(tmp_path: Path) -> None:
     ledger.save()
     again = ExecutorLedger(tmp_path / "ledger.json")
     assert again.entries == ledger.entries and again.tokens == {"a1": 7}
+
+
+def test_a_shadow_stores_no_ledger(tmp_path: Path) -> None:
+    """A shadow beside an acting executor replaced its ledger; without one it failed at each turn."""
+    site = SlurmSite(ExecutorConfig(ledger=str(tmp_path / "executor")))
+    with site.own_ledger(threading.Event(), shadow=True) as shadow:
+        assert shadow is not None
+        shadow.save()
+    assert not (tmp_path / "executor").exists()
+    with site.own_ledger(threading.Event(), shadow=False) as ledger:
+        assert ledger is not None
+        ledger.add(entry())
+        ledger.save()
+        with site.own_ledger(threading.Event(), shadow=True) as shadow:
+            assert shadow is not None and shadow.entries == ledger.entries
+            shadow.remove("a1")
+            shadow.save()
+    assert site.read_ledger().entries == ledger.entries
 
 
 def test_reported_nodes_have_a_limit(tmp_path: Path) -> None:
