@@ -46,7 +46,7 @@ class ClusterReader:
         for job in state.jobs.values():
             if job.problem:
                 self._context.warn(f"job {job.name} is not seen on any node", job.problem)
-        if core.is_mark_missing(self._context.ledger, state):
+        if core.missing_marks(self._context.ledger, state):
             state = replace(state, started=self._context.scheduler.started())
         self.state = state
 

@@ -30,6 +30,7 @@ from ..contract.otlp_logs import OtlpLogExporter
 from ..contract.settings import SettingsError, describe, load
 from ..contract.wire import advisory_pb2
 from ..contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
+from . import core
 from .client import CALL_SECONDS, CHANNEL_OPTIONS, AggregatorClient
 from .context import ExecutorContext
 from .executor import Executor
@@ -41,7 +42,7 @@ from .launchers import segments as launcher_segments
 from .launchers.launchers import Launchers
 from .ledger import Entry, ExecutorLedger, LedgerError, locked
 from .metrics import ExecutorFigures
-from .model import DoctorFinding, DoctorLevel, SchedulerError
+from .model import DoctorFinding, DoctorLevel, SchedulerError, SchedulerState
 from .ray.scheduler import RaySite
 from .ray.settings import RayConfig
 from .settings import ExecutorConfig, NodeNames
@@ -108,7 +109,7 @@ def _run(options: argparse.Namespace, site: SchedulerSite, names: NodeNames) -> 
         case "undo":
             return _undo(site)
         case "status":
-            return _status(options, site.read_ledger())
+            return _status(options, site)
         case "doctor":
             return _doctor(options, site)
         case _:
@@ -277,33 +278,46 @@ def _undo(site: SchedulerSite) -> int:
     return FAILED if failed else OK
 
 
-def _status(options: argparse.Namespace, ledger: ExecutorLedger) -> int:
-    now = time.time()
+def _status(options: argparse.Namespace, site: SchedulerSite) -> int:
+    ledger, now, missing = site.read_ledger(), time.time(), set[str]()
     entries = sorted(ledger, key=lambda item: item.accepted)
-    if options.json:
-        print(json_object({"entries": [_entry_document(entry, now) for entry in entries]}))
-        return OK
-    if not entries:
+    if not entries and not options.json:
         print("nothing is set")
+        return OK
+    try:
+        scheduler = site.scheduler
+        state = SchedulerState(scheduler.read_nodes(), {}, scheduler.read_holds())
+        missing = core.missing_marks(ledger, state)
+    except SchedulerError as error:
+        print(f"gangline executor: from the ledger alone: {error}", file=sys.stderr)
+    if options.json:
+        documents = [_entry_document(entry, now, missing) for entry in entries]
+        print(json_object({"entries": documents}))
+        return OK
     for entry in entries:
         what = entry.hold or entry.mark or "-"
         left = max(0.0, entry.expires - now)
         jobs = ", ".join(job.note or f"job {name} {job.state}" for name, job in entry.jobs.items())
+        phase = _phase(entry, missing)
         print(
-            f"{entry.advisory}  {entry.node}  {entry.action}  {what}  {entry.phase}  ends in {left:.0f} s"
+            f"{entry.advisory}  {entry.node}  {entry.action}  {what}  {phase}  ends in {left:.0f} s"
             + (f"  {jobs}" if jobs else "")
         )
     return OK
 
 
-def _entry_document(entry: Entry, now: float) -> dict[str, object]:
+def _phase(entry: Entry, missing: Collection[str]) -> str:
+    return "no longer set" if entry.advisory in missing else entry.phase
+
+
+def _entry_document(entry: Entry, now: float, missing: Collection[str]) -> dict[str, object]:
     return {
         "advisory": entry.advisory,
         "node": entry.node,
         "action": entry.action,
         "mark": entry.mark or None,
         "hold": entry.hold or None,
-        "phase": entry.phase,
+        "phase": _phase(entry, missing),
         "seconds_left": round(max(0.0, entry.expires - now), 1),
         "jobs": [
             {"job": name, "state": job.state, "note": job.note} for name, job in entry.jobs.items()

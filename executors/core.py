@@ -180,6 +180,8 @@ def _take(situation: Situation, ledger: ExecutorLedger, advice: Advice, marks: i
     """Return the step that accepts *advice*, if this executor may carry it out."""
     if not situation.is_live or not _is_to_take(situation, advice):
         return []
+    if _is_returned(situation, advice):
+        return []
     if refusal_reason(situation, ledger, advice, marks):
         return []
     return [Accept(advice.name, f"{advice.action} of {advice.node}: {advice.reason}")]
@@ -204,9 +206,22 @@ def _restore(
     is_in_force = situation.is_live and advice.expires - situation.now > HOLD_SECONDS_MIN
     if not is_in_force or advice.action not in HOLDING_ACTIONS or not _is_own(situation, advice):
         return []
+    if _is_returned(situation, advice):
+        return []
     if refusal_reason(situation, ledger, advice, marks):
         return []
     return [Restore(advice.name, f"{advice.action} of {advice.node} is in force: {advice.reason}")]
+
+
+def _is_returned(situation: Situation, advice: Advice) -> bool:
+    """Return whether a later advisory returns the node: until its answer is stored, *advice* is still in force."""
+    return any(
+        later.action == RETURN
+        and later.node == advice.node
+        and later.state in ("ACCEPTED", DONE)
+        and _number(later.name) > _number(advice.name)
+        for later in situation.advice.values()
+    )
 
 
 def refusal_reason(situation: Situation, ledger: ExecutorLedger, advice: Advice, marks: int) -> str:
@@ -500,9 +515,10 @@ def _take_back(situation: Situation, ledger: ExecutorLedger, entry: Entry, why: 
     return [Forget(entry.advisory, why)]
 
 
-def is_mark_missing(ledger: ExecutorLedger, scheduler: SchedulerState) -> bool:
-    """Return whether the scheduler no longer shows a mark that was set."""
-    return any(e.is_marked and e.phase == SET and not _is_in_place(scheduler, e) for e in ledger)
+def missing_marks(ledger: ExecutorLedger, scheduler: SchedulerState) -> set[str]:
+    """Return the advisories whose marks were set and are no longer in the scheduler."""
+    marked = (entry for entry in ledger if entry.is_marked and entry.phase == SET)
+    return {entry.advisory for entry in marked if not _is_in_place(scheduler, entry)}
 
 
 def next_poll_seconds(

@@ -222,11 +222,16 @@ class ExecutorLedger:
 
 
 class UnsavedLedger(ExecutorLedger):
-    """A ledger that begins empty and is never stored, for an executor that changes nothing."""
+    """A ledger that is never stored, for an executor that changes nothing."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Read *path*, which may be missing; None: begin empty. Raises LedgerError."""
+        self._begins_empty = path is None
+        super().__init__(path or Path("nowhere"))
 
     def read_text(self) -> str | None:
-        """Return None."""
-        return None
+        """Return the stored text; None if nothing is stored. Raises LedgerError."""
+        return None if self._begins_empty else super().read_text()
 
     def write_text(self, text: str) -> None:
         """Store nothing."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grpc
 
-from .ledger import ExecutorLedger, locked
+from .ledger import ExecutorLedger, UnsavedLedger, locked
 from .model import DoctorFinding, Scheduler
 from .settings import ExecutorConfig, NodeNames
 
@@ -45,8 +45,8 @@ class SchedulerSite(ABC):
         Losing the ledger sets *stopped*. Raises LedgerError.
         """
         del stopped
-        if shadow:  # shadow runs beside an acting executor and needs no folder
-            yield self.read_ledger()
+        if shadow:  # shadow runs beside an acting executor, whose ledger it must not replace
+            yield UnsavedLedger(Path(self.config.ledger) / LEDGER_FILE)
             return
         folder = Path(self.config.ledger)
         with locked(folder):

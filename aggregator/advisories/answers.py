@@ -282,6 +282,11 @@ def _done(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
     hold = editor.state.holds.get(advisory.host)
     if advisory.action is Action.RETURN_TO_SERVICE:
         if hold is not None:
+            if (unfinished := editor.state.advisories.get(hold.name)) is not None:
+                ended = f"{advisory.name} returned the host before this was done"
+                editor.put(
+                    unfinished, ended, state=AdvisoryState.WITHDRAWN, owner="", lease_until_ns=0
+                )
             editor.drop(hold, reason)
         return
     if not removes_host(advisory.action):

@@ -277,9 +277,25 @@ def verify_ns(editor: StateEditor, host: str) -> int:
     return seconds_ns(editor.limits.verify_seconds * 2**doublings)
 
 
+def _is_unfinished(editor: StateEditor, hold: Hold) -> bool:
+    """Return whether the advisory of *hold* is carried out by the owner of all effects on its host.
+
+    An executor that returned its own earlier effect would end the work of a person on that host.
+    """
+    own, earlier = editor.state.advisories.get(hold.name), editor.find(hold.earlier)
+    if own is None or own.state is not AdvisoryState.ACCEPTED:
+        return False
+    return not hold.earlier or (earlier is not None and earlier.owner == own.owner)
+
+
 def _propose_return(editor: StateEditor, hold: Hold) -> None:
-    host = hold.host
-    if not hold.confirmed or not is_verified(editor, hold) or editor.open_advisories(host):
+    """Propose the return of a healthy host, also if its owner still works on the advisory of *hold*.
+
+    An eviction that a disruption budget refuses is repeated: without the return, on a healthy host.
+    """
+    host, is_unfinished = hold.host, _is_unfinished(editor, hold)
+    has_other = len(editor.open_advisories(host)) > is_unfinished
+    if has_other or not (hold.confirmed or is_unfinished) or not is_verified(editor, hold):
         return
     if editor.is_muted(f"return {host}", Action.RETURN_TO_SERVICE):
         return

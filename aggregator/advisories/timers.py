@@ -147,9 +147,7 @@ def _end_lease(editor: StateEditor, advisory: Advisory) -> None:
     if open_others := [other.name for other in others if other.state is not AdvisoryState.ACCEPTED]:
         for key in cases:  # the open advisory takes them over
             editor.state.cases[key].advisory = ""
-        reason = (
-            f"{advisory.owner} was silent until its lease ended, and {open_others[0]} asks for more"
-        )
+        reason = f"{advisory.owner} was silent until its lease ended, and {open_others[0]} takes its place"
         editor.put(advisory, reason, state=AdvisoryState.WITHDRAWN, owner="", lease_until_ns=0)
         return
     editor.put(

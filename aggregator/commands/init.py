@@ -231,9 +231,7 @@ def _write_slurm(layout: NewInstallation) -> list[str]:
     """Write the configuration of a lab, and an executor that begins with the mildest actions."""
     _write_hosts(layout)
     layout.write_client("executor-client", Role.SCHEDULER, SCHEDULER_NAME, layout.address)
-    settings = {"ledger": layout.path("executor"), "actions": ACTIONS}
-    layout.write_settings("executor.toml", settings)
-    (layout.work / "executor").mkdir(mode=0o700)
+    layout.write_settings("executor.toml", {"actions": ACTIONS})
     executor = (
         f"GANGLINE_CLIENT_CONFIG={_quoted(layout, 'executor-client.toml')} "
         f"gangline executor slurm run --shadow --config {_quoted(layout, 'executor.toml')}"
@@ -271,9 +269,13 @@ def _write_kubernetes(layout: NewInstallation) -> list[str]:
     namespace = (
         f"kubectl create namespace {NAMESPACE} && kubectl label namespace {NAMESPACE} {label}"
     )
+    images = " ".join(
+        f"--set image.{name}.repository=REGISTRY/gangline-{name}"
+        for name in ("agent", "aggregator")
+    )
     return [
         f"{namespace} && kubectl -n {NAMESPACE} apply -f {_quoted(layout, 'secrets.json')}",
-        f"helm install {RELEASE} packaging/helm/gangline -n {NAMESPACE} --wait -f {_quoted(layout, 'values.json')}",
+        f"helm install {RELEASE} packaging/helm/gangline -n {NAMESPACE} --wait -f {_quoted(layout, 'values.json')} {images}",
         f'kubectl -n {NAMESPACE} exec -i {RELEASE}-aggregator-0 -- sh -c "{put}" < {_quoted(layout, str(tokens))}',
     ]
 
@@ -318,7 +320,7 @@ TARGETS: Mapping[str, InstallationTarget] = {
         "a Kubernetes cluster, by the Helm chart",
         lambda: [f"{RELEASE}-aggregator.{NAMESPACE}.svc"],
         _write_kubernetes,
-        "Next, in the checkout, after the images are in your registry (docs/install.md):",
+        "Next, in the checkout, with the registry of your images in place of REGISTRY (docs/install.md):",
     ),
 }
 

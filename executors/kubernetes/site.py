@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 
 import grpc
 
@@ -62,7 +61,7 @@ class KubernetesSite(SchedulerSite):
                 yield ledger
             return
         if shadow:
-            yield UnsavedLedger(Path("nowhere"))
+            yield UnsavedLedger()
             return
         settings = self._settings
         lease = ExecutorLease(

@@ -295,6 +295,27 @@ class ExecutorContract:
         rig.until(lambda: rig.is_done(node), "done")
         rig.until(lambda: rig.site.scheduler.read_jobs()[job].is_running, "it runs again")
 
+    def test_a_job_that_may_not_leave_stays_if_the_node_recovers(self, rig: Rig) -> None:
+        """The eviction was repeated on the healthy node, and the mark stayed as long as the budget forbade it."""
+        if not rig.site.requeues:
+            pytest.skip("this executor moves no jobs")
+        rig.start()
+        job = rig.site.submit(2)
+        rig.until(lambda: job in rig.advice.gangs(), "the gang is reported")
+        node = min(rig.site.scheduler.read_jobs()[job].nodes)
+        rig.site.forbid_moving(job)
+        rig.advice.fault(node, Action.EVICT_NOW, job=job)
+        rig.until(
+            lambda: any("was left: " in state for state in rig.states().values()),
+            "the refusal is reported",
+        )
+        rig.advice.heal(node)
+        rig.until(lambda: not rig.site.ours() and not rig.ledger.entries, "the mark is removed")
+        rig.turn()
+        assert not rig.site.ours() and node in rig.site.scheduler.read_jobs()[job].nodes
+        assert rig.site.scheduler.read_jobs()[job].restarts == 0
+        rig.site.allow_moving(job)
+
     def test_a_drain_waits_for_the_job(self, rig: Rig) -> None:
         rig.start()
         job = rig.site.submit(8)

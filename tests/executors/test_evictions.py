@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -48,7 +47,7 @@ class World:
     """A node under EVICT_NOW that a test changes, and the executor's decisions about it."""
 
     def __init__(self, *, has_drain: bool = True) -> None:
-        self.ledger = UnsavedLedger(Path("nowhere"))
+        self.ledger = UnsavedLedger()
         self.ledger.add(replace(ENTRY, jobs={}))
         self.jobs: dict[str, ScheduledJob] = {"7": JOB}
         self.holds = {HELD: NodeHold(HELD, frozenset(["n1"]), NOW + 600)}

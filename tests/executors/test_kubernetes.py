@@ -4,6 +4,7 @@ a single replica acts.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import threading
 import time
@@ -186,15 +187,38 @@ def run_expiry(cluster: UsedCluster, folder: Path) -> str:
     first = lines.index("  expire.sh: |") + 1
     end = next(index for index in range(first, len(lines)) if lines[index] == "---")
     script = "\n".join(line[4:] for line in lines[first:end]).replace("/tmp/", f"{folder}/")
+    done = run_script(cluster, folder, script)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@REAL
+def test_the_line_without_gangline_removes_every_taint(
+    real_cluster: UsedCluster, tmp_path: Path
+) -> None:
+    """kubectl changes no node that lacks one of the named taints, so the documented line removed nothing."""
+    page = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text()
+    match = re.search(r"Without Gangline:\s+`([^`]+)`", page)
+    assert match
+    people = real_cluster.people
+    people.taint("n1", "gangline.io/avoid", "a1")
+    people.taint("n1", "repair.example/fan")
+    people.taint("n2", "gangline.io/avoid", "a2")
+    people.taint("n2", "gangline.io/evict", "a2", "NoExecute")
+    run_script(real_cluster, tmp_path, match[1])
+    assert people.taints("n1") == ["repair.example/fan=:NoSchedule"] and not people.taints("n2")
+    people.untaint("n1", "repair.example/fan")
+
+
+def run_script(cluster: UsedCluster, folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """Run *script* with kubectl in its PATH."""
     kubectl = path_of("kubectl")
     assert cluster.real and kubectl
     environment = {
         "PATH": f"{Path(kubectl).parent}:/usr/bin:/bin", "HOME": str(folder),
         "KUBECONFIG": str(cluster.real.kubeconfig(ADMIN_TOKEN)),
     }  # fmt: skip
-    done = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    return subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
 
 
 def test_a_budget_keeps_the_whole_gang(site: KubernetesSite) -> None:

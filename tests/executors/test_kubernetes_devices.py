@@ -193,7 +193,7 @@ def test_the_answer_says_that_the_node_goes_on() -> None:
     """Without this answer the aggregator counts the node as out of service."""
     hold = NodeHold("gangline_a1", frozenset(["n1"]), 1e12, ("gpu-3",))
     advice = Advice("a1", "1", "AVOID", "ACCEPTED", "n1", scope="gpu", expires=1000.0, lease_until=1e9, devices=("GPU-1",))  # fmt: skip
-    ledger = UnsavedLedger(Path("nowhere"))
+    ledger = UnsavedLedger()
     ledger.add(
         Entry("a1", "n1", "AVOID", "", 0, 0.0, 1000.0, "hold", "gangline_a1", "set", 1.0, 1000.0)
     )

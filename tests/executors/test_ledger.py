@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,16 @@ from gangline.executors.ledger import (
     locked,
 )
 from gangline.executors.model import DoctorLevel
+from gangline.executors.settings import ExecutorConfig
+from gangline.executors.slurm.site import SlurmSite
+
+#: Written by an executor that was still a part of `aggregator/`.
+EARLIER = """{"format": 1, "entries": [{"advisory": "a6", "node": "gpu3", "action": "EVICT_NOW", "owner": "executor slurm head",
+"token": 5, "accepted": 1795992217.85, "expires": 1795999417.83, "mark": "hold", "hold": "gangline_a6_evict", "phase": "set",
+"set_at": 1795992217.93, "ends": 1795999417.84, "before_state": "MIXED", "before_reason": "", "answered": "", "evict_at": 0.0,
+"replicas": "", "reported": "job 4 was left", "jobs": {"4": {"state": "left", "restarts": 0, "note": "job 4 was left",
+"requeued": 0.0, "waiting": 0.0, "started": 0.0, "attempts": 1, "returns": 0, "retry": 1795992223.12}}}],
+"tokens": {"a6": 5}, "store": "acab0e18a7ca49a2", "reported": ["gpu4"], "weights": {"gpu1": [1, 4, 1]}}"""
 
 
 def entry(name: str = "a1") -> Entry:
@@ -36,6 +47,32 @@ def test_what_was_saved_is_read(tmp_path: Path) -> None:
     ledger.save()
     again = ExecutorLedger(tmp_path / "ledger.json")
     assert again.entries == ledger.entries and again.tokens == {"a1": 7}
+
+
+def test_a_ledger_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """An upgrade of a running executor must find each mark that the earlier version set."""
+    (tmp_path / "ledger.json").write_text(EARLIER)
+    ledger = ExecutorLedger(tmp_path / "ledger.json")
+    assert ledger.entries["a6"].hold == "gangline_a6_evict" and ledger.tokens == {"a6": 5}
+    assert ledger.entries["a6"].jobs["4"].attempts == 1 and ledger.weights["gpu1"].before == 1
+
+
+def test_a_shadow_stores_no_ledger(tmp_path: Path) -> None:
+    """A shadow beside an acting executor replaced its ledger; without one it failed at each turn."""
+    site = SlurmSite(ExecutorConfig(ledger=str(tmp_path / "executor")))
+    with site.own_ledger(threading.Event(), shadow=True) as shadow:
+        assert shadow is not None
+        shadow.save()
+    assert not (tmp_path / "executor").exists()
+    with site.own_ledger(threading.Event(), shadow=False) as ledger:
+        assert ledger is not None
+        ledger.add(entry())
+        ledger.save()
+        with site.own_ledger(threading.Event(), shadow=True) as shadow:
+            assert shadow is not None and shadow.entries == ledger.entries
+            shadow.remove("a1")
+            shadow.save()
+    assert site.read_ledger().entries == ledger.entries
 
 
 def test_reported_nodes_have_a_limit(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import urllib.request
-from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -43,7 +42,7 @@ def advice(name: str, state: str, action: str = "AVOID") -> Advice:
 
 def test_from_advice_to_done() -> None:
     """Figures: open advice, answers, marks, their age, and their duration."""
-    clock, ledger = Clock(), UnsavedLedger(Path("nowhere"))
+    clock, ledger = Clock(), UnsavedLedger()
     figures = ExecutorFigures(marks_max=3, wall=clock, started=1000.0)
     nodes = {"n1": Node("n1", "Ready"), "n2": Node("n2", "Ready", out="cordoned")}
     state = SchedulerState(nodes, {}, {})

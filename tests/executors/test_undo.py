@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gangline.executors import command as executor
-from gangline.executors.command import _undo
+from gangline.executors.command import _status, _undo
 from gangline.executors.executor import Executor
 from gangline.executors.launchers.launchers import Launchers
-from gangline.executors.ledger import ExecutorLedger, WeightChange, locked
-from gangline.executors.model import NodeHold
+from gangline.executors.ledger import HOLD, SET, Entry, ExecutorLedger, WeightChange, locked
+from gangline.executors.model import NodeHold, SchedulerError
 from gangline.executors.settings import ExecutorConfig, NodeNames
 from gangline.executors.site import LEDGER_FILE
 from gangline.executors.slurm.site import SlurmSite
 from tests.executors.model_scheduler import ModelScheduler
+
+NOW = time.time()
+
+
+def held_entry() -> Entry:
+    return Entry(
+        "a1", "n1", "AVOID", "me", 5, NOW, NOW + 60, HOLD, "gangline_a1", SET, NOW, NOW + 60
+    )
 
 
 @pytest.fixture
@@ -57,6 +66,39 @@ def test_without_the_ledger_marks_go_all_the_same(
             assert _undo(site) == 0
     assert not site.scheduler.read_holds() and weight(site) == 4
     assert "weights are unchanged" in capsys.readouterr().err
+
+
+def test_the_status_after_it_shows_that_the_mark_is_gone(
+    site: SlurmSite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After `undo --all` the command listed the removed hold as set for two hours."""
+    ledger = ExecutorLedger(tmp_path / LEDGER_FILE)
+    ledger.add(held_entry())
+    ledger.save()
+    for shown in ("gangline_a1  set  ends", "gangline_a1  no longer set  ends"):
+        assert _status(site) == 0
+        assert shown in capsys.readouterr().out
+        assert _undo(site) == 0
+
+
+def test_a_status_without_the_scheduler_shows_the_ledger(
+    site: SlurmSite,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In an outage of slurmctld the ledger is the only record of the marks."""
+
+    def fail(*_: object) -> None:
+        raise SchedulerError("slurmctld does not answer")
+
+    monkeypatch.setattr(site.scheduler, "read_nodes", fail)
+    ledger = ExecutorLedger(tmp_path / LEDGER_FILE)
+    ledger.add(held_entry())
+    ledger.save()
+    assert _status(site) == 0
+    output = capsys.readouterr()
+    assert "gangline_a1  set  ends" in output.out and "slurmctld does not answer" in output.err
 
 
 def test_options_may_come_before_the_word(

@@ -67,6 +67,58 @@ def test_what_an_owner_has_out_is_held_again_by_its_word(to: AdvisoryState) -> N
     assert world.machine.state.probation["h1"].relapses == 0
 
 
+def test_a_host_that_recovers_before_its_eviction_succeeds_is_returned() -> None:
+    """A disruption budget refused the eviction, and the executor repeated it for days on a healthy host."""
+    world = accepted()
+    world.answer("a1", AdvisoryState.ACCEPTED, message="job 7 was left: a budget forbids it")
+    world.recover("h1")
+    world.later(400)
+    world.answer("a1", AdvisoryState.ACCEPTED)
+    assert published(world.later(499)) == []
+    assert published(world.later(1)) == [("host h1", "RETURN_TO_SERVICE", "PROPOSED")]
+    assert told(world.answer("a2", AdvisoryState.ACCEPTED), Clear)
+    instructions = world.answer("a2", AdvisoryState.DONE)
+    assert published(instructions) == [
+        ("host h1", "RETURN_TO_SERVICE", "DONE"),
+        ("host h1", "EVICT_NOW", "WITHDRAWN"),
+    ]
+    assert "h1" not in world.machine.state.holds and told(instructions, Probation)
+    assert published(world.later(3600)) == []
+
+
+@pytest.mark.parametrize(("owner", "is_returned"), [("slurm", True), ("alice", False)])
+def test_an_executor_does_not_return_a_host_on_which_a_person_works(
+    owner: str, is_returned: bool
+) -> None:
+    """The executor's own AVOID was in force there: its return would have ended the lease of a person."""
+    world = AdviceMachine()
+    world.see("h1", action=Action.AVOID)
+    world.later(5)
+    for state in (AdvisoryState.ACCEPTED, AdvisoryState.DONE):
+        world.answer("a1", state, "slurm")
+    world.see("h1")
+    world.later(5)
+    world.answer("a2", AdvisoryState.ACCEPTED, owner, lease_seconds=8 * 3600)
+    world.recover("h1")
+    returns = [("host h1", "RETURN_TO_SERVICE", "PROPOSED")] if is_returned else []
+    assert published(world.later(900)) == returns
+
+
+def test_a_fault_that_comes_back_withdraws_the_return_of_an_unfinished_advisory() -> None:
+    """The host was offered for return while its owner still evicted, and then failed again."""
+    world = accepted()
+    world.recover("h1")
+    world.later(400)
+    world.answer("a1", AdvisoryState.ACCEPTED)
+    assert published(world.later(500)) == [("host h1", "RETURN_TO_SERVICE", "PROPOSED")]
+    world.give(Well(world.now_ns, "h1", False))
+    world.see("h1")
+    assert ("host h1", "RETURN_TO_SERVICE", "WITHDRAWN") in published(world.later(1))
+    assert world.machine.state.advisories["a1"].state is AdvisoryState.ACCEPTED
+    world.answer("a1", AdvisoryState.DONE)
+    assert world.machine.state.holds["h1"].confirmed
+
+
 def test_a_drain_for_a_job_that_has_ended_is_not_to_be_accepted_any_more() -> None:
     """For an hour a drain could be accepted at the price of a job that had ended."""
     world = AdviceMachine()
