@@ -45,6 +45,7 @@ ARGUMENTS = {
     "hosts": ["--json"],
     "job": [],
     "explain": ["gpu-007"],
+    "host": ["gpu-007", "--supply"],
     "advise": [],
     "sql": ["SELECT 1"],
     "check": ["--for", "prolog"],

@@ -22,13 +22,16 @@ COMMENT ON MACRO ops.pcie_bytes_per_second IS
 CREATE OR REPLACE VIEW ops.host_supply AS
 WITH functions AS (
     SELECT
-        d.host, d.device AS address, string_split(nullif(d.attributes['parents'], ''), ' ') AS parents, p.time,
-        p.link_width_lanes AS lanes, p.link_width_max_lanes AS lanes_max, p.link_speed_max_transfers_per_second AS speed_max
-    FROM main.devices AS d LEFT JOIN latest.pcie_10s AS p USING (host, device) WHERE d.kind = 'pcie'
+        host, device AS address, time, link_width_lanes AS lanes, link_width_max_lanes AS lanes_max,
+        link_speed_max_transfers_per_second AS speed_max
+    FROM latest.pcie_10s
 ),
 owners AS (
-    SELECT d.host, d.device, d.kind, d.attributes['pci_address'] AS address, f.parents
-    FROM main.devices AS d JOIN functions AS f ON f.host = d.host AND f.address = d.attributes['pci_address']
+    SELECT
+        d.host, d.device, d.kind, d.attributes['pci_address'] AS address,
+        string_split(nullif(f.attributes['parents'], ''), ' ') AS parents
+    FROM main.devices AS d
+    JOIN main.devices AS f ON f.kind = 'pcie' AND f.host = d.host AND f.device = d.attributes['pci_address']
     WHERE d.kind IN ('gpu', 'rdma', 'nvme')
 ),
 -- The links of a device up to the root: a function and the port above it are the ends of each.
@@ -42,7 +45,7 @@ links AS (
         FROM (SELECT unnest(range(1, len(o.chain), 2)) AS i)
     ) AS ends
 ),
-paths AS (
+whole_paths AS (
     SELECT
         l.host, l.device, max(a.time) AS time,
         min(ops.pcie_bytes_per_second(least(a.speed_max, b.speed_max), a.lanes)) AS supply,
@@ -52,6 +55,9 @@ paths AS (
     JOIN functions AS a ON a.host = l.host AND a.address = l.lower_end
     JOIN functions AS b ON b.host = l.host AND b.address = l.upper_end
     GROUP BY ALL
+),
+paths AS (
+    FROM whole_paths
     UNION ALL BY NAME
     -- A GPU whose path is unknown: its own link, by its driver.
     SELECT
@@ -59,7 +65,7 @@ paths AS (
         ops.pcie_bytes_per_second(speed, pcie_width_max_lanes) AS full_supply, left(device, 12) AS narrowest
     FROM (
         SELECT *, [2.5e9, 5e9, 8e9, 16e9, 32e9, 64e9][pcie_generation_max_number::INTEGER] AS speed FROM latest.gpu_10s
-    ) ANTI JOIN links USING (host, device)
+    ) ANTI JOIN whole_paths USING (host, device)
     WHERE speed IS NOT NULL AND pcie_width_lanes IS NOT NULL
 ),
 -- The upstream port of the first switch above a device is shared by everything below that switch.

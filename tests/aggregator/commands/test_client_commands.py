@@ -26,7 +26,7 @@ from gangline.executors import command as executor
 from gangline.executors.model import DoctorLevel
 from tests.aggregator.commands.test_host_table import score
 
-COMMANDS = (["hosts"], ["explain", "h0"], ["watch", "--once"])
+COMMANDS = (["hosts"], ["explain", "h0"], ["host", "h0", "--supply"], ["watch", "--once"])
 
 
 class Quiet(BaseHTTPRequestHandler):
@@ -93,6 +93,7 @@ def test_an_address_that_is_none_is_a_usage_error(
         (["explain", ""], "empty; expected a host name"),
         (["explain", "nodes/"], "empty; expected a host name"),
         (["explain", "x" * 5000], "5000 characters"),
+        (["host", ""], "empty; expected a host name"),
         (["hosts", "--watch", "x"], "'x': expected a duration from 0.1s to 1h"),
         (["hosts", "--watch", "nan"], "'nan': expected a duration from 0.1s to 1h"),
     ],
