@@ -103,7 +103,7 @@ class HostSupply(NamedTuple):
 
     def on_host(self, host: int) -> Floats:
         """Return what workloads with GPUs of their own share on *host*: infinite if nothing."""
-        supply = self.values[host].astype(np.float64)
+        supply: Floats = self.values[host].astype(np.float64)
         for name in ("pcie_received", "pcie_transmitted"):
             supply[SHARED_RESOURCES.index(name)] = self.switch[host]
         supply[SHARED_RESOURCES.index("nvlink")] = np.inf  # every GPU has NVLinks of its own

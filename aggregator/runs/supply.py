@@ -14,7 +14,7 @@ from duckdb import DuckDBPyConnection as Connection
 
 from ...fingerprints.demand import LANE_BYTES_PER_SECOND, SHARED_RESOURCES, HostSupply
 from ...fingerprints.sensitivity import link_rates
-from ..arrays import Floats, Indexes
+from ..arrays import Codes, Floats
 from ..fleet.fleet import Fleet
 from ..store.rows import table, time_us
 from .demand import core_counts, host_demands
@@ -101,7 +101,7 @@ class HostSupplies:
                     self._highest[key] = self._changed[key] = rate
 
 
-def _smallest(values: Floats, host_of_row: Indexes, hosts: int) -> Floats:
+def _smallest(values: Floats, host_of_row: Codes, hosts: int) -> Floats:
     """Return the smallest known value of each host's devices; NaN if none is known."""
     result = np.full(hosts, np.nan)
     np.fmin.at(result, host_of_row, values)

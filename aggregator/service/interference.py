@@ -173,7 +173,7 @@ class InterferenceService(InterferenceServiceServicer):
                     f"no run of the class {name!r} has a known demand; known classes: {names}"
                 )
             with np.errstate(all="ignore"):
-                by_class[name] = _median(demands)
+                by_class[name] = _median(demands.astype(np.float64))
         return by_class[name]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import signal
 import time
 from pathlib import Path
@@ -76,7 +77,7 @@ def test_the_status_after_it_shows_that_the_mark_is_gone(
     ledger.add(held_entry())
     ledger.save()
     for shown in ("gangline_a1  set  ends", "gangline_a1  no longer set  ends"):
-        assert _status(site) == 0
+        assert _status(argparse.Namespace(json=False), site) == 0
         assert shown in capsys.readouterr().out
         assert _undo(site) == 0
 
@@ -96,7 +97,7 @@ def test_a_status_without_the_scheduler_shows_the_ledger(
     ledger = ExecutorLedger(tmp_path / LEDGER_FILE)
     ledger.add(held_entry())
     ledger.save()
-    assert _status(site) == 0
+    assert _status(argparse.Namespace(json=False), site) == 0
     output = capsys.readouterr()
     assert "gangline_a1  set  ends" in output.out and "slurmctld does not answer" in output.err
 

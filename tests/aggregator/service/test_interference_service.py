@@ -66,7 +66,10 @@ def predict(
 ) -> wire.PredictInterferenceResponse:
     service: Any = InterferenceService(Source(snapshot or judgement()))
     request = wire.PredictInterferenceRequest(colocations=colocations)
-    return asyncio.run(service.PredictInterference(request, None))
+    response: wire.PredictInterferenceResponse = asyncio.run(
+        service.PredictInterference(request, None)
+    )
+    return response
 
 
 def pair(*runs: str, **fields: Any) -> wire.Colocation:
