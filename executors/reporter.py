@@ -64,15 +64,9 @@ class Reporter:
             self._context.ledger.save()
 
     def _report_outcomes(self, state: model.SchedulerState, now: float) -> None:
-        reported = self._reported
-        reports.collect_outcomes(
-            reported,
-            state,
-            self._context.ledger,
-            self._context.config.cluster,
-            now,
-            self._context.names.host_of,
-        )
+        reported, context = self._reported, self._context
+        cluster = reports.ReportedCluster(context.config.cluster, state, now, context.names.host_of)
+        reports.collect_outcomes(reported, cluster, context.ledger)
         some = reported.outcomes[: reports.OUTCOMES_PER_REQUEST]
         if not some:
             return

@@ -137,27 +137,30 @@ def record_unavailable(
         reported.unavailable.pop(node_of(host), None)
 
 
-def collect_outcomes(
-    reported: Reported,
-    state: SchedulerState,
-    ledger: ExecutorLedger,
-    cluster: str,
-    now: float,
-    host_of: HostOf,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class ReportedCluster:
+    """A cluster as of `now`."""
+
+    name: str
+    state: SchedulerState
+    now: float
+    host_of: HostOf
+
+
+def collect_outcomes(reported: Reported, cluster: ReportedCluster, ledger: ExecutorLedger) -> None:
     """Add an outcome for each run that ended since the last call: the job ended, was requeued, or lost a node."""
     for entry in ledger:
         for name, progress in entry.jobs.items():
             if progress.state != "left":
                 reported.evicted[name, progress.restarts] = entry.node
     marked = frozenset(entry.node for entry in ledger if entry.is_marked)
-    view = _ClusterView(cluster, state, marked, now, host_of)
+    state = cluster.state
     for name, before in list(reported.running.items()):
         after = state.jobs.get(name)
         if after is not None and after.is_running and _is_same_run(before, after):
             continue
         blamed = reported.evicted.pop((name, before.restarts), "")
-        reported.outcomes.append(_outcome(before, after, blamed, view))
+        reported.outcomes.append(_outcome(before, after, blamed, cluster, marked))
     if (extra := len(reported.outcomes) - OUTCOMES_WAITING_MAX) > 0:
         del reported.outcomes[:extra]
         reported.dropped_count += extra
@@ -177,30 +180,23 @@ def _is_same_run(before: ScheduledJob, after: ScheduledJob) -> bool:
     return after.restarts == before.restarts and (not is_cycle_known or after.cycle == before.cycle)
 
 
-@dataclass(frozen=True, slots=True)
-class _ClusterView:
-    """A cluster as of `now`. `marked`: nodes that have an executor's mark."""
-
-    name: str
-    state: SchedulerState
-    marked: AbstractSet[str]
-    now: float
-    host_of: HostOf
-
-
 def _outcome(
-    before: ScheduledJob, after: ScheduledJob | None, evicted_from: str, cluster: _ClusterView
+    before: ScheduledJob,
+    after: ScheduledJob | None,
+    evicted_from: str,
+    cluster: ReportedCluster,
+    marked: AbstractSet[str],
 ) -> outcome_pb2.Outcome:
     """Return the outcome of the run *before*. *after*: the job now; None if the scheduler has forgotten the job.
 
-    If a launcher restarted the job within its allocation, marked nodes that it left count as lost.
+    *marked*: nodes that have an executor's mark. If a launcher restarted the job within its allocation, marked nodes that it left count as lost.
     """
     restarted = after is not None and 0 < before.cycle < after.cycle
     left = before.nodes - after.nodes if after is not None and restarted else frozenset()
     lost = [
         name
         for name in sorted(before.nodes)
-        if (name in left and name in cluster.marked)
+        if (name in left and name in marked)
         or (
             (node := cluster.state.nodes.get(name)) is not None
             and (node.down or not node.is_responding)
@@ -231,7 +227,7 @@ def _outcome(
         blamed_node=f"nodes/{cluster.host_of(blamed)}" if blamed in before.nodes else "",
         interrupted=interrupted,
         end_reason=reason[:200],
-        advice_followed=bool(evicted_from) or bool(left & cluster.marked),
+        advice_followed=bool(evicted_from) or bool(left & marked),
     )
     ended = after.ended if after is not None and after.ended else cluster.now
     outcome.start_time.FromMilliseconds(int(1000 * before.started))

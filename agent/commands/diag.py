@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
 
 
 class _Import(NamedTuple):
-    """A GPU's row of the answer. `error`: why the agent does not have the result; "": it has."""
+    """Outcome of the import for a GPU. `error`: why the call to the agent failed; "": no error."""
 
     gpu: str
     serial: str

@@ -122,7 +122,7 @@ def refusals(
 
 @dataclass(frozen=True, slots=True)
 class AdmissionView:
-    """The cluster that a check judges by. `out`: the result of `refusals`."""
+    """Snapshot of the cluster for a check. `out`: the result of `refusals`."""
 
     nodes: Mapping[str, KubernetesNode]
     out: Mapping[str, str]

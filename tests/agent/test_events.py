@@ -72,7 +72,7 @@ def queue(tmp_path: Path) -> EventQueue:
 
 
 def test_a_fifo_in_place_of_a_file_blocks_nothing(tmp_path: Path) -> None:
-    """A FIFO named `events` blocked the agent's start for ever: no writer ever came."""
+    """A FIFO named `events` blocked the agent's start: opening it waits for a writer."""
     files = ("events", "meta.json", "gpus.json", "findings.json", "released.json", "position.json")
     for name in (*files, *(f"{file}.new" for file in files), ".released.json"):
         os.mkfifo(tmp_path / name)

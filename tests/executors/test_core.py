@@ -378,10 +378,14 @@ def test_how_a_job_ended(
 ) -> None:
     """A requeue by a person is not a health interruption: it would raise the hazard of healthy nodes."""
     reported = reports.Reported()
-    reports.collect_outcomes(reported, SchedulerState({}, {"7": JOB}, {}), ledger, "c", NOW, str)
+    reports.collect_outcomes(
+        reported, reports.ReportedCluster("c", SchedulerState({}, {"7": JOB}, {}), NOW, str), ledger
+    )
     assert not reported.outcomes
     jobs = {"7": after} if after else {}
-    reports.collect_outcomes(reported, SchedulerState(nodes, jobs, {}), ledger, "c", NOW, str)
+    reports.collect_outcomes(
+        reported, reports.ReportedCluster("c", SchedulerState(nodes, jobs, {}), NOW, str), ledger
+    )
     (outcome,) = reported.outcomes
     assert (outcome.interrupted, outcome.end_reason, outcome.blamed_node) == (
         interrupted,
@@ -397,6 +401,10 @@ def test_waiting_outcomes_are_bounded(ledger: ExecutorLedger) -> None:
     reported = reports.Reported()
     count = reports.OUTCOMES_WAITING_MAX + 7
     jobs = {str(index): replace(JOB, name=str(index)) for index in range(count)}
-    reports.collect_outcomes(reported, SchedulerState({}, jobs, {}), ledger, "c", NOW, str)
-    reports.collect_outcomes(reported, SchedulerState(), ledger, "c", NOW, str)
+    reports.collect_outcomes(
+        reported, reports.ReportedCluster("c", SchedulerState({}, jobs, {}), NOW, str), ledger
+    )
+    reports.collect_outcomes(
+        reported, reports.ReportedCluster("c", SchedulerState(), NOW, str), ledger
+    )
     assert (len(reported.outcomes), reported.dropped_count) == (reports.OUTCOMES_WAITING_MAX, 7)

@@ -196,7 +196,7 @@ def test_a_launchers_restart_is_an_outcome_and_the_host_that_was_left_is_blamed(
     first = with_cycles(plain, {"7": cycle(0, "n1", "n2")})
     second = with_cycles(plain, {"7": cycle(1, "n1", "n3", started=NOW - 10)})
     for shown in (plain, first, plain, second):  # now and then the file cannot be read
-        reports.collect_outcomes(reported, shown, ledger, "c", NOW, lambda node: node)
+        reports.collect_outcomes(reported, reports.ReportedCluster("c", shown, NOW, str), ledger)
     (outcome,) = reported.outcomes
     assert outcome.outcome_id.endswith("-0-c1")
     assert list(outcome.nodes) == ["nodes/n1", "nodes/n2"]
@@ -204,7 +204,7 @@ def test_a_launchers_restart_is_an_outcome_and_the_host_that_was_left_is_blamed(
     assert outcome.end_reason == "restarted by its launcher; lost: n2"
     assert outcome.start_time.seconds == NOW - 300
     third = with_cycles(plain, {"7": cycle(2, "n1", "n3", started=NOW - 5)})
-    reports.collect_outcomes(reported, third, ledger, "c", NOW, lambda node: node)
+    reports.collect_outcomes(reported, reports.ReportedCluster("c", third, NOW, str), ledger)
     assert not reported.outcomes[1].interrupted, "a crash of its own program"
     assert reported.outcomes[1].end_reason == "restarted by its launcher"
 

@@ -72,7 +72,7 @@ def test_the_file_shows_nobody_how_to_log_in(tmp_path: Path) -> None:
 def test_a_full_disk_names_the_file_and_leaves_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`admin token new` said "No space left on device" without a file, and left an empty one."""
+    """`admin token new` printed "No space left on device" without a file name, and left an empty file."""
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
