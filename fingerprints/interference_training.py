@@ -57,8 +57,9 @@ RESIDUAL_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 TREES, LEAVES_MAX, DEPTH_MAX, LEAF_ROWS_MIN, LEARNING_RATE = 40, 6, 3, 20, 0.08
 #: Coverage of the intervals, and the quantiles of their limits.
 COVERAGE, QUANTILE_LOW, MEDIAN, QUANTILE_HIGH = 0.9, 0.05, 0.5, 0.95
-#: Rows from which a context has an interval of its own, and the width for unseen workloads where none was held out.
-CELL_ROWS_MIN, UNSEEN_FACTOR = 50, 3.0
+#: Rows from which a context has an interval of its own. Without a second family nothing is known of unseen workloads: their
+#: interval is UNSEEN_FACTOR times that of seen workloads.
+CONTEXT_ROWS_MIN, UNSEEN_FACTOR = 50, 3.0
 #: Limit of the time of a training in its process.
 TRAINING_SECONDS_MAX = 600.0
 
@@ -94,6 +95,10 @@ class Errors(NamedTuple):
     has_unseen: Indexes
     context: Indexes
     fold: Indexes
+
+    def part(self, rows: npt.NDArray[Any]) -> Errors:
+        """Return the rows that the flags *rows* select."""
+        return Errors(*(array[rows] for array in self))
 
 
 def corpus_of(measured: Sequence[Measured], sharing: str) -> Corpus:
@@ -137,7 +142,12 @@ def corpus_of(measured: Sequence[Measured], sharing: str) -> Corpus:
     other = index.reshape(-1, 2)[:, ::-1].ravel()
     runs = CoRuns(index, other, np.maximum(ratio, 1.0), rows.excess).part(is_measured)
     pair = np.minimum(index, other) * len(keys) + np.maximum(index, other)
-    return Corpus(keys, contexts, table, rows, is_measured, runs, pair[is_measured])
+    pair = pair[is_measured]
+    if (pairs := np.unique(pair).size) < FOLDS:
+        raise InterferenceError(
+            f"co-locations of {pairs} pairs: expected {FOLDS} or more different pairs"
+        )
+    return Corpus(keys, contexts, table, rows, is_measured, runs, pair)
 
 
 def pair_folds(corpus: Corpus) -> Iterator[npt.NDArray[np.bool_]]:
@@ -224,49 +234,54 @@ def train(measured: Sequence[Measured], sharing: str) -> InterferenceModel:
     """Return the model of *measured*. Imports scikit-learn: run it in a process of its own (`train_in_child`)."""
     corpus = corpus_of(measured, sharing)
     shrinkage, errors = choose_shrinkage(corpus)
-    contexts = len(corpus.contexts)
-    scale = by_cell(np.abs(errors.error), errors, contexts)
-    scaled = errors.error / scale[errors.context, errors.has_unseen]
-    targets = ((MEDIAN, errors.error), (QUANTILE_LOW, scaled), (QUANTILE_HIGH, scaled))
-    crossed = np.zeros((3, errors.error.size))
-    for fold in range(FOLDS):
-        is_test = errors.fold == fold
-        for at, (quantile, target) in enumerate(targets):
-            forest = fit_forest(errors.features[~is_test], target[~is_test], quantile)
-            crossed[at, is_test] = forest.predict(errors.features[is_test])
-    residual = np.clip(crossed[0], -RESIDUAL_MAX, RESIDUAL_MAX)
+    seen = errors.part(errors.has_unseen == 0)
+    residual = np.clip(crossed(errors, MEDIAN), -RESIDUAL_MAX, RESIDUAL_MAX)
     share = min(
         RESIDUAL_SHARES, key=lambda share: float(throughput_error(errors, share * residual).mean())
     )
-    widening = by_cell(np.maximum(crossed[1] - scaled, scaled - crossed[2]), errors, contexts)
-    median, low, high = (
-        fit_forest(errors.features, target, quantile) for quantile, target in targets
+    outside = np.maximum(
+        crossed(seen, QUANTILE_LOW) - seen.error, seen.error - crossed(seen, QUANTILE_HIGH)
+    )
+    contexts = len(corpus.contexts)
+    widening = by_context(outside, seen.context, contexts)
+    distance, is_unseen = np.abs(errors.error - share * residual), errors.has_unseen == 1
+    if is_unseen.any():
+        unseen_width = by_context(distance[is_unseen], errors.context[is_unseen], contexts)
+    else:
+        unseen_width = UNSEEN_FACTOR * by_context(distance, errors.context, contexts)
+    median = _scaled(fit_forest(errors.features, errors.error, MEDIAN), share)
+    low, high = (
+        fit_forest(seen.features, seen.error, quantile)
+        for quantile in (QUANTILE_LOW, QUANTILE_HIGH)
     )
     effects = fit_effects(corpus.runs, corpus.table, shrinkage)
     total = np.nan_to_num(corpus.rows.own, nan=-np.inf)[:, :, -1] + corpus.rows.others[:, :, -1]
     greatest = total[corpus.is_measured].max(axis=0)
     return InterferenceModel(
-        sharing, corpus.keys, corpus.contexts, effects, _scaled(median, share), (low, high), scale, widening,
+        sharing, corpus.keys, corpus.contexts, effects, median, (low, high), widening, unseen_width,
         np.where(np.isfinite(greatest), greatest, np.nan),
     )  # fmt: skip
 
 
-def by_cell(scores: Floats, errors: Errors, contexts: int) -> Floats:
-    """Return the conformal quantile of *scores* per context, and of all, without and with an unseen workload.
+def crossed(errors: Errors, quantile: float) -> Floats:
+    """Return the quantile of each row by trees that were fitted to the other folds."""
+    result = np.zeros(errors.error.size)
+    for fold in range(FOLDS):
+        is_test = errors.fold == fold
+        forest = fit_forest(errors.features[~is_test], errors.error[~is_test], quantile)
+        result[is_test] = forest.predict(errors.features[is_test])
+    return result
 
-    A cell with fewer than CELL_ROWS_MIN rows gets the quantile of all contexts; without any row with an unseen workload
-    that column is UNSEEN_FACTOR times the other.
+
+def by_context(scores: Floats, context: Indexes, contexts: int) -> Floats:
+    """Return the conformal quantile of *scores* per context and, last, of all rows.
+
+    A context with fewer than CONTEXT_ROWS_MIN rows gets the quantile of all rows.
     """
-    result = np.zeros((contexts + 1, 2))
-    for column in (0, 1):
-        is_column = errors.has_unseen == column
-        result[:, column] = UNSEEN_FACTOR * result[-1, 0]
-        if is_column.any():
-            result[:, column] = _conformal(scores[is_column])
-        for context in range(contexts):
-            is_cell = is_column & (errors.context == context)
-            if is_cell.sum() >= CELL_ROWS_MIN:
-                result[context, column] = _conformal(scores[is_cell])
+    result = np.full(contexts + 1, _conformal(scores))
+    for at in range(contexts):
+        if np.count_nonzero(context == at) >= CONTEXT_ROWS_MIN:
+            result[at] = _conformal(scores[context == at])
     return result
 
 
@@ -277,6 +292,14 @@ def _conformal(scores: Floats) -> float:
 
 
 def _scaled(forest: Forest, share: float) -> Forest:
+    """Return the forest with *share* of its values; without trees for 0."""
+    if not share:
+        empty = {
+            name: array[:0]
+            for name, array in forest._asdict().items()
+            if name not in ("baseline", "depth")
+        }
+        return Forest(baseline=0.0, depth=0, **empty)
     return forest._replace(baseline=share * forest.baseline, value=share * forest.value)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from math import inf, isnan, nan
 
 import numpy as np
@@ -127,6 +128,15 @@ def test_separate_hosts_do_not_slow_each_other(model: InterferenceModel) -> None
         assert answer == Slowdown(1.0, 1.0, 1.0, "", "separate hosts share nothing", "")
 
 
+def test_a_workload_alone_is_not_slowed(model: InterferenceModel) -> None:
+    """A host with a single workload has no neighbor: a residual of the trees must not slow it."""
+    assert predict(WORLD[0].colocation.workloads[:1], ONE_OF_EACH, HOST, model)[0][:3] == (
+        1.0,
+        1.0,
+        1.0,
+    )
+
+
 def test_an_infinite_supply_is_not_shared() -> None:
     """Two GPUs below different PCIe switches do not slow each other."""
     busy = Workload(demand=demand_of(pcie_received=20e9))
@@ -221,7 +231,7 @@ def _check_rises(
         predict(group, supply, sharing, model)[0]
         for group in ([first, second], [first, busier], [first, busier, extra])
     ]
-    for before, after in zip(ratios, ratios[1:], strict=False):
+    for before, after in pairwise(ratios):
         assert after.ratio >= before.ratio - 1e-12 and 1.0 <= after.ratio <= SLOWDOWN_MAX
         assert after.lower <= after.ratio <= after.upper
     assert ratios[1].upper >= ratios[0].upper - 1e-12
@@ -352,6 +362,7 @@ def test_wrong_co_locations_are_named() -> None:
         (WORLD[: COLOCATIONS_MIN - 1], "expected 8 to 20000"),
         ([run._replace(ratios=(0.0, 1.0))] * 9, "expected numbers above 0"),
         ([run._replace(colocation=nameless)] * 9, "without a key"),
+        ([run] * 9, "expected 5 or more different pairs"),
         ([run._replace(colocation=three)] * 9, "the training takes pairs"),
     ):
         with pytest.raises(InterferenceError) as raised:
@@ -371,7 +382,7 @@ def test_wrong_co_locations_are_named() -> None:
     [
         (("version",), 99, "version 99"),
         (("effects",), {}, "not a model of interference"),
-        (("widening",), [[0.0, 0.0]], "differ in length"),
+        (("widening",), [0.0], "differ in length"),
         (("limits", 0, "feature"), [99], "differ in length"),
         (("limits", 0, "depth"), DEPTH_MAX + 1, "at most"),
         (("limits", 1, "left", 0), 10**6, "outside of 0 to"),
