@@ -56,10 +56,10 @@ class InterferenceError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Workload:
+class ColocatedWorkload:
     """A workload beside others. `demand`: (SHARED_RESOURCES, QUANTILES), NaN unknown.
 
-    `key`: names its learned effects; `context`: what it runs on, such as the GPU model. `pace_seconds`: a step alone.
+    `key`: names its learned effects; `context`: its hardware, such as the GPU model. `pace_seconds`: a step alone.
     """
 
     key: str = ""
@@ -73,7 +73,7 @@ class Workload:
 class Colocation(NamedTuple):
     """Workloads that run together. `supply` (SHARED_RESOURCES): NaN unknown, infinite where nothing is shared."""
 
-    workloads: Sequence[Workload]
+    workloads: Sequence[ColocatedWorkload]
     supply: Floats
 
 
@@ -117,7 +117,7 @@ class InterferenceModel:
         return {key: at for at, key in enumerate(self.keys)}
 
 
-class Rows(NamedTuple):
+class GroupRows(NamedTuple):
     """A row per workload of a group. `own`, `others`: pressures (rows, resources, quantiles); `group` by row.
 
     `known`: index of learned effects, -1 without; `unknown`: resources that a demand needs and whose supply is unknown.
@@ -133,7 +133,7 @@ class Rows(NamedTuple):
     unknown: Indexes
 
 
-class Base(NamedTuple):
+class BaseSlowdowns(NamedTuple):
     """Slowdown before the residual, the features of the residual, and the excess by resource."""
 
     ratio: Floats
@@ -143,7 +143,7 @@ class Base(NamedTuple):
 
 
 def predict(
-    workloads: Sequence[Workload],
+    workloads: Sequence[ColocatedWorkload],
     supply: Floats,
     sharing: str,
     model: InterferenceModel | None = None,
@@ -202,7 +202,9 @@ def check_request(
                 )
 
 
-def build_rows(groups: Sequence[Colocation], sharing: str, model: InterferenceModel | None) -> Rows:
+def build_rows(
+    groups: Sequence[Colocation], sharing: str, model: InterferenceModel | None
+) -> GroupRows:
     """Return a row per workload, in the order of the groups."""
     sizes = np.array([len(group.workloads) for group in groups])
     group_index = np.repeat(np.arange(len(groups)), sizes)
@@ -220,14 +222,14 @@ def build_rows(groups: Sequence[Colocation], sharing: str, model: InterferenceMo
         at = {name: index for index, name in enumerate(model.contexts)}
         known = np.array([model.index.get(workload.key, -1) for workload in workloads])
         context = np.array([at.get(workload.context, -1) for workload in workloads])
-    return Rows(
+    return GroupRows(
         own, others, excess_by_resource(filled, others, sharing),
         group_index, known, np.array([workload.pace_seconds for workload in workloads]), context,
         np.where(is_contested.any(axis=1), is_contested.argmax(axis=1), -1),
     )  # fmt: skip
 
 
-def base_of(rows: Rows, effects: Effects) -> Base:
+def base_of(rows: GroupRows, effects: Effects) -> BaseSlowdowns:
     """Return the slowdown by physics and learned effects, and the features of the residual."""
     known, is_known = rows.known, rows.known >= 0
     pace = standard_pace(rows.pace, rows.context, effects.pace_center, effects.pace_spread)
@@ -254,7 +256,7 @@ def base_of(rows: Rows, effects: Effects) -> Base:
     ]  # fmt: skip
     by_pressure = np.where(others_known > 0.0, rows.others.mean(axis=2), np.nan)
     features = np.concatenate([np.stack(columns, axis=1), by_pressure], axis=1)
-    return Base(ratio, features, by_resource, np.minimum(unseen, 1))
+    return BaseSlowdowns(ratio, features, by_resource, np.minimum(unseen, 1))
 
 
 def _side(
@@ -272,7 +274,7 @@ def _others(values: npt.NDArray[Any], starts: Indexes, group: Indexes) -> npt.ND
     return np.asarray(np.maximum(np.add.reduceat(values, starts, axis=0)[group] - values, 0))
 
 
-def _physics_alone(rows: Rows) -> list[Slowdown]:
+def _physics_alone(rows: GroupRows) -> list[Slowdown]:
     """Return the slowdowns by physics, with an assumed interval: no co-location was seen."""
     excess = np.minimum(rows.excess.max(axis=1, initial=0.0), SLOWDOWN_MAX - 1.0)
     is_unknown = ~np.isfinite(rows.own[:, :, -1]).any(axis=1)
@@ -285,7 +287,7 @@ def _physics_alone(rows: Rows) -> list[Slowdown]:
     return _slowdowns(limits, rows.excess, evidence, reasons)
 
 
-def _learned(rows: Rows, model: InterferenceModel) -> list[Slowdown]:
+def _learned(rows: GroupRows, model: InterferenceModel) -> list[Slowdown]:
     """Return the slowdowns by physics, effects and residual; an interval by calibration."""
     base = base_of(rows, model.effects)
     starts = np.flatnonzero(np.diff(rows.group, prepend=-1))
@@ -334,7 +336,7 @@ def _slowdowns(
     return result
 
 
-def _reasons(rows: Rows, pressure_max: Floats) -> dict[int, str]:
+def _reasons(rows: GroupRows, pressure_max: Floats) -> dict[int, str]:
     """Return why each row is outside of the training. Only a resource with an excess counts."""
     reasons = _supply_reasons(rows)
     total = np.nan_to_num(rows.own[:, :, -1], nan=0.0) + rows.others[:, :, -1]
@@ -356,7 +358,7 @@ def _reasons(rows: Rows, pressure_max: Floats) -> dict[int, str]:
     return reasons
 
 
-def _supply_reasons(rows: Rows) -> dict[int, str]:
+def _supply_reasons(rows: GroupRows) -> dict[int, str]:
     """Return the rows that share a resource of unknown supply."""
     return {
         at: f"{SHARED_RESOURCES[rows.unknown[at]]}: several workloads use it, and the host's supply is unknown"

@@ -21,12 +21,12 @@ import numpy.typing as npt
 from .interference import (
     RESIDUAL_MAX,
     RISES,
-    Base,
+    BaseSlowdowns,
+    ColocatedWorkload,
     Colocation,
+    GroupRows,
     InterferenceError,
     InterferenceModel,
-    Rows,
-    Workload,
     base_of,
     build_rows,
     decode_model,
@@ -57,8 +57,8 @@ RESIDUAL_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 TREES, LEAVES_MAX, DEPTH_MAX, LEAF_ROWS_MIN, LEARNING_RATE = 40, 6, 3, 20, 0.08
 #: Coverage of the intervals, and the quantiles of their limits.
 COVERAGE, QUANTILE_LOW, MEDIAN, QUANTILE_HIGH = 0.9, 0.05, 0.5, 0.95
-#: Rows from which a context has an interval of its own. Without a second family nothing is known of unseen workloads: their
-#: interval is UNSEEN_FACTOR times that of seen workloads.
+#: Rows from which a context has its own interval. If the training has a single family, the interval of an unseen workload
+#: is UNSEEN_FACTOR times the interval of a seen workload.
 CONTEXT_ROWS_MIN, UNSEEN_FACTOR = 50, 3.0
 #: Limit of the time of a training in its process.
 TRAINING_SECONDS_MAX = 600.0
@@ -76,19 +76,19 @@ class Measured(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """All co-locations as arrays. `rows`: a row per workload of each; `pair`, `runs`: of the rows with a ratio."""
+    """All co-locations as arrays. `rows`: a row per member; `runs`, `pair`: only the members with a ratio."""
 
     keys: tuple[str, ...]
     contexts: tuple[str, ...]
     table: WorkloadTable
-    rows: Rows
+    rows: GroupRows
     is_measured: npt.NDArray[np.bool_]
     runs: CoRuns
     pair: Indexes
 
 
-class Errors(NamedTuple):
-    """Logarithms of the true ratio over the base, on rows that were held out. `fold`: of the trees' cross-fit."""
+class HeldOutErrors(NamedTuple):
+    """Logarithm of true over predicted ratio on held-out rows. `fold`: the fold in the cross-fit of the trees."""
 
     features: Floats
     error: Floats
@@ -96,9 +96,9 @@ class Errors(NamedTuple):
     context: Indexes
     fold: Indexes
 
-    def part(self, rows: npt.NDArray[Any]) -> Errors:
+    def part(self, rows: npt.NDArray[Any]) -> HeldOutErrors:
         """Return the rows that the flags *rows* select."""
-        return Errors(*(array[rows] for array in self))
+        return HeldOutErrors(*(array[rows] for array in self))
 
 
 def corpus_of(measured: Sequence[Measured], sharing: str) -> Corpus:
@@ -168,9 +168,9 @@ def family_folds(corpus: Corpus) -> Iterator[npt.NDArray[np.bool_]]:
         yield np.isin(corpus.table.family, families[fold == at])
 
 
-def held_out(corpus: Corpus, shrinkage: Shrinkage) -> Errors:
+def held_out(corpus: Corpus, shrinkage: Shrinkage) -> HeldOutErrors:
     """Return the errors of the effects on pairs, and on families, that they were not fitted to."""
-    parts: list[tuple[Base, npt.NDArray[np.bool_], int]] = []
+    parts: list[tuple[BaseSlowdowns, npt.NDArray[np.bool_], int]] = []
     for at, is_test in enumerate(pair_folds(corpus)):
         effects = fit_effects(corpus.runs.part(~is_test), corpus.table, shrinkage)
         parts.append((_base(corpus, effects, is_test, None), is_test, at))
@@ -181,7 +181,7 @@ def held_out(corpus: Corpus, shrinkage: Shrinkage) -> Errors:
         effects = fit_effects(corpus.runs.part(~is_test), corpus.table, shrinkage)
         base = _base(corpus, effects, is_test, is_unseen)
         parts.append((base, is_test, at % FOLDS))
-    return Errors(
+    return HeldOutErrors(
         np.concatenate([base.features for base, _, _ in parts]),
         np.concatenate([np.log(corpus.runs.ratio[rows] / base.ratio) for base, rows, _ in parts]),
         np.concatenate([base.has_unseen for base, _, _ in parts]),
@@ -195,23 +195,23 @@ def _base(
     effects: Effects,
     is_test: npt.NDArray[np.bool_],
     is_unseen: npt.NDArray[np.bool_] | None,
-) -> Base:
+) -> BaseSlowdowns:
     known = corpus.rows.known
     if is_unseen is not None:
         known = np.where(is_unseen[known], -1, known)
     base = base_of(corpus.rows._replace(known=known), effects)
     rows = np.flatnonzero(corpus.is_measured)[is_test]
-    return Base(
+    return BaseSlowdowns(
         base.ratio[rows], base.features[rows], base.by_resource[rows], base.has_unseen[rows]
     )
 
 
-def throughput_error(errors: Errors, residual: Floats | float = 0.0) -> Floats:
+def throughput_error(errors: HeldOutErrors, residual: Floats | float = 0.0) -> Floats:
     """Return the relative error of the throughput of each row."""
     return np.asarray(np.abs(np.exp(errors.error - residual) - 1.0))
 
 
-def choose_shrinkage(corpus: Corpus) -> tuple[Shrinkage, Errors]:
+def choose_shrinkage(corpus: Corpus) -> tuple[Shrinkage, HeldOutErrors]:
     """Return the shrinkage with the least error on held-out pairs and held-out families, and its errors.
 
     First the rank is chosen, then the ridge of the slopes.
@@ -224,7 +224,7 @@ def choose_shrinkage(corpus: Corpus) -> tuple[Shrinkage, Errors]:
     )
 
 
-def _loss(errors: Errors) -> float:
+def _loss(errors: HeldOutErrors) -> float:
     relative = throughput_error(errors)
     strata = [relative[errors.has_unseen == stratum] for stratum in (0, 1)]
     return sum(float(stratum.mean()) for stratum in strata if stratum.size)
@@ -263,7 +263,7 @@ def train(measured: Sequence[Measured], sharing: str) -> InterferenceModel:
     )  # fmt: skip
 
 
-def crossed(errors: Errors, quantile: float) -> Floats:
+def crossed(errors: HeldOutErrors, quantile: float) -> Floats:
     """Return the quantile of each row by trees that were fitted to the other folds."""
     result = np.zeros(errors.error.size)
     for fold in range(FOLDS):
@@ -397,14 +397,14 @@ def encode_measured(measured: Sequence[Measured], sharing: str) -> str:
 
 
 def decode_measured(text: str) -> tuple[list[Measured], str]:
-    """Return what `encode_measured` gave. Raises InterferenceError for anything else."""
+    """Return the co-locations and the form of sharing that `encode_measured` wrote. Raises InterferenceError for anything else."""
     try:
         stored = json.loads(text)
         measured = [
             Measured(
                 Colocation(
                     [
-                        Workload(
+                        ColocatedWorkload(
                             w["key"],
                             w["context"],
                             float(w["pace_seconds"]),

@@ -3,7 +3,7 @@
 Each workload runs alone first: its pace, and its demand as the agent reads it from /proc. A fifth of the pairs is left
 out in turn, and the model learns from the others. The truth of the binding resource follows from how a pair is built.
 
-    python -m bench.quality.interference_local [--seconds 0.5] [--cycles 5]
+    python -m bench.quality.interference_local [--seconds 0.4] [--cycles 8]
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bench.quality.interference_workers import COUNTER, CPUS, KINDS
 from bench.quality.markdown import counted, table
 from bench.quality.progress import Bar, Progress
 from gangline.fingerprints.demand import QUANTILES, SHARED_RESOURCES
-from gangline.fingerprints.interference import Colocation, Slowdown, Workload, predict
+from gangline.fingerprints.interference import ColocatedWorkload, Colocation, Slowdown, predict
 from gangline.fingerprints.interference_effects import Floats
 from gangline.fingerprints.interference_pressure import HOST
 from gangline.fingerprints.interference_training import Measured, train
@@ -41,10 +41,10 @@ WARM_SECONDS, READING_SECONDS = 0.8, 0.2
 FOLDS = 5
 #: Length of a measurement, and measurements of each pair, of the published page; time after a start or stop that is not
 #: measured.
-SECONDS, CYCLES, SETTLE_SECONDS = 0.5, 5, 0.15
+SECONDS, CYCLES, SETTLE_SECONDS = 0.4, 8, 0.15
 #: A pair slowed by less than this has no binding resource.
 SLOWED_MIN = 0.05
-#: Controllers of cgroups of version 1 that a workload gets a group of.
+#: Controllers of version 1 in which each workload gets a cgroup.
 CONTROLLERS = ("cpu", "blkio")
 #: Weight of each workload's cgroup, so that other programs of the machine hardly disturb the measurement.
 CPU_SHARES = 16_384
@@ -228,7 +228,7 @@ def measure_all(
         if pair[0] == pair[1]:
             ratios = ((ratios[0] + ratios[1]) / 2.0, nan)
         workloads = [
-            Workload(kind, "", 1.0 / alone[kind].pace, alone[kind].demand) for kind in pair
+            ColocatedWorkload(kind, "", 1.0 / alone[kind].pace, alone[kind].demand) for kind in pair
         ]
         measured.append(Measured(Colocation(workloads, supply), ratios, pair))
         progress("co-runs", (done + 1) / len(pairs))

@@ -24,8 +24,8 @@ from bench.quality.progress import Bar, Progress
 from gangline.fingerprints.demand import SHARED_RESOURCES
 from gangline.fingerprints.interference import (
     GROUPS_MAX,
+    ColocatedWorkload,
     Colocation,
-    Workload,
     predict_groups,
 )
 from gangline.fingerprints.interference_effects import Floats
@@ -95,7 +95,7 @@ def read_pairs(path: Path = FILE) -> list[Measured]:
                 if min(pace) <= 0.0:
                     continue
                 workloads = [
-                    Workload(f"{card}: {facts[name][0]}", card, 1.0 / facts[name][2])
+                    ColocatedWorkload(f"{card}: {facts[name][0]}", card, 1.0 / facts[name][2])
                     for name in (first, second)
                 ]
                 ratios = (facts[first][2] / pace[0], facts[second][2] / pace[1])
