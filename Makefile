@@ -63,6 +63,7 @@ evaluate: .venv/ready-dev
 	$(BIN)/python -m bench.quality --seed $(SEED) $(if $(PER_CLASS),--per-class $(PER_CLASS)) $(if $(HOURS),--hours $(HOURS)) $(if $(RESUME),--resume)
 	$(BIN)/python -m bench.quality.jobs $(if $(filter-out 24,$(SEED)),--seed $(SEED))
 	$(BIN)/python -m bench.quality.placement --write $(if $(filter-out 24,$(SEED)),--seed $(SEED))
+	$(BIN)/python -m bench.quality.interference $(if $(filter-out 24,$(SEED)),--seed $(SEED))
 
 # A whole fleet against an aggregator on this machine: what it sustains, and what that costs.
 load: .venv/ready-dev

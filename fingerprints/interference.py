@@ -15,6 +15,7 @@ from math import nan
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from .demand import QUANTILES, SHARED_RESOURCES
 from .interference_effects import Effects, Floats, Indexes, Prior, standard_pace
@@ -55,10 +56,10 @@ class InterferenceError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Workload:
+class ColocatedWorkload:
     """A workload beside others. `demand`: (SHARED_RESOURCES, QUANTILES), NaN unknown.
 
-    `key`: names its learned effects; `context`: what it runs on, such as the GPU model. `pace_seconds`: a step alone.
+    `key`: names its learned effects; `context`: its hardware, such as the GPU model. `pace_seconds`: a step alone.
     """
 
     key: str = ""
@@ -72,7 +73,7 @@ class Workload:
 class Colocation(NamedTuple):
     """Workloads that run together. `supply` (SHARED_RESOURCES): NaN unknown, infinite where nothing is shared."""
 
-    workloads: Sequence[Workload]
+    workloads: Sequence[ColocatedWorkload]
     supply: Floats
 
 
@@ -94,8 +95,9 @@ class Slowdown(NamedTuple):
 class InterferenceModel:
     """Learned from co-locations of one form of sharing.
 
-    `limits`: forests of the 5 % and 95 % limits, in units of `scale`; `widening`: their conformal correction. Both arrays
-    have a row per context, the last for an unknown context, and a column without and with an unseen workload.
+    Intervals are logarithms around the slowdown before the residual, per context and, last, for an unknown context.
+    `limits`: forests of the 5 % and 95 % limits, with the conformal correction `widening`. `unseen_width`: half of the
+    interval if a workload has no co-location.
     `pressure_max` (SHARED_RESOURCES): greatest total pressure of the training; NaN for a resource never seen.
     """
 
@@ -105,8 +107,8 @@ class InterferenceModel:
     effects: Effects
     residual: Forest
     limits: tuple[Forest, Forest]
-    scale: Floats
     widening: Floats
+    unseen_width: Floats
     pressure_max: Floats
 
     @cached_property
@@ -115,7 +117,7 @@ class InterferenceModel:
         return {key: at for at, key in enumerate(self.keys)}
 
 
-class Rows(NamedTuple):
+class GroupRows(NamedTuple):
     """A row per workload of a group. `own`, `others`: pressures (rows, resources, quantiles); `group` by row.
 
     `known`: index of learned effects, -1 without; `unknown`: resources that a demand needs and whose supply is unknown.
@@ -131,7 +133,7 @@ class Rows(NamedTuple):
     unknown: Indexes
 
 
-class Base(NamedTuple):
+class BaseSlowdowns(NamedTuple):
     """Slowdown before the residual, the features of the residual, and the excess by resource."""
 
     ratio: Floats
@@ -141,7 +143,7 @@ class Base(NamedTuple):
 
 
 def predict(
-    workloads: Sequence[Workload],
+    workloads: Sequence[ColocatedWorkload],
     supply: Floats,
     sharing: str,
     model: InterferenceModel | None = None,
@@ -200,7 +202,9 @@ def check_request(
                 )
 
 
-def build_rows(groups: Sequence[Colocation], sharing: str, model: InterferenceModel | None) -> Rows:
+def build_rows(
+    groups: Sequence[Colocation], sharing: str, model: InterferenceModel | None
+) -> GroupRows:
     """Return a row per workload, in the order of the groups."""
     sizes = np.array([len(group.workloads) for group in groups])
     group_index = np.repeat(np.arange(len(groups)), sizes)
@@ -208,26 +212,24 @@ def build_rows(groups: Sequence[Colocation], sharing: str, model: InterferenceMo
     supply = np.array([group.supply for group in groups], dtype=np.float64)[group_index]
     demand = np.array([workload.demand for workload in workloads], dtype=np.float64)
     own = pressures(demand, supply)
-    filled = np.nan_to_num(own, nan=0.0)
+    filled = np.where(np.isnan(own), 0.0, own)
     starts = np.cumsum(sizes) - sizes
-    others = np.add.reduceat(filled, starts, axis=0)[group_index] - filled
-    is_demanded = np.nan_to_num(demand[:, :, -1], nan=0.0) > 0.0
-    is_unknown = is_demanded & np.isnan(supply) & IS_DIVIDED[sharing]
-    users = np.add.reduceat(is_unknown.astype(np.intp), starts, axis=0)[group_index]
-    is_contested = (users > 1) & is_unknown
+    others = _others(filled, starts, group_index)
+    needs_supply = (demand[:, :, -1] > 0.0) & np.isnan(supply) & IS_DIVIDED[sharing]
+    is_contested = needs_supply & (_others(needs_supply.astype(np.intp), starts, group_index) > 0)
     known, context = np.full(len(workloads), -1), np.full(len(workloads), -1)
     if model is not None:
         at = {name: index for index, name in enumerate(model.contexts)}
         known = np.array([model.index.get(workload.key, -1) for workload in workloads])
         context = np.array([at.get(workload.context, -1) for workload in workloads])
-    return Rows(
-        own, np.maximum(others, 0.0), excess_by_resource(filled, np.maximum(others, 0.0), sharing),
+    return GroupRows(
+        own, others, excess_by_resource(filled, others, sharing),
         group_index, known, np.array([workload.pace_seconds for workload in workloads]), context,
         np.where(is_contested.any(axis=1), is_contested.argmax(axis=1), -1),
     )  # fmt: skip
 
 
-def base_of(rows: Rows, effects: Effects) -> Base:
+def base_of(rows: GroupRows, effects: Effects) -> BaseSlowdowns:
     """Return the slowdown by physics and learned effects, and the features of the residual."""
     known, is_known = rows.known, rows.known >= 0
     pace = standard_pace(rows.pace, rows.context, effects.pace_center, effects.pace_spread)
@@ -254,7 +256,7 @@ def base_of(rows: Rows, effects: Effects) -> Base:
     ]  # fmt: skip
     by_pressure = np.where(others_known > 0.0, rows.others.mean(axis=2), np.nan)
     features = np.concatenate([np.stack(columns, axis=1), by_pressure], axis=1)
-    return Base(ratio, features, by_resource, np.minimum(unseen, 1))
+    return BaseSlowdowns(ratio, features, by_resource, np.minimum(unseen, 1))
 
 
 def _side(
@@ -267,91 +269,101 @@ def _side(
     )
 
 
-def _others(values: Floats, starts: Indexes, group: Indexes) -> Floats:
+def _others(values: npt.NDArray[Any], starts: Indexes, group: Indexes) -> npt.NDArray[Any]:
     """Return per row the sum over the other rows of its group; never below 0 by rounding."""
-    return np.asarray(np.maximum(np.add.reduceat(values, starts, axis=0)[group] - values, 0.0))
+    return np.asarray(np.maximum(np.add.reduceat(values, starts, axis=0)[group] - values, 0))
 
 
-def _physics_alone(rows: Rows) -> list[Slowdown]:
+def _physics_alone(rows: GroupRows) -> list[Slowdown]:
     """Return the slowdowns by physics, with an assumed interval: no co-location was seen."""
-    excess = rows.excess.max(axis=1, initial=0.0)
-    has_demand = np.isfinite(rows.own[:, :, -1]).any(axis=1).tolist()
-    result = []
-    for at, amount in enumerate(np.minimum(excess, SLOWDOWN_MAX - 1.0).tolist()):
-        if rows.unknown[at] >= 0:
-            result.append(_abstained(_no_supply(rows.unknown[at])))
-        elif not has_demand[at]:
-            result.append(
-                _abstained("the workload's demand is unknown, and no co-location of it was seen")
-            )
-        else:
-            upper = min(1.0 + PHYSICS_UPPER * amount + UNSEEN_UPPER, SLOWDOWN_MAX)
-            binding = _binding(rows.excess[at])
-            result.append(
-                Slowdown(
-                    1.0 + amount,
-                    1.0 + PHYSICS_LOWER * amount,
-                    upper,
-                    binding,
-                    "physics alone: no co-location was seen",
-                    "",
-                )
-            )
+    excess = np.minimum(rows.excess.max(axis=1, initial=0.0), SLOWDOWN_MAX - 1.0)
+    is_unknown = ~np.isfinite(rows.own[:, :, -1]).any(axis=1)
+    reasons = _supply_reasons(rows)
+    for at in np.flatnonzero(is_unknown).tolist():
+        reasons.setdefault(at, "the demand is unknown, and no co-location of the workload was seen")
+    upper = np.minimum(1.0 + PHYSICS_UPPER * excess + UNSEEN_UPPER, SLOWDOWN_MAX)
+    limits = (1.0 + excess, 1.0 + PHYSICS_LOWER * excess, upper)
+    evidence = ["physics alone: no co-location was seen"] * excess.size
+    return _slowdowns(limits, rows.excess, evidence, reasons)
+
+
+def _learned(rows: GroupRows, model: InterferenceModel) -> list[Slowdown]:
+    """Return the slowdowns by physics, effects and residual; an interval by calibration."""
+    base = base_of(rows, model.effects)
+    starts = np.flatnonzero(np.diff(rows.group, prepend=-1))
+    residual = np.clip(model.residual.predict(base.features), -RESIDUAL_MAX, RESIDUAL_MAX)
+    widening, width = model.widening[rows.context], model.unseen_width[rows.context]
+    below, above = (
+        np.where(
+            base.has_unseen,
+            residual + sign * width,
+            forest.predict(base.features) + sign * widening,
+        )
+        for forest, sign in zip(model.limits, (-1.0, 1.0), strict=True)
+    )
+    is_alone = np.bincount(rows.group)[rows.group] < 2
+    ratio, lower, upper = (
+        np.where(is_alone, 1.0, base.ratio * np.exp(factor)) for factor in (residual, below, above)
+    )
+    ratio = np.clip(ratio, 1.0, SLOWDOWN_MAX)
+    limits = (ratio, np.clip(lower, 1.0, ratio), np.clip(upper, ratio, SLOWDOWN_MAX))
+    runs = np.where(rows.known >= 0, model.effects.runs[rows.known], 0)
+    neighbor_runs = _others(runs, starts, rows.group)
+    evidence = list(map(_evidence, runs.tolist(), neighbor_runs.tolist()))
+    return _slowdowns(limits, base.by_resource, evidence, _reasons(rows, model.pressure_max))
+
+
+def _slowdowns(
+    limits: tuple[Floats, Floats, Floats],
+    by_resource: Floats,
+    evidence: Sequence[str],
+    reasons: Mapping[int, str],
+) -> list[Slowdown]:
+    """Return the answer of each row; an abstention for the rows of *reasons*."""
+    binding = [
+        SHARED_RESOURCES[at] if excess >= BINDING_MIN else ""
+        for at, excess in zip(
+            by_resource.argmax(axis=1).tolist(),
+            by_resource.max(axis=1, initial=0.0).tolist(),
+            strict=True,
+        )
+    ]
+    ratio, lower, upper = (column.tolist() for column in limits)
+    abstained = [""] * len(evidence)
+    result = list(map(Slowdown, ratio, lower, upper, binding, evidence, abstained))
+    for at, reason in reasons.items():
+        result[at] = Slowdown(nan, nan, nan, "", "", reason)
     return result
 
 
-def _learned(rows: Rows, model: InterferenceModel) -> list[Slowdown]:
-    base = base_of(rows, model.effects)
-    residual = np.clip(model.residual.predict(base.features), -RESIDUAL_MAX, RESIDUAL_MAX)
-    scale, widening = (
-        array[rows.context, base.has_unseen] for array in (model.scale, model.widening)
-    )
-    ratio = np.clip(base.ratio * np.exp(residual), 1.0, SLOWDOWN_MAX)
-    lower, upper = (
-        base.ratio * np.exp(scale * (forest.predict(base.features) + sign * widening))
-        for forest, sign in zip(model.limits, (-1.0, 1.0), strict=True)
-    )
-    lower, upper = np.clip(lower, 1.0, ratio), np.clip(upper, ratio, SLOWDOWN_MAX)
-    beyond = _outside_support(rows, model.pressure_max)
+def _reasons(rows: GroupRows, pressure_max: Floats) -> dict[int, str]:
+    """Return why each row is outside of the training. Only a resource with an excess counts."""
+    reasons = _supply_reasons(rows)
+    total = np.nan_to_num(rows.own[:, :, -1], nan=0.0) + rows.others[:, :, -1]
+    is_beyond = (rows.excess > BINDING_MIN) & ~(total <= SUPPORT_RATIO * pressure_max)
+    worst = np.where(is_beyond, rows.excess, -1.0).argmax(axis=1)
+    for at in np.flatnonzero(is_beyond.any(axis=1)).tolist():
+        resource, greatest = int(worst[at]), float(np.nan_to_num(pressure_max[worst[at]]))
+        reasons.setdefault(
+            at,
+            f"{SHARED_RESOURCES[resource]}: the demand is {total[at, resource]:.2f} of the supply, and the greatest of the co-locations seen is {greatest:.2f}",
+        )
     has_facts = (
         (rows.known >= 0) | np.isfinite(rows.pace) | np.isfinite(rows.own[:, :, -1]).any(axis=1)
     )
-    runs = np.where(rows.known >= 0, model.effects.runs[rows.known], 0)
-    neighbors = (
-        np.add.reduceat(runs, np.flatnonzero(np.diff(rows.group, prepend=-1)))[rows.group] - runs
-    )
-    result = []
-    numbers = zip(ratio.tolist(), lower.tolist(), upper.tolist(), strict=True)
-    for at, limits in enumerate(numbers):
-        if rows.unknown[at] >= 0:
-            reason = _no_supply(rows.unknown[at])
-        elif beyond[at] >= 0:
-            name, greatest = SHARED_RESOURCES[beyond[at]], model.pressure_max[beyond[at]]
-            reason = f"{name}: no co-location with so much pressure was seen, the greatest is {np.nan_to_num(greatest):.2f} of the supply"
-        elif not has_facts[at]:
-            reason = "neither the workload's demand nor its pace is known, and no co-location of it was seen"
-        else:
-            evidence = _evidence(int(runs[at]), int(neighbors[at]))
-            result.append(Slowdown(*limits, _binding(base.by_resource[at]), evidence, ""))
-            continue
-        result.append(_abstained(reason))
-    return result
+    for at in np.flatnonzero(~has_facts).tolist():
+        reasons.setdefault(
+            at, "neither demand nor pace is known, and no co-location of the workload was seen"
+        )
+    return reasons
 
 
-def _outside_support(rows: Rows, pressure_max: Floats) -> Indexes:
-    """Return the resource by which each row is outside of the training; -1: inside.
-
-    Only a resource with an excess counts: the rest does not slow the workload.
-    """
-    total = np.nan_to_num(rows.own, nan=0.0)[:, :, -1] + rows.others[:, :, -1]
-    is_beyond = (rows.excess > BINDING_MIN) & ~(total <= SUPPORT_RATIO * pressure_max)
-    worst = np.where(is_beyond, rows.excess, -1.0).argmax(axis=1)
-    return np.asarray(np.where(is_beyond.any(axis=1), worst, -1))
-
-
-def _binding(by_resource: Floats) -> str:
-    at = int(by_resource.argmax())
-    return SHARED_RESOURCES[at] if by_resource[at] >= BINDING_MIN else ""
+def _supply_reasons(rows: GroupRows) -> dict[int, str]:
+    """Return the rows that share a resource of unknown supply."""
+    return {
+        at: f"{SHARED_RESOURCES[rows.unknown[at]]}: several workloads use it, and the host's supply is unknown"
+        for at in np.flatnonzero(rows.unknown >= 0).tolist()
+    }
 
 
 def _evidence(runs: int, neighbor_runs: int) -> str:
@@ -360,16 +372,6 @@ def _evidence(runs: int, neighbor_runs: int) -> str:
         f"{neighbor_runs} of its neighbors" if neighbor_runs else "its neighbors' pace and demand"
     )
     return f"from {own} and {neighbor}"
-
-
-def _no_supply(resource: int) -> str:
-    return (
-        f"{SHARED_RESOURCES[resource]}: several workloads use it, and the host's supply is unknown"
-    )
-
-
-def _abstained(reason: str) -> Slowdown:
-    return Slowdown(nan, nan, nan, "", "", reason)
 
 
 def encode_model(model: InterferenceModel) -> str:
@@ -381,7 +383,7 @@ def encode_model(model: InterferenceModel) -> str:
     stored = {
         "version": MODEL_VERSION, "sharing": model.sharing, "keys": model.keys, "contexts": model.contexts,
         "resources": SHARED_RESOURCES, "effects": effects, "residual": model.residual.columns(),
-        "limits": [forest.columns() for forest in model.limits], "scale": model.scale, "widening": model.widening,
+        "limits": [forest.columns() for forest in model.limits], "widening": model.widening, "unseen_width": model.unseen_width,
         "pressure_max": model.pressure_max,
     }  # fmt: skip
     return json.dumps(stored, default=lambda array: array.tolist())
@@ -399,7 +401,7 @@ def decode_model(text: str) -> InterferenceModel:
         model = InterferenceModel(
             str(stored["sharing"]), tuple(stored["keys"]), tuple(stored["contexts"]), _decode_effects(stored["effects"]),
             decode_forest(stored["residual"], len(FEATURES)), (low, high),
-            *(np.array(stored[name], dtype=np.float64) for name in ("scale", "widening", "pressure_max")),
+            *(np.array(stored[name], dtype=np.float64) for name in ("widening", "unseen_width", "pressure_max")),
         )  # fmt: skip
     except ForestError as error:
         raise InterferenceError(str(error)) from None
@@ -411,9 +413,9 @@ def decode_model(text: str) -> InterferenceModel:
         ) from None
     count, rank = len(model.keys), model.effects.sensitivity_prior.variance.size
     shapes = ((count, rank),) * 4 + ((count, len(SHARED_RESOURCES)), (count,))
-    by_context = (len(model.contexts) + 1, 2)
+    by_context = (len(model.contexts) + 1,)
     if tuple(array.shape for array in model.effects[:6]) != shapes or not (
-        model.scale.shape == model.widening.shape == by_context
+        model.widening.shape == model.unseen_width.shape == by_context
     ):
         raise InterferenceError(
             "not a model of interference: its arrays differ in length; train the model again"

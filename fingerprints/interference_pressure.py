@@ -20,7 +20,7 @@ Flags = npt.NDArray[np.bool_]
 #: Forms of sharing. The first three are on one GPU; "host" is on two GPUs of a host; "separate" shares nothing.
 SHARINGS = ("time_slicing", "mps", "mig", "host", "separate")
 TIME_SLICING, MPS, MIG, HOST, SEPARATE = SHARINGS
-#: Limit of the reported slowdown: beyond it the workload practically stands still.
+#: Limit of the reported slowdown: a workload at this limit makes no useful progress.
 SLOWDOWN_MAX = 20.0
 #: Share of the seconds that each quantile represents: the midpoints between the quantiles are the borders.
 SECONDS_SHARES: Floats = np.array([0.725, 0.245, 0.03])
@@ -54,10 +54,10 @@ def pressures(demand: Floats, supply: Floats) -> Floats:
 
 
 def excess_by_resource(own: Floats, others: Floats, sharing: str) -> Floats:
-    """Return by how much each resource prolongs a workload: 0.5 for half as long again; 0 where unknown.
+    """Return the excess of each resource: 0.5 if the workload takes 1.5 times as long.
 
-    *own*: pressures of the workload (rows, resources, quantiles); *others*: the sum of the pressures of its neighbors.
-    A resource that is in use for a share `a` of the time takes turns with neighbors that use `b`: at most `a * b` is
+    *own*: pressures of the workload (rows, resources, quantiles); *others*: the sum of the pressures of its neighbors; both 0 where
+    unknown. A resource that is in use for a share `a` of the time takes turns with neighbors that use `b`: at most `a * b` is
     added. Work that fills gaps waits only for `a + b - 1`, the demand beyond the supply.
     """
     own_axis, other_axis = own[..., :, None], others[..., None, :]
@@ -66,7 +66,7 @@ def excess_by_resource(own: Floats, others: Floats, sharing: str) -> Floats:
     if sharing == TIME_SLICING:
         beyond[..., _SM, :, :] = turns[..., _SM, :, :]
     excess = np.einsum("...ij,i,j->...", beyond, SECONDS_SHARES, SECONDS_SHARES)
-    return np.asarray(np.where(IS_DIVIDED[sharing], np.nan_to_num(excess, nan=0.0), 0.0))
+    return np.asarray(np.where(IS_DIVIDED[sharing], excess, 0.0))
 
 
 def memory_blocker(needed_bytes: Floats, supply_bytes: float) -> str:

@@ -21,12 +21,12 @@ import numpy.typing as npt
 from .interference import (
     RESIDUAL_MAX,
     RISES,
-    Base,
+    BaseSlowdowns,
+    ColocatedWorkload,
     Colocation,
+    GroupRows,
     InterferenceError,
     InterferenceModel,
-    Rows,
-    Workload,
     base_of,
     build_rows,
     decode_model,
@@ -57,8 +57,9 @@ RESIDUAL_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 TREES, LEAVES_MAX, DEPTH_MAX, LEAF_ROWS_MIN, LEARNING_RATE = 40, 6, 3, 20, 0.08
 #: Coverage of the intervals, and the quantiles of their limits.
 COVERAGE, QUANTILE_LOW, MEDIAN, QUANTILE_HIGH = 0.9, 0.05, 0.5, 0.95
-#: Rows from which a context has an interval of its own, and the width for unseen workloads where none was held out.
-CELL_ROWS_MIN, UNSEEN_FACTOR = 50, 3.0
+#: Rows from which a context has its own interval. If the training has a single family, the interval of an unseen workload
+#: is UNSEEN_FACTOR times the interval of a seen workload.
+CONTEXT_ROWS_MIN, UNSEEN_FACTOR = 50, 3.0
 #: Limit of the time of a training in its process.
 TRAINING_SECONDS_MAX = 600.0
 
@@ -75,25 +76,29 @@ class Measured(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """All co-locations as arrays. `rows`: a row per workload of each; `pair`, `runs`: of the rows with a ratio."""
+    """All co-locations as arrays. `rows`: a row per member; `runs`, `pair`: only the members with a ratio."""
 
     keys: tuple[str, ...]
     contexts: tuple[str, ...]
     table: WorkloadTable
-    rows: Rows
+    rows: GroupRows
     is_measured: npt.NDArray[np.bool_]
     runs: CoRuns
     pair: Indexes
 
 
-class Errors(NamedTuple):
-    """Logarithms of the true ratio over the base, on rows that were held out. `fold`: of the trees' cross-fit."""
+class HeldOutErrors(NamedTuple):
+    """Logarithm of true over predicted ratio on held-out rows. `fold`: the fold in the cross-fit of the trees."""
 
     features: Floats
     error: Floats
     has_unseen: Indexes
     context: Indexes
     fold: Indexes
+
+    def part(self, rows: npt.NDArray[Any]) -> HeldOutErrors:
+        """Return the rows that the flags *rows* select."""
+        return HeldOutErrors(*(array[rows] for array in self))
 
 
 def corpus_of(measured: Sequence[Measured], sharing: str) -> Corpus:
@@ -137,7 +142,12 @@ def corpus_of(measured: Sequence[Measured], sharing: str) -> Corpus:
     other = index.reshape(-1, 2)[:, ::-1].ravel()
     runs = CoRuns(index, other, np.maximum(ratio, 1.0), rows.excess).part(is_measured)
     pair = np.minimum(index, other) * len(keys) + np.maximum(index, other)
-    return Corpus(keys, contexts, table, rows, is_measured, runs, pair[is_measured])
+    pair = pair[is_measured]
+    if (pairs := np.unique(pair).size) < FOLDS:
+        raise InterferenceError(
+            f"co-locations of {pairs} pairs: expected {FOLDS} or more different pairs"
+        )
+    return Corpus(keys, contexts, table, rows, is_measured, runs, pair)
 
 
 def pair_folds(corpus: Corpus) -> Iterator[npt.NDArray[np.bool_]]:
@@ -158,9 +168,9 @@ def family_folds(corpus: Corpus) -> Iterator[npt.NDArray[np.bool_]]:
         yield np.isin(corpus.table.family, families[fold == at])
 
 
-def held_out(corpus: Corpus, shrinkage: Shrinkage) -> Errors:
+def held_out(corpus: Corpus, shrinkage: Shrinkage) -> HeldOutErrors:
     """Return the errors of the effects on pairs, and on families, that they were not fitted to."""
-    parts: list[tuple[Base, npt.NDArray[np.bool_], int]] = []
+    parts: list[tuple[BaseSlowdowns, npt.NDArray[np.bool_], int]] = []
     for at, is_test in enumerate(pair_folds(corpus)):
         effects = fit_effects(corpus.runs.part(~is_test), corpus.table, shrinkage)
         parts.append((_base(corpus, effects, is_test, None), is_test, at))
@@ -171,7 +181,7 @@ def held_out(corpus: Corpus, shrinkage: Shrinkage) -> Errors:
         effects = fit_effects(corpus.runs.part(~is_test), corpus.table, shrinkage)
         base = _base(corpus, effects, is_test, is_unseen)
         parts.append((base, is_test, at % FOLDS))
-    return Errors(
+    return HeldOutErrors(
         np.concatenate([base.features for base, _, _ in parts]),
         np.concatenate([np.log(corpus.runs.ratio[rows] / base.ratio) for base, rows, _ in parts]),
         np.concatenate([base.has_unseen for base, _, _ in parts]),
@@ -185,23 +195,23 @@ def _base(
     effects: Effects,
     is_test: npt.NDArray[np.bool_],
     is_unseen: npt.NDArray[np.bool_] | None,
-) -> Base:
+) -> BaseSlowdowns:
     known = corpus.rows.known
     if is_unseen is not None:
         known = np.where(is_unseen[known], -1, known)
     base = base_of(corpus.rows._replace(known=known), effects)
     rows = np.flatnonzero(corpus.is_measured)[is_test]
-    return Base(
+    return BaseSlowdowns(
         base.ratio[rows], base.features[rows], base.by_resource[rows], base.has_unseen[rows]
     )
 
 
-def throughput_error(errors: Errors, residual: Floats | float = 0.0) -> Floats:
+def throughput_error(errors: HeldOutErrors, residual: Floats | float = 0.0) -> Floats:
     """Return the relative error of the throughput of each row."""
     return np.asarray(np.abs(np.exp(errors.error - residual) - 1.0))
 
 
-def choose_shrinkage(corpus: Corpus) -> tuple[Shrinkage, Errors]:
+def choose_shrinkage(corpus: Corpus) -> tuple[Shrinkage, HeldOutErrors]:
     """Return the shrinkage with the least error on held-out pairs and held-out families, and its errors.
 
     First the rank is chosen, then the ridge of the slopes.
@@ -214,7 +224,7 @@ def choose_shrinkage(corpus: Corpus) -> tuple[Shrinkage, Errors]:
     )
 
 
-def _loss(errors: Errors) -> float:
+def _loss(errors: HeldOutErrors) -> float:
     relative = throughput_error(errors)
     strata = [relative[errors.has_unseen == stratum] for stratum in (0, 1)]
     return sum(float(stratum.mean()) for stratum in strata if stratum.size)
@@ -224,49 +234,54 @@ def train(measured: Sequence[Measured], sharing: str) -> InterferenceModel:
     """Return the model of *measured*. Imports scikit-learn: run it in a process of its own (`train_in_child`)."""
     corpus = corpus_of(measured, sharing)
     shrinkage, errors = choose_shrinkage(corpus)
-    contexts = len(corpus.contexts)
-    scale = by_cell(np.abs(errors.error), errors, contexts)
-    scaled = errors.error / scale[errors.context, errors.has_unseen]
-    targets = ((MEDIAN, errors.error), (QUANTILE_LOW, scaled), (QUANTILE_HIGH, scaled))
-    crossed = np.zeros((3, errors.error.size))
-    for fold in range(FOLDS):
-        is_test = errors.fold == fold
-        for at, (quantile, target) in enumerate(targets):
-            forest = fit_forest(errors.features[~is_test], target[~is_test], quantile)
-            crossed[at, is_test] = forest.predict(errors.features[is_test])
-    residual = np.clip(crossed[0], -RESIDUAL_MAX, RESIDUAL_MAX)
+    seen = errors.part(errors.has_unseen == 0)
+    residual = np.clip(crossed(errors, MEDIAN), -RESIDUAL_MAX, RESIDUAL_MAX)
     share = min(
         RESIDUAL_SHARES, key=lambda share: float(throughput_error(errors, share * residual).mean())
     )
-    widening = by_cell(np.maximum(crossed[1] - scaled, scaled - crossed[2]), errors, contexts)
-    median, low, high = (
-        fit_forest(errors.features, target, quantile) for quantile, target in targets
+    outside = np.maximum(
+        crossed(seen, QUANTILE_LOW) - seen.error, seen.error - crossed(seen, QUANTILE_HIGH)
+    )
+    contexts = len(corpus.contexts)
+    widening = by_context(outside, seen.context, contexts)
+    distance, is_unseen = np.abs(errors.error - share * residual), errors.has_unseen == 1
+    if is_unseen.any():
+        unseen_width = by_context(distance[is_unseen], errors.context[is_unseen], contexts)
+    else:
+        unseen_width = UNSEEN_FACTOR * by_context(distance, errors.context, contexts)
+    median = _scaled(fit_forest(errors.features, errors.error, MEDIAN), share)
+    low, high = (
+        fit_forest(seen.features, seen.error, quantile)
+        for quantile in (QUANTILE_LOW, QUANTILE_HIGH)
     )
     effects = fit_effects(corpus.runs, corpus.table, shrinkage)
     total = np.nan_to_num(corpus.rows.own, nan=-np.inf)[:, :, -1] + corpus.rows.others[:, :, -1]
     greatest = total[corpus.is_measured].max(axis=0)
     return InterferenceModel(
-        sharing, corpus.keys, corpus.contexts, effects, _scaled(median, share), (low, high), scale, widening,
+        sharing, corpus.keys, corpus.contexts, effects, median, (low, high), widening, unseen_width,
         np.where(np.isfinite(greatest), greatest, np.nan),
     )  # fmt: skip
 
 
-def by_cell(scores: Floats, errors: Errors, contexts: int) -> Floats:
-    """Return the conformal quantile of *scores* per context, and of all, without and with an unseen workload.
+def crossed(errors: HeldOutErrors, quantile: float) -> Floats:
+    """Return the quantile of each row by trees that were fitted to the other folds."""
+    result = np.zeros(errors.error.size)
+    for fold in range(FOLDS):
+        is_test = errors.fold == fold
+        forest = fit_forest(errors.features[~is_test], errors.error[~is_test], quantile)
+        result[is_test] = forest.predict(errors.features[is_test])
+    return result
 
-    A cell with fewer than CELL_ROWS_MIN rows gets the quantile of all contexts; without any row with an unseen workload
-    that column is UNSEEN_FACTOR times the other.
+
+def by_context(scores: Floats, context: Indexes, contexts: int) -> Floats:
+    """Return the conformal quantile of *scores* per context and, last, of all rows.
+
+    A context with fewer than CONTEXT_ROWS_MIN rows gets the quantile of all rows.
     """
-    result = np.zeros((contexts + 1, 2))
-    for column in (0, 1):
-        is_column = errors.has_unseen == column
-        result[:, column] = UNSEEN_FACTOR * result[-1, 0]
-        if is_column.any():
-            result[:, column] = _conformal(scores[is_column])
-        for context in range(contexts):
-            is_cell = is_column & (errors.context == context)
-            if is_cell.sum() >= CELL_ROWS_MIN:
-                result[context, column] = _conformal(scores[is_cell])
+    result = np.full(contexts + 1, _conformal(scores))
+    for at in range(contexts):
+        if np.count_nonzero(context == at) >= CONTEXT_ROWS_MIN:
+            result[at] = _conformal(scores[context == at])
     return result
 
 
@@ -277,6 +292,14 @@ def _conformal(scores: Floats) -> float:
 
 
 def _scaled(forest: Forest, share: float) -> Forest:
+    """Return the forest with *share* of its values; without trees for 0."""
+    if not share:
+        empty = {
+            name: array[:0]
+            for name, array in forest._asdict().items()
+            if name not in ("baseline", "depth")
+        }
+        return Forest(baseline=0.0, depth=0, **empty)
     return forest._replace(baseline=share * forest.baseline, value=share * forest.value)
 
 
@@ -374,14 +397,14 @@ def encode_measured(measured: Sequence[Measured], sharing: str) -> str:
 
 
 def decode_measured(text: str) -> tuple[list[Measured], str]:
-    """Return what `encode_measured` gave. Raises InterferenceError for anything else."""
+    """Return the co-locations and the form of sharing that `encode_measured` wrote. Raises InterferenceError for anything else."""
     try:
         stored = json.loads(text)
         measured = [
             Measured(
                 Colocation(
                     [
-                        Workload(
+                        ColocatedWorkload(
                             w["key"],
                             w["context"],
                             float(w["pace_seconds"]),
