@@ -24,6 +24,7 @@ from .interference_pressure import (
     SEPARATE,
     SHARINGS,
     SLOWDOWN_MAX,
+    Flags,
     excess_by_resource,
     pressures,
 )
@@ -166,7 +167,7 @@ def predict_groups(
     if sharing == SEPARATE:
         apart = Slowdown(1.0, 1.0, 1.0, "", "separate hosts share nothing", "")
         return [[apart] * len(group.workloads) for group in groups]
-    slowdowns = _physics_alone(rows) if model is None else _learned(rows, model)
+    slowdowns = _physics_alone(rows, sharing) if model is None else _learned(rows, model)
     result: list[list[Slowdown]] = [[] for _ in groups]
     for at, slowdown in zip(rows.group.tolist(), slowdowns, strict=True):
         result[at].append(slowdown)
@@ -274,10 +275,10 @@ def _others(values: npt.NDArray[Any], starts: Indexes, group: Indexes) -> npt.ND
     return np.asarray(np.maximum(np.add.reduceat(values, starts, axis=0)[group] - values, 0))
 
 
-def _physics_alone(rows: GroupRows) -> list[Slowdown]:
+def _physics_alone(rows: GroupRows, sharing: str) -> list[Slowdown]:
     """Return the slowdowns by physics, with an assumed interval: no co-location was seen."""
     excess = np.minimum(rows.excess.max(axis=1, initial=0.0), SLOWDOWN_MAX - 1.0)
-    is_unknown = ~np.isfinite(rows.own[:, :, -1]).any(axis=1)
+    is_unknown = ~_has_demand(rows, sharing)
     reasons = _supply_reasons(rows)
     for at in np.flatnonzero(is_unknown).tolist():
         reasons.setdefault(at, "the demand is unknown, and no co-location of the workload was seen")
@@ -310,7 +311,7 @@ def _learned(rows: GroupRows, model: InterferenceModel) -> list[Slowdown]:
     runs = np.where(rows.known >= 0, model.effects.runs[rows.known], 0)
     neighbor_runs = _others(runs, starts, rows.group)
     evidence = list(map(_evidence, runs.tolist(), neighbor_runs.tolist()))
-    return _slowdowns(limits, base.by_resource, evidence, _reasons(rows, model.pressure_max))
+    return _slowdowns(limits, base.by_resource, evidence, _reasons(rows, model))
 
 
 def _slowdowns(
@@ -336,8 +337,14 @@ def _slowdowns(
     return result
 
 
-def _reasons(rows: GroupRows, pressure_max: Floats) -> dict[int, str]:
+def _has_demand(rows: GroupRows, sharing: str) -> Flags:
+    """Return whether the demand of each row on any of the divided resources is known."""
+    return np.asarray(np.isfinite(rows.own[:, IS_DIVIDED[sharing], -1]).any(axis=1))
+
+
+def _reasons(rows: GroupRows, model: InterferenceModel) -> dict[int, str]:
     """Return why each row is outside of the training. Only a resource with an excess counts."""
+    pressure_max = model.pressure_max
     reasons = _supply_reasons(rows)
     total = np.nan_to_num(rows.own[:, :, -1], nan=0.0) + rows.others[:, :, -1]
     is_beyond = (rows.excess > BINDING_MIN) & ~(total <= SUPPORT_RATIO * pressure_max)
@@ -348,9 +355,7 @@ def _reasons(rows: GroupRows, pressure_max: Floats) -> dict[int, str]:
             at,
             f"{SHARED_RESOURCES[resource]}: the demand is {total[at, resource]:.2f} of the supply, and the greatest of the co-locations seen is {greatest:.2f}",
         )
-    has_facts = (
-        (rows.known >= 0) | np.isfinite(rows.pace) | np.isfinite(rows.own[:, :, -1]).any(axis=1)
-    )
+    has_facts = (rows.known >= 0) | np.isfinite(rows.pace) | _has_demand(rows, model.sharing)
     for at in np.flatnonzero(~has_facts).tolist():
         reasons.setdefault(
             at, "neither demand nor pace is known, and no co-location of the workload was seen"

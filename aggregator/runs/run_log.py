@@ -16,7 +16,7 @@ from duckdb import DuckDBPyConnection as Connection
 from ...fingerprints.demand import SHARED_RESOURCES
 from ...fingerprints.fingerprint import NUMBERS, decode
 from ...fingerprints.history import pace_of
-from ...fingerprints.interference import Workload, predict
+from ...fingerprints.interference import ColocatedWorkload, predict
 from ...fingerprints.interference_pressure import HOST
 from ...fingerprints.sensitivity import KnownWorkloads
 from ...fingerprints.similarity import RUNS_MAX
@@ -270,7 +270,7 @@ class RunLog:
         supply = self.supplies.current
         if host >= supply.switch.size:
             return ""
-        workloads = [Workload(demand=demand[: len(SHARED_RESOURCES)]) for demand in pair]
+        workloads = [ColocatedWorkload(demand=demand[: len(SHARED_RESOURCES)]) for demand in pair]
         (slowdown, _) = predict(workloads, supply.on_host(host), HOST)
         return slowdown.binding
 

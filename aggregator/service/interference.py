@@ -15,10 +15,10 @@ from ...contract.wire.interference_pb2_grpc import InterferenceServiceServicer
 from ...contract.wire.placement_pb2 import ESTIMATE_ASSUMED, ESTIMATE_MEASURED, Estimate
 from ...fingerprints.demand import DEMANDS, QUANTILES, SHARED_RESOURCES, Floats
 from ...fingerprints.interference import (
+    ColocatedWorkload,
     Colocation,
     InterferenceModel,
     Slowdown,
-    Workload,
     predict_groups,
 )
 from ...fingerprints.interference_pressure import HOST, MIG, MPS, TIME_SLICING, memory_blocker
@@ -71,7 +71,7 @@ class _Requested(NamedTuple):
     """A co-location of the request, with what its workloads need in place of their names."""
 
     demands: list[Floats]
-    workloads: list[Workload]
+    workloads: list[ColocatedWorkload]
     supply: Floats
     sharing: str
     hbm_bytes: float
@@ -123,12 +123,12 @@ class InterferenceService(InterferenceServiceServicer):
             supply[_NVLINK] = inf  # every GPU has NVLinks of its own
             hbm_bytes = inf
         demands: list[Floats] = []
-        workloads: list[Workload] = []
+        workloads: list[ColocatedWorkload] = []
         for index, workload in enumerate(colocation.workloads):
             demand, key = self._demand(snapshot, f"{field}.workloads[{index}]", workload)
             demands.append(_without_negligible(demand))
             workloads.append(
-                Workload(
+                ColocatedWorkload(
                     key,
                     colocation.gpu_model or DEFAULT_MODEL,
                     demand=demands[-1][: len(SHARED_RESOURCES)],
