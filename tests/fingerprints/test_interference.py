@@ -107,6 +107,7 @@ def test_a_stored_model_predicts_the_same(model: InterferenceModel) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_model_is_trained_in_a_child(model: InterferenceModel) -> None:
     """scikit-learn is imported by the child alone, and its model equals the model of this process."""
     assert encode_model(train_in_child(WORLD, HOST)) == encode_model(model)
@@ -274,6 +275,7 @@ def test_trees_rise_where_they_must() -> None:
         assert (forest.predict(higher) >= forest.predict(features) - 1e-12).all()
 
 
+@pytest.mark.slow
 def test_shuffled_slowdowns_give_no_gain() -> None:
     """Negative control: with shuffled labels, the model is no better on other pairs than the mean."""
     random = np.random.default_rng(5)
