@@ -46,6 +46,10 @@ class HostSupplies:
         self._highest: dict[tuple[str, str], float] = {}
         self._changed: dict[tuple[str, str], float] = {}
         self._due_ns = 0
+        #: Of the fleet's shape: hosts with GPUs behind one switch (NaN: unknown), and NVLink rate of each GPU.
+        self._shape = (-1, 0, 0)
+        self._has_switch: Floats = np.zeros(0)
+        self._nvlink_rates: Floats = np.zeros(0)
 
     def restore(self, measured: Iterable[MeasuredSupply]) -> None:
         """Restore the highest rates that were stored."""
@@ -60,14 +64,18 @@ class HostSupplies:
             return
         self._due_ns = now_ns + period_ns
         self._measure(fleet)
-        supplies = np.full((len(fleet), len(SHARED_RESOURCES)), np.nan)
         gpus = fleet.devices["gpu"]
+        shape = fleet.shape_version, len(fleet), gpus.count
+        if self._shape != shape:
+            self._shape = shape
+            self._has_switch, self._nvlink_rates = _shared_switches(fleet), _nvlink_rates(fleet)
+        supplies = np.full((len(fleet), len(SHARED_RESOURCES)), np.nan)
         has_gpu = np.bincount(gpus.host, minlength=len(fleet)) > 0
         for name in ("sm", "hbm_bandwidth"):
             supplies[has_gpu, _INDEX[name]] = 1.0
         link = _smallest(_pcie_rates(fleet), gpus.host, len(fleet))
         supplies[:, _INDEX["pcie_received"]] = supplies[:, _INDEX["pcie_transmitted"]] = link
-        supplies[:, _INDEX["nvlink"]] = _smallest(_nvlink_rates(fleet), gpus.host, len(fleet))
+        supplies[:, _INDEX["nvlink"]] = _smallest(self._nvlink_rates, gpus.host, len(fleet))
         supplies[:, _INDEX["nic_received"]] = supplies[:, _INDEX["nic_transmitted"]] = _ports(fleet)
         supplies[:, _INDEX["cores"]] = core_counts(fleet)
         for (host, resource), value in self._highest.items():
@@ -77,7 +85,7 @@ class HostSupplies:
         self.current = HostSupply(
             supplies.astype(np.float32),
             _smallest(total, gpus.host, len(fleet)).astype(np.float32),
-            _shared_switches(fleet, link).astype(np.float32),
+            np.where(self._has_switch == 1.0, link, self._has_switch).astype(np.float32),
         )
 
     def take_changes(self) -> list[MeasuredSupply]:
@@ -117,8 +125,11 @@ def _pcie_rates(fleet: Fleet) -> Floats:
     return np.asarray(per_lane[known] * readings.gauge("pcie_width_lanes"))
 
 
-def _shared_switches(fleet: Fleet, link: Floats) -> Floats:
-    """Return the rate of each host's PCIe switches: as of one link, because a switch has one link to the root."""
+def _shared_switches(fleet: Fleet) -> Floats:
+    """Return 1 for each host with GPUs behind one PCIe switch, infinity without, NaN if the topology is unknown.
+
+    Such GPUs share the rate of one link, because a switch has one link to the root.
+    """
     result = np.full(len(fleet), np.nan)
     switches: dict[tuple[int, str], int] = {}
     gpus = fleet.devices["gpu"]
@@ -134,7 +145,7 @@ def _shared_switches(fleet: Fleet, link: Floats) -> Floats:
             switches[host, parents[1]] = switches.get((host, parents[1]), 0) + 1
     for (host, _), count in switches.items():
         if count > 1:
-            result[host] = link[host]
+            result[host] = 1.0
     return result
 
 
