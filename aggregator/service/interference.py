@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections import defaultdict
 from collections.abc import Sequence
-from math import inf, isfinite
+from math import inf, isfinite, nan
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,16 +65,76 @@ _NEGLIGIBLE = {
     "network_fs": 2e7,
 }
 _NEGLIGIBLE_TRAFFIC = 2.5e8
+_FLOORS: Floats = np.array(
+    [[_NEGLIGIBLE.get(name, _NEGLIGIBLE_TRAFFIC)] for name in SHARED_RESOURCES]
+)
+#: Indexes of resources that a component limits, and of these components.
+_LIMITED = [row for row, name in enumerate(SHARED_RESOURCES) if name in _LIMITED_BY]
+_LIMITS = [COMPONENTS.index(_LIMITED_BY[SHARED_RESOURCES[row]]) for row in _LIMITED]
+
+
+class _Demand(NamedTuple):
+    """The demand of a workload: `shared` (SHARED_RESOURCES, QUANTILES), NaN unknown; `measured`: p99 of each of _MEASURED.
+
+    `key` names what was learned of the workload; "": nothing.
+    """
+
+    shared: Floats
+    measured: tuple[float, ...]
+    hbm_bytes: float
+    key: str = ""
+
+
+class _Supply(NamedTuple):
+    """What the workloads of a co-location share, and the HBM of a GPU that they share."""
+
+    values: Floats
+    measured: tuple[float, ...]
+    hbm_bytes: float
 
 
 class _Requested(NamedTuple):
     """A co-location of the request, with what its workloads need in place of their names."""
 
-    demands: list[Floats]
-    workloads: list[ColocatedWorkload]
-    supply: Floats
+    demands: list[_Demand]
+    colocation: Colocation
     sharing: str
     hbm_bytes: float
+
+
+class _Demands:
+    """Demands of the runs that one snapshot knows, prepared at the first request for each."""
+
+    def __init__(self, known: KnownWorkloads) -> None:
+        self.known = known
+        self._runs: dict[int, _Demand] = {}
+        self._classes: dict[str, _Demand] = {}
+
+    def of_run(self, name: str) -> _Demand:
+        """Return the demand of a run that the caller may see. Raises NotFound."""
+        known = self.known
+        visible = visible_name(name, known)
+        if visible is None:
+            raise NotFound(_unknown(name, known))
+        row = known.names[visible]
+        if row not in self._runs:
+            demand = known.demands[row].astype(np.float64)
+            self._runs[row] = _prepared(demand, known.workload_ids[row])
+        return self._runs[row]
+
+    def of_class(self, name: str) -> _Demand:
+        """Return the median demand of the runs of a class. Raises NotFound."""
+        known = self.known
+        if name not in self._classes:
+            rows = [row for row, own in enumerate(known.classes) if own == name]
+            demands = known.demands[rows].astype(np.float64)
+            if not np.isfinite(demands).any():
+                names = ", ".join(sorted({own for own in known.classes if own})) or "none"
+                raise NotFound(
+                    f"no run of the class {name!r} has a known demand; known classes: {names}"
+                )
+            self._classes[name] = _prepared(_median(demands))
+        return self._classes[name]
 
 
 class InterferenceService(InterferenceServiceServicer):
@@ -82,7 +142,7 @@ class InterferenceService(InterferenceServiceServicer):
 
     def __init__(self, source: SnapshotSource) -> None:
         self._source = source
-        self._classes: tuple[KnownWorkloads | None, dict[str, Floats]] = (None, {})
+        self._demands = _Demands(KnownWorkloads())
 
     async def PredictInterference(
         self, request: wire.PredictInterferenceRequest, context: Any
@@ -95,21 +155,28 @@ class InterferenceService(InterferenceServiceServicer):
         if not isinstance(snapshot, Judgement):
             raise ServiceUnavailable("the fleet is not judged yet; try again in a second")
         check_range("colocations", len(request.colocations), 1, COLOCATIONS_MAX)
+        if self._demands.known is not snapshot.workloads:
+            self._demands = _Demands(snapshot.workloads)
+        supplies: dict[tuple[str, str, str], _Supply] = {}
         requested = [
-            self._requested(snapshot, f"colocations[{index}]", colocation)
+            self._requested(snapshot, f"colocations[{index}]", colocation, supplies)
             for index, colocation in enumerate(request.colocations)
         ]
         response = wire.PredictInterferenceResponse(version=snapshot.version)
-        for group, slowdowns in zip(
-            requested, _predict(requested, snapshot.interference), strict=True
-        ):
+        predictions = _predict(requested, snapshot.interference)
+        for group, slowdowns in zip(requested, predictions, strict=True):
             prediction = response.predictions.add(blocker=_blocker(group))
             prediction.slowdowns.extend(map(_message, slowdowns))
         return response
 
     def _requested(
-        self, snapshot: Judgement, field: str, colocation: wire.Colocation
+        self,
+        snapshot: Judgement,
+        field: str,
+        colocation: wire.Colocation,
+        supplies: dict[tuple[str, str, str], _Supply],
     ) -> _Requested:
+        """Return the co-location with its demands and supply. *supplies*: cache of the request."""
         check_range(f"{field}.workloads", len(colocation.workloads), WORKLOADS_MIN, WORKLOADS_MAX)
         check_text(f"{field}.gpu_model", colocation.gpu_model, MODEL_CHARACTERS_MAX)
         sharing = SHARINGS.get(colocation.sharing)
@@ -118,63 +185,38 @@ class InterferenceService(InterferenceServiceServicer):
             raise InvalidArgument(
                 f"{field}.sharing", f"{colocation.sharing}, expected one of {names}"
             )
-        supply, hbm_bytes = _supply(snapshot, field, colocation, sharing)
-        if sharing == HOST:
-            supply[_NVLINK] = inf  # every GPU has NVLinks of its own
-            hbm_bytes = inf
-        demands: list[Floats] = []
-        workloads: list[ColocatedWorkload] = []
-        for index, workload in enumerate(colocation.workloads):
-            demand, key = self._demand(snapshot, f"{field}.workloads[{index}]", workload)
-            demands.append(_without_negligible(demand))
-            workloads.append(
-                ColocatedWorkload(
-                    key,
-                    colocation.gpu_model or DEFAULT_MODEL,
-                    demand=demands[-1][: len(SHARED_RESOURCES)],
-                )
-            )
-        together = np.nansum([demand[_MEASURED, -1] for demand in demands], axis=0)
-        supply[_MEASURED] = np.where(together > supply[_MEASURED], np.nan, supply[_MEASURED])
-        return _Requested(demands, workloads, supply, sharing, hbm_bytes)
+        place = colocation.node, colocation.gpu_model, sharing
+        if place not in supplies:
+            supplies[place] = _supply(snapshot, field, colocation, sharing)
+        supply = supplies[place]
+        demands = [
+            self._demand(f"{field}.workloads[{index}]", workload)
+            for index, workload in enumerate(colocation.workloads)
+        ]
+        values = supply.values
+        for at, row in enumerate(_MEASURED):
+            if sum(demand.measured[at] for demand in demands) > supply.measured[at]:
+                values = values.copy()
+                values[row] = nan  # the host may supply more than was ever seen
+        model = colocation.gpu_model or DEFAULT_MODEL
+        workloads = [
+            ColocatedWorkload(demand.key, model, demand=demand.shared) for demand in demands
+        ]
+        hbm_bytes = inf if sharing == HOST else supply.hbm_bytes
+        return _Requested(demands, Colocation(workloads, values), sharing, hbm_bytes)
 
-    def _demand(
-        self, snapshot: Judgement, field: str, workload: wire.ColocatedWorkload
-    ) -> tuple[Floats, str]:
-        """Return a workload's demand (DEMANDS, QUANTILES), and the key of what was learned of it."""
+    def _demand(self, field: str, workload: wire.ColocatedWorkload) -> _Demand:
         given = [bool(workload.run), bool(workload.workload_class), bool(workload.demands)]
         if sum(given) != 1:
             raise InvalidArgument(field, "expected exactly one of run, workload_class and demands")
         check_range(f"{field}.gpus", workload.gpus, 0, GPUS_MAX)
         if workload.demands:
-            return _described(f"{field}.demands", workload.demands), ""
+            return _prepared(_described(f"{field}.demands", workload.demands))
         if workload.workload_class:
             check_text(f"{field}.workload_class", workload.workload_class, NAME_CHARACTERS_MAX)
-            return self._demand_of_class(snapshot.workloads, workload.workload_class), ""
+            return self._demands.of_class(workload.workload_class)
         check_text(f"{field}.run", workload.run, NAME_CHARACTERS_MAX)
-        known = snapshot.workloads
-        name = visible_name(workload.run, known)
-        if name is None:
-            raise NotFound(_unknown(workload.run, known))
-        row = known.names[name]
-        return known.demands[row].astype(np.float64), known.workload_ids[row]
-
-    def _demand_of_class(self, known: KnownWorkloads, name: str) -> Floats:
-        """Return the median demand of the runs of a class. Raises NotFound."""
-        if self._classes[0] is not known:
-            self._classes = known, {}
-        by_class = self._classes[1]
-        if name not in by_class:
-            rows = [row for row, own in enumerate(known.classes) if own == name]
-            demands = known.demands[rows]
-            if not np.isfinite(demands).any():
-                names = ", ".join(sorted({own for own in known.classes if own})) or "none"
-                raise NotFound(
-                    f"no run of the class {name!r} has a known demand; known classes: {names}"
-                )
-            with np.errstate(all="ignore"):
-                by_class[name] = _median(demands.astype(np.float64))
-        return by_class[name]
+        return self._demands.of_run(workload.run)
 
 
 def visible_name(name: str, known: KnownWorkloads) -> str | None:
@@ -186,7 +228,7 @@ def visible_name(name: str, known: KnownWorkloads) -> str | None:
     own = qualified_name(name, login)
     if own in known.names:
         return own
-    owner = owner_of(name)
+    owner = owner_of(name) if name.endswith(")") else ""
     may_see = owner in ("", login) or current_role() in (Role.OPERATOR, Role.ADMIN)
     return name if name in known.names and may_see else None
 
@@ -222,31 +264,28 @@ def _described(field: str, demands: Sequence[wire.ResourceDemand]) -> Floats:
     return result
 
 
-def _supply(
-    snapshot: Judgement, field: str, colocation: wire.Colocation, sharing: str
-) -> tuple[Floats, float]:
+def _supply(snapshot: Judgement, field: str, colocation: wire.Colocation, sharing: str) -> _Supply:
     """Return the supply of the node as it is now, or of a healthy host; and the HBM of a GPU."""
     model = colocation.gpu_model or DEFAULT_MODEL
-    hbm_bytes = next((size for name, size in HBM_BYTES.items() if name in model), inf)
     if not colocation.node:
-        return _healthy_supply(model), hbm_bytes
-    name = node_of(colocation.node, f"{field}.node")
-    if name not in snapshot.names:
-        raise NotFound(f"no node {name!r}: no host of that name has ever registered")
-    index = snapshot.names.index(name)
-    supplies = snapshot.supplies
-    if index >= supplies.hbm_bytes.size:
-        raise NotFound(f"node {name!r} has sent no readings of what it supplies")
-    supply = (
-        supplies.on_host(index) if sharing == HOST else supplies.values[index].astype(np.float64)
-    )
-    hbm_bytes = float(supplies.hbm_bytes[index])
-    speeds = snapshot.component_speeds[index]
-    for row, resource in enumerate(SHARED_RESOURCES):
-        component = _LIMITED_BY.get(resource)
-        if component is not None:
-            supply[row] *= speeds[COMPONENTS.index(component)]
-    return supply, hbm_bytes if isfinite(hbm_bytes) else inf
+        hbm_bytes = next((size for name, size in HBM_BYTES.items() if name in model), inf)
+        values = _healthy_supply(model)
+    else:
+        name = node_of(colocation.node, f"{field}.node")
+        if name not in snapshot.names:
+            raise NotFound(f"no node {name!r}: no host of that name has ever registered")
+        index, supplies = snapshot.names.index(name), snapshot.supplies
+        if index >= supplies.hbm_bytes.size:
+            raise NotFound(f"node {name!r} has sent no readings of what it supplies")
+        on_gpu = supplies.values[index].astype(np.float64)
+        values = supplies.on_host(index) if sharing == HOST else on_gpu
+        speeds = snapshot.component_speeds[index].astype(np.float64)
+        values[_LIMITED] *= speeds[_LIMITS]
+        hbm_bytes = float(supplies.hbm_bytes[index])
+    if sharing == HOST:
+        values[_NVLINK] = inf  # every GPU has NVLinks of its own
+    measured = tuple(values[_MEASURED].tolist())
+    return _Supply(values, measured, hbm_bytes if isfinite(hbm_bytes) else inf)
 
 
 def _healthy_supply(model: str) -> Floats:
@@ -268,22 +307,25 @@ def _predict(
     result: list[list[Slowdown]] = [[] for _ in requested]
     for sharing, indexes in by_sharing.items():
         model = next((model for model in models if model.sharing == sharing), None)
-        groups = [
-            Colocation(requested[index].workloads, requested[index].supply) for index in indexes
-        ]
+        groups = [requested[index].colocation for index in indexes]
         for index, slowdowns in zip(indexes, predict_groups(groups, sharing, model), strict=True):
             result[index] = slowdowns
     return result
 
 
 def _blocker(group: _Requested) -> str:
-    return memory_blocker(np.array([demand[_HBM, -1] for demand in group.demands]), group.hbm_bytes)
+    needed = [demand.hbm_bytes for demand in group.demands if isfinite(demand.hbm_bytes)]
+    if sum(needed) <= group.hbm_bytes:
+        return ""
+    return memory_blocker(np.array(needed), group.hbm_bytes)
 
 
-def _without_negligible(demand: Floats) -> Floats:
-    floors = [_NEGLIGIBLE.get(name, _NEGLIGIBLE_TRAFFIC) for name in SHARED_RESOURCES]
-    floors += [0.0] * (len(DEMANDS) - len(floors))
-    return np.where(demand[:, -1:] < np.array(floors)[:, None], 0.0, demand)
+def _prepared(demand: Floats, key: str = "") -> _Demand:
+    """Return a demand (DEMANDS, QUANTILES) without what is negligible."""
+    shared = demand[: len(SHARED_RESOURCES)]
+    shared = np.where(shared[:, -1:] < _FLOORS, 0.0, shared)
+    measured = tuple(np.nan_to_num(shared[_MEASURED, -1]).tolist())
+    return _Demand(shared, measured, float(demand[_HBM, -1]), key)
 
 
 def _median(demands: Floats) -> Floats:
