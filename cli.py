@@ -36,7 +36,7 @@ GROUPS: tuple[tuple[str, str, dict[str, tuple[str, str]]], ...] = (
         {
             "hosts": ("aggregator", "all hosts, with score, state and reason"),
             "explain": ("aggregator", "why a host has its score, or an answer its options"),
-            "host": ("aggregator", "a host: why it has its score; --supply: what it can give"),
+            "host": ("aggregator", "the score of a host; --supply: its present supply"),
             "job": ("aggregator", "what a job does, its pace, and who slows it"),
             "why": ("executor", "why a Slurm job waits, and what would help"),
             "record": ("aggregator", "a host's last minutes at full rate, as a file"),

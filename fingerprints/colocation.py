@@ -20,16 +20,16 @@ WINDOWS_MAX = 60
 SLOWDOWN_MIN = 0.03
 #: Standard errors of the interval of 90 %, and those that a report needs: one of about 200 unchanged pairs is reported wrongly.
 Z90, Z_REPORTED = 1.645, 2.58
-#: Standard error of a median over that of a mean, of normal scatter; and of the median absolute deviation.
+#: For normal scatter: standard error of a median / of a mean, and standard deviation / median absolute deviation.
 _MEDIAN, _DEVIATION = 1.2533, 1.4826
 #: Relative scatter that is assumed at least: windows count whole steps.
 SCATTER_MIN = 0.01
-#: Share of the slowdown that must be gone once the neighbor has left.
+#: Share of the slowdown that must disappear after the neighbor has left.
 RETURN_MIN = 0.5
 
 
 class Effect(StrEnum):
-    """What a neighbor did to a job."""
+    """Effect of a neighbor on a job."""
 
     UNKNOWN = "too few windows"
     NONE = "not slower"

@@ -51,7 +51,7 @@ QUANTILES = (0.5, 0.95, 0.99)
 BINS_PER_OCTAVE, OCTAVES = 4, 17
 #: The first bin holds everything below the floor, the last everything above 2 ** OCTAVES floors.
 BINS = BINS_PER_OCTAVE * OCTAVES + 2
-#: Smallest value that is distinguished from 0: of a ratio, of cores, of bytes, and of bytes per second.
+#: Smallest value that is distinguished from 0, by unit.
 _FLOORS: Mapping[str, float] = {"ratio": 1e-4, "cores": 0.02, "bytes": 64e6, RATE_UNIT: 1e7}
 FLOORS: Floats = np.array([_FLOORS[UNITS.get(name, RATE_UNIT)] for name in DEMANDS])
 #: Bytes per second of a PCIe lane in one direction by generation: transfers per second x encoding / 8.
@@ -91,10 +91,10 @@ def quantiles(counts: Counts, shares: Sequence[float] = QUANTILES) -> Floats:
 
 
 class HostSupply(NamedTuple):
-    """What each host supplies, by node index; NaN if unknown.
+    """Supply of each host, by node index; NaN if unknown.
 
-    `values`: (hosts, SHARED_RESOURCES), those of GPU_RESOURCES per GPU. `hbm_bytes`: of the smallest GPU. `switch`: bytes per
-    second that GPUs behind one PCIe switch share; infinite if no two GPUs share a switch.
+    `values`: (hosts, SHARED_RESOURCES), GPU_RESOURCES are per GPU. `hbm_bytes`: HBM of the smallest GPU. `switch`:
+    bytes per second that GPUs behind one PCIe switch share; infinite if no two GPUs share a switch.
     """
 
     values: Singles = np.zeros((0, len(SHARED_RESOURCES)), dtype=np.float32)
@@ -102,7 +102,7 @@ class HostSupply(NamedTuple):
     switch: Singles = np.zeros(0, dtype=np.float32)
 
     def on_host(self, host: int) -> Floats:
-        """Return what workloads with GPUs of their own share on *host*: infinite if nothing."""
+        """Return the supply that workloads on separate GPUs of *host* share; infinite if they share nothing."""
         supply: Floats = self.values[host].astype(np.float64)
         for name in ("pcie_received", "pcie_transmitted"):
             supply[SHARED_RESOURCES.index(name)] = self.switch[host]

@@ -1,4 +1,4 @@
-"""`gangline host HOST`: the explanation of its score; `--supply`: what it can give to jobs now, by resource and device."""
+"""`gangline host HOST`: the explanation of its score; `--supply`: its present supply by resource and device."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _run(options: argparse.Namespace) -> int:
         if not rows:
             names = [row["host"] for row in ask_session(session, _HOSTS)]
             message = (
-                f"host {host!r} has sent no readings of what it supplies"
+                f"host {host!r} has sent no readings of its supply"
                 if host in names
                 else explain.unknown_host_message(host, names)
             )
@@ -90,9 +90,9 @@ def _short(device: str) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline host",
-        description="Explains the score of a host, as `gangline explain HOST`. With --supply: what the host can give to jobs "
-        "now, with degraded parts in their present state, and what it would give if all of it were well (in SQL: "
-        "ops.host_supply). What a job takes is in ops.run_demand.",
+        description="Explains the score of a host, as `gangline explain HOST`. With --supply: the present supply of the "
+        "host, with degraded parts in their present state, and the supply with every part well (in SQL: ops.host_supply). "
+        "The demand of jobs is in ops.run_demand.",
     )
     parser.add_argument(
         "host",
@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a host's name, as `gangline hosts` shows it",
     )
     parser.add_argument(
-        "--supply", action="store_true", help="list what it supplies, by resource and device"
+        "--supply", action="store_true", help="list its supply by resource and device"
     )
     command_line.add_options(parser)
     command_line.add_hours(parser)

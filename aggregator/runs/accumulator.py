@@ -142,7 +142,7 @@ class RunAccumulator:
         self._counts: Floats = np.zeros((_WIDTH, 64))
         #: Jobs on the GPUs of each host, by node index.
         self.jobs_of_hosts: Indexes = np.zeros(0, dtype=np.intp)
-        #: Number of each run -> numbers of the runs beside it on a host -> those hosts.
+        #: Number of each run -> number of each neighbor on a host -> hosts that both use.
         self.neighbors: dict[int, dict[int, tuple[int, ...]]] = {}
         #: Jobs ignored at RUNS_ACTIVE_MAX.
         self.left_out_count = 0
@@ -449,7 +449,7 @@ class RunAccumulator:
 
 
 def _neighbors(runs_on_host: Mapping[int, set[int]]) -> dict[int, dict[int, tuple[int, ...]]]:
-    """Return run -> run beside it -> hosts. A host of more than RUNS_PER_HOST_MAX runs is left out."""
+    """Return run -> neighbor -> hosts. A host of more than RUNS_PER_HOST_MAX runs is left out."""
     result: dict[int, dict[int, tuple[int, ...]]] = {}
     for host, numbers in runs_on_host.items():
         if 1 < len(numbers) <= RUNS_PER_HOST_MAX:

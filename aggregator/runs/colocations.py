@@ -1,4 +1,4 @@
-"""Follows runs beside other runs on a host: what each neighbor did to the pace, as rows and as faults of jobs.
+"""Follows runs that share a host: the effect of each neighbor on the pace, as rows and as faults of jobs.
 
 Only windows beside a single neighbor count, and none in which a fault of a host or a link acts on the job. A slow host that
 its gang reports is no such fault where the neighbor is: the neighbor may be its cause. Owned by the fleet's thread; no I/O.

@@ -1,7 +1,6 @@
-"""What each run demands of the resources that it could share: a histogram per run and resource, added to every second.
+"""Demand of each run on the resources that it could share: a histogram per run and resource, extended every second.
 
-A reading counts only while the run is alone on its GPU, or on its host: beside another job nobody can tell whose traffic
-it is. Owned by the fleet's thread; no I/O.
+A reading counts only while the run is alone on its GPU, or on its host: readings of a shared part belong to no single job. Owned by the fleet's thread; no I/O.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What each host supplies of the resources that jobs share, from its latest readings. Owned by the fleet's thread; no I/O.
+"""Supply of each host: capacity of the resources that jobs share, from the latest readings. Owned by the fleet's thread; no I/O.
 
-The speed that symptoms leave is not in it (`Judgement.component_speeds`): a caller multiplies by it. Of disks and network
-file systems the highest rate that was ever seen is known: the host may supply more.
+A caller multiplies a supply by the speed that symptoms leave (`Judgement.component_speeds`). The supply of disks and network
+file systems is the highest rate that was ever seen: the host may supply more.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class HostSupplies:
         self._highest: dict[tuple[str, str], float] = {}
         self._changed: dict[tuple[str, str], float] = {}
         self._due_ns = 0
-        #: Of the fleet's shape: hosts with GPUs behind one switch (NaN: unknown), and NVLink rate of each GPU.
+        #: Read when the fleet's shape changes: hosts with GPUs behind one switch (NaN: unknown), NVLink rate of each GPU.
         self._shape = (-1, 0, 0)
         self._has_switch: Floats = np.zeros(0)
         self._nvlink_rates: Floats = np.zeros(0)
@@ -117,7 +117,7 @@ def _smallest(values: Floats, host_of_row: Codes, hosts: int) -> Floats:
 
 
 def _pcie_rates(fleet: Fleet) -> Floats:
-    """Return what the PCIe link of each GPU carries in one direction, with its lanes of now."""
+    """Return the capacity of each GPU's PCIe link in one direction, with its present lanes."""
     readings = fleet.tables["gpu_10s"]
     generation = np.nan_to_num(readings.gauge("pcie_generation_max_number"))
     per_lane = np.array(LANE_BYTES_PER_SECOND)
@@ -150,7 +150,7 @@ def _shared_switches(fleet: Fleet) -> Floats:
 
 
 def _nvlink_rates(fleet: Fleet) -> Floats:
-    """Return what all NVLinks of each GPU carry in both directions, by its model."""
+    """Return the capacity of all NVLinks of each GPU in both directions, by model."""
     gpus = fleet.devices["gpu"]
     keys = zip(gpus.host.tolist(), gpus.names, strict=True)
     models = [fleet.attributes[host].get(("gpu", name), {}).get("name", "") for host, name in keys]

@@ -54,8 +54,8 @@ _HBM = DEMANDS.index("hbm_bytes")
 _NVLINK = SHARED_RESOURCES.index("nvlink")
 #: Resources of which a host may supply more than was seen (`runs/supply.py`).
 _MEASURED = [SHARED_RESOURCES.index("disk"), SHARED_RESOURCES.index("network_fs")]
-#: A demand whose p99 is lower disturbs nobody, whatever the supply (assumed: 1 % of a small host): shares of a GPU, bytes per
-#: second, cores.
+#: A demand with a lower p99 slows no other workload, whatever the supply (assumed: 1 % of a small host). Units: shares of a
+#: GPU, cores, bytes per second.
 _NEGLIGIBLE = {
     "sm": 0.01,
     "hbm_bandwidth": 0.01,
@@ -86,7 +86,7 @@ class _Demand(NamedTuple):
 
 
 class _Supply(NamedTuple):
-    """What the workloads of a co-location share, and the HBM of a GPU that they share."""
+    """Capacity for the workloads of a co-location, and the HBM of one GPU."""
 
     values: Floats
     measured: tuple[float, ...]
@@ -94,7 +94,7 @@ class _Supply(NamedTuple):
 
 
 class _Requested(NamedTuple):
-    """A co-location of the request, with what its workloads need in place of their names."""
+    """A co-location of the request, with demands in place of names."""
 
     demands: list[_Demand]
     colocation: Colocation
@@ -276,7 +276,7 @@ def _supply(snapshot: Judgement, field: str, colocation: wire.Colocation, sharin
             raise NotFound(f"no node {name!r}: no host of that name has ever registered")
         index, supplies = snapshot.names.index(name), snapshot.supplies
         if index >= supplies.hbm_bytes.size:
-            raise NotFound(f"node {name!r} has sent no readings of what it supplies")
+            raise NotFound(f"node {name!r} has sent no readings of its supply")
         on_gpu = supplies.values[index].astype(np.float64)
         values = supplies.on_host(index) if sharing == HOST else on_gpu
         speeds = snapshot.component_speeds[index].astype(np.float64)

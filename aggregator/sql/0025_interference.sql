@@ -1,4 +1,4 @@
--- Version 25: what each run demands of the resources that it could share with others, and what each host was seen to supply.
+-- Version 25: demand of each run on resources that it could share with others, the highest rates of hosts, and neighbors.
 CREATE TABLE run_demand (
     run_id VARCHAR, job VARCHAR, time TIMESTAMP, resource VARCHAR, unit VARCHAR, p50 DOUBLE, p95 DOUBLE, p99 DOUBLE,
     high DOUBLE, readings UBIGINT, counts UINTEGER[]

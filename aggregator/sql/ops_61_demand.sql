@@ -1,4 +1,4 @@
--- What runs demand of shared resources, as `aggregator/runs/demand.py` writes it with each run.
+-- Demand of runs on shared resources, as `aggregator/runs/demand.py` writes it with each run.
 CREATE OR REPLACE VIEW ops.run_demand AS
 SELECT
     d.job, d.run_id, r.workload_class, d.resource, d.unit, d.p50, d.p95, d.p99, d.high, d.readings, r.gpus, r.hosts, r.gpu_model,
@@ -6,18 +6,18 @@ SELECT
 FROM main.run_demand AS d LEFT JOIN main.runs AS r USING (run_id)
 ORDER BY d.job, d.run_id, d.resource;
 COMMENT ON VIEW ops.run_demand IS
-    'what each run demands per GPU (sm, hbm_bandwidth, pcie, nvlink, tensor, hbm_bytes) and per host (nic, cores, disk, network_fs): quantiles over its seconds alone there, and the highest; no row: not read, or never alone: SELECT job, resource, p50, p95, p99, high, unit FROM ops.run_demand WHERE runs_now';
+    'demand of each run per GPU (sm, hbm_bandwidth, pcie, nvlink, tensor, hbm_bytes) and per host (nic, cores, disk, network_fs): quantiles over its seconds alone there, and the highest; no row: not read, or never alone: SELECT job, resource, p50, p95, p99, high, unit FROM ops.run_demand WHERE runs_now';
 COMMENT ON COLUMN ops.run_demand.p95 IS 'its demand is below this in 95 of 100 seconds';
 COMMENT ON COLUMN ops.run_demand.high IS 'the highest reading: of hbm_bytes the high-water mark';
 COMMENT ON COLUMN ops.run_demand.readings IS 'seconds of a GPU, or of a host, that were counted';
 
--- What each host supplies now, from its latest readings. A link counts with its lanes of now and the speed that both of its ends
+-- Supply of each host, from its latest readings. A link counts with its present lanes and the speed that both of its ends
 -- support, because an idle link trains to a lower speed, but not to fewer lanes. Encoding: 8 of 10 bits up to 5 GT/s, then 128
 -- of 130 (PCI Express Base Specification, 4.2).
 CREATE OR REPLACE MACRO ops.pcie_bytes_per_second(transfers_per_second, lanes) AS
     transfers_per_second * lanes / 8 * if(transfers_per_second > 5e9, 128 / 130, 0.8);
 COMMENT ON MACRO ops.pcie_bytes_per_second IS
-    'what a PCIe link carries in one direction: SELECT ops.pcie_bytes_per_second(32e9, 16) AS bytes_per_second';
+    'capacity of a PCIe link in one direction: SELECT ops.pcie_bytes_per_second(32e9, 16) AS bytes_per_second';
 
 CREATE OR REPLACE VIEW ops.host_supply AS
 WITH functions AS (
@@ -121,8 +121,8 @@ supplies AS (
 )
 SELECT host, resource, device, supply, full_supply, in_use, unit, shared_with, message, time FROM supplies ORDER BY ALL;
 COMMENT ON VIEW ops.host_supply IS
-    'what each host can give to jobs now, by resource and device, with degraded parts in their present state: free HBM, the narrowest PCIe link up to the root with the devices behind the same switch, ports, cores, free memory by NUMA node: SELECT resource, device, supply, full_supply, unit, message FROM ops.host_supply WHERE supply < full_supply';
-COMMENT ON COLUMN ops.host_supply.full_supply IS 'what it would be if every part were healthy and free';
+    'present supply of each host, by resource and device, with degraded parts in their present state: free HBM, the narrowest PCIe link up to the root with the devices behind the same switch, ports, cores, free memory by NUMA node: SELECT resource, device, supply, full_supply, unit, message FROM ops.host_supply WHERE supply < full_supply';
+COMMENT ON COLUMN ops.host_supply.full_supply IS 'the supply with every part healthy and free';
 COMMENT ON COLUMN ops.host_supply.shared_with IS 'devices behind the same PCIe switch, which share its link';
 
 CREATE OR REPLACE VIEW ops.colocations AS

@@ -277,7 +277,7 @@ def test_trees_rise_where_they_must() -> None:
 
 @pytest.mark.slow
 def test_shuffled_slowdowns_give_no_gain() -> None:
-    """Negative control: with shuffled labels, the model is no better on other pairs than the mean."""
+    """Negative control: with shuffled labels, the model predicts other pairs as badly as the mean."""
     random = np.random.default_rng(5)
     pool = [replace_demand(run) for run in measured_world(5, 160)]
     ratios = random.permutation([ratio for run in pool for ratio in run.ratios])

@@ -1,4 +1,4 @@
-"""What a host supplies: the same in memory, in SQL and on the page, with degraded parts in their present state."""
+"""The supply of a host is the same in memory, in SQL and on the page, with degraded parts in their present state."""
 
 from __future__ import annotations
 
