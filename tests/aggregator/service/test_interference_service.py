@@ -22,6 +22,10 @@ from gangline.fingerprints.sensitivity import COMPONENTS, KnownWorkloads
 GPU = {"sm": 0.6, "hbm_bandwidth": 0.4, "hbm_bytes": 30e9, "cores": 2.0}
 COPY = {"pcie_received": 40e9, "cores": 4.0}
 OWNED = "train (scheduler red)"
+EMPTY = Judgement(version=7, computed_ns=1, horizon_seconds=1.0, hosts=())
+NEGATIVE = wire.ResourceDemand(resource="sm", p50=-1.0)
+NAN = wire.ResourceDemand(resource="sm", p50=float("nan"))
+FALLING = wire.ResourceDemand(resource="sm", p50=2.0, p95=1.0, p99=3.0)
 
 
 def demand(values: dict[str, float]) -> np.typing.NDArray[np.float32]:
@@ -51,9 +55,6 @@ def judgement(switch: float = 50e9, pcie_speed: float = 1.0) -> Judgement:
         EMPTY, names=("h0", "h1"), workloads=known, component_speeds=speeds,
         supplies=HostSupply(supplies, np.full(2, 80e9, np.float32), np.full(2, switch, np.float32)),
     )  # fmt: skip
-
-
-EMPTY = Judgement(version=7, computed_ns=1, horizon_seconds=1.0, hosts=())
 
 
 class Source:
@@ -175,11 +176,6 @@ def test_a_login_gets_its_own_job_of_a_name() -> None:
     set_principal(Principal(Role.SCHEDULER, "red", proof=(1, 1)))
     (own,) = predict([pair("train", "copy", node="nodes/h0")]).predictions
     assert own.slowdowns[0].binding_resource == "pcie_received"  # OWNED copies, train does not
-
-
-NEGATIVE = wire.ResourceDemand(resource="sm", p50=-1.0)
-NAN = wire.ResourceDemand(resource="sm", p50=float("nan"))
-FALLING = wire.ResourceDemand(resource="sm", p50=2.0, p95=1.0, p99=3.0)
 
 
 def of_demands(*demands: wire.ResourceDemand) -> list[wire.Colocation]:
