@@ -211,6 +211,8 @@ def verdict_text(verdict: Row) -> str:
         by = " is broken, and the job goes on"
     if verdict.get("shared_cause"):
         return f"{verdict['shared_cause']} ({names}){by}: {verdict['message']}"
+    if verdict["verdict"] == "neighbor":  # the host is not at fault
+        return str(verdict["message"])
     return f"{names or verdict['verdict']}{by}: {verdict['message']}"
 
 
