@@ -409,8 +409,8 @@ class AggregatorConfig:
     # scores and plans: a separate process for callers that poll
     listen_scores: str = setting(
         SCORES_AUTO,
-        "address:port of the score process, which also serves ScoreService, PlacementService and "
-        "RecoveryService, undelayed by judging and ingest; TLS as on `listen`; auto: the port "
+        "address:port of the score process, which also serves ScoreService, PlacementService, "
+        "RecoveryService and InterferenceService, undelayed by judging and ingest; TLS as on `listen`; auto: the port "
         "after that of `listen`; off or empty: no such process",
     )
 
