@@ -26,8 +26,8 @@ from bench.score_nodes import (  # fmt: skip
     _seconds,
     running_echo,
 )
+from gangline.contract.wire import interference_pb2, recovery_pb2
 from gangline.contract.wire import placement_pb2 as wire
-from gangline.contract.wire import recovery_pb2
 
 NODES = 4096
 CALLS, WARM_UP_CALLS = 400, 20
@@ -35,11 +35,13 @@ LOADED_SECONDS = 10.0
 PLAN = "/gangline.v1.PlacementService/PlanPlacement"
 EVALUATE = "/gangline.v1.PlacementService/EvaluatePlacement"
 RECOVER = "/gangline.v1.RecoveryService/PlanRecovery"
+INTERFERE = "/gangline.v1.InterferenceService/PredictInterference"
 GANG_NODES = 512
 #: Targets: ratio to the echo, and seconds of the other calls at the client.
 IDLE_RATIO, LOADED_SECONDS_MAX = 2.0, 0.005
 OPTIONS_SECONDS_MAX, EVALUATE_SECONDS_MAX, RECOVERY_SECONDS_MAX = 0.015, 0.002, 0.002
 SIZES, SIZES_SECONDS_MAX = 29, 0.005
+PAIRS, PAIRS_SECONDS_MAX = 64, 0.005
 SCORES = "/gangline.v1.ScoreService/ScoreNodes"
 PLANS_PER_SECOND, BESIDE_RATIO, BESIDE_SECONDS = 20.0, 1.1, 8.0
 
@@ -76,6 +78,21 @@ def _recovery() -> bytes:
         hot_spare_node_index=range(GANG_NODES, GANG_NODES + 8), candidates=candidates, goes_on_in_process=True,
         nodes_min=GANG_NODES // 2,
     ).SerializeToString()  # fmt: skip
+
+
+def _pairs() -> bytes:
+    """Return a request of PAIRS pairs of workloads, described by four demands each."""
+    rates = {"sm": 0.6, "hbm_bandwidth": 0.5, "pcie_received": 2e10, "nic_received": 5e10}
+    demands = [
+        interference_pb2.ResourceDemand(resource=name, p50=0.5 * rate, p95=rate, p99=rate)
+        for name, rate in rates.items()
+    ]
+    workload = interference_pb2.ColocatedWorkload(demands=demands)
+    colocations = [
+        interference_pb2.Colocation(workloads=[workload, workload], sharing=1 + index % 4)
+        for index in range(PAIRS)
+    ]
+    return interference_pb2.PredictInterferenceRequest(colocations=colocations).SerializeToString()
 
 
 def _alternate(
@@ -166,6 +183,9 @@ def run(seed: int) -> list[Result]:
         plan, evaluate = _call(channel, PLAN), _call(channel, EVALUATE)
         recover, lost = _call(channel, RECOVER), _recovery()
         recovered = recovery_pb2.PlanRecoveryResponse.FromString(recover(lost))
+        interfere, pairs = _call(channel, INTERFERE), _pairs()
+        predicted = interference_pb2.PredictInterferenceResponse.FromString(interfere(pairs))
+        assert len(predicted.predictions) == PAIRS
         assert any(option.replacements for option in recovered.options)
         answer = plan(requests["one"])
         option = wire.PlanPlacementResponse.FromString(answer).options[0]
@@ -190,6 +210,8 @@ def run(seed: int) -> list[Result]:
             _other(f"PlanPlacement of {SIZES} sizes, p99", plan, requests["sizes"], SIZES_SECONDS_MAX,
                    f"512 to {NODES} nodes; {len(sized.options[0].node_index)} chosen"),
             _other("EvaluatePlacement, p99", evaluate, chosen, EVALUATE_SECONDS_MAX, size),
+            _other(f"PredictInterference of {PAIRS} pairs, p99", interfere, pairs, PAIRS_SECONDS_MAX,
+                   "by description, in all forms of sharing"),
             _other("PlanRecovery, p99", recover, lost, RECOVERY_SECONDS_MAX,
                    f"3 of {GANG_NODES} members failed, {HOSTS} nodes, {len(recovered.options)} ways"),
         ]  # fmt: skip
