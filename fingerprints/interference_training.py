@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..contract.workers import module_command
 from .interference import (
     RESIDUAL_MAX,
     RISES,
@@ -426,7 +427,7 @@ def decode_measured(text: str) -> tuple[list[Measured], str]:
 
 def train_in_child(measured: Sequence[Measured], sharing: str) -> InterferenceModel:
     """Return the model, trained in a child process. Raises InterferenceError with the child's reason."""
-    command = [sys.executable, "-m", __name__]
+    command = module_command(__name__)
     try:
         result = subprocess.run(
             command, input=encode_measured(measured, sharing), capture_output=True, text=True, timeout=TRAINING_SECONDS_MAX, check=False,

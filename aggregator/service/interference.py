@@ -73,7 +73,7 @@ _LIMITED = [row for row, name in enumerate(SHARED_RESOURCES) if name in _LIMITED
 _LIMITS = [COMPONENTS.index(_LIMITED_BY[SHARED_RESOURCES[row]]) for row in _LIMITED]
 
 
-class _Demand(NamedTuple):
+class _PreparedDemand(NamedTuple):
     """The demand of a workload: `shared` (SHARED_RESOURCES, QUANTILES), NaN unknown; `measured`: p99 of each of _MEASURED.
 
     `key` names what was learned of the workload; "": nothing.
@@ -85,7 +85,7 @@ class _Demand(NamedTuple):
     key: str = ""
 
 
-class _Supply(NamedTuple):
+class _PreparedSupply(NamedTuple):
     """Capacity for the workloads of a co-location, and the HBM of one GPU."""
 
     values: Floats
@@ -93,24 +93,24 @@ class _Supply(NamedTuple):
     hbm_bytes: float
 
 
-class _Requested(NamedTuple):
+class _RequestedColocation(NamedTuple):
     """A co-location of the request, with demands in place of names."""
 
-    demands: list[_Demand]
+    demands: list[_PreparedDemand]
     colocation: Colocation
     sharing: str
     hbm_bytes: float
 
 
-class _Demands:
+class _KnownDemands:
     """Demands of the runs that one snapshot knows, prepared at the first request for each."""
 
     def __init__(self, known: KnownWorkloads) -> None:
         self.known = known
-        self._runs: dict[int, _Demand] = {}
-        self._classes: dict[str, _Demand] = {}
+        self._runs: dict[int, _PreparedDemand] = {}
+        self._classes: dict[str, _PreparedDemand] = {}
 
-    def of_run(self, name: str) -> _Demand:
+    def of_run(self, name: str) -> _PreparedDemand:
         """Return the demand of a run that the caller may see. Raises NotFound."""
         known = self.known
         visible = visible_name(name, known)
@@ -122,7 +122,7 @@ class _Demands:
             self._runs[row] = _prepared(demand, known.workload_ids[row])
         return self._runs[row]
 
-    def of_class(self, name: str) -> _Demand:
+    def of_class(self, name: str) -> _PreparedDemand:
         """Return the median demand of the runs of a class. Raises NotFound."""
         known = self.known
         if name not in self._classes:
@@ -142,7 +142,7 @@ class InterferenceService(InterferenceServiceServicer):
 
     def __init__(self, source: SnapshotSource) -> None:
         self._source = source
-        self._demands = _Demands(KnownWorkloads())
+        self._demands = _KnownDemands(KnownWorkloads())
 
     async def PredictInterference(
         self, request: wire.PredictInterferenceRequest, context: Any
@@ -156,8 +156,8 @@ class InterferenceService(InterferenceServiceServicer):
             raise ServiceUnavailable("the fleet is not judged yet; try again in a second")
         check_range("colocations", len(request.colocations), 1, COLOCATIONS_MAX)
         if self._demands.known is not snapshot.workloads:
-            self._demands = _Demands(snapshot.workloads)
-        supplies: dict[tuple[str, str, str], _Supply] = {}
+            self._demands = _KnownDemands(snapshot.workloads)
+        supplies: dict[tuple[str, str, str], _PreparedSupply] = {}
         requested = [
             self._requested(snapshot, f"colocations[{index}]", colocation, supplies)
             for index, colocation in enumerate(request.colocations)
@@ -174,8 +174,8 @@ class InterferenceService(InterferenceServiceServicer):
         snapshot: Judgement,
         field: str,
         colocation: wire.Colocation,
-        supplies: dict[tuple[str, str, str], _Supply],
-    ) -> _Requested:
+        supplies: dict[tuple[str, str, str], _PreparedSupply],
+    ) -> _RequestedColocation:
         """Return the co-location with its demands and supply. *supplies*: cache of the request."""
         check_range(f"{field}.workloads", len(colocation.workloads), WORKLOADS_MIN, WORKLOADS_MAX)
         check_text(f"{field}.gpu_model", colocation.gpu_model, MODEL_CHARACTERS_MAX)
@@ -203,9 +203,9 @@ class InterferenceService(InterferenceServiceServicer):
             ColocatedWorkload(demand.key, model, demand=demand.shared) for demand in demands
         ]
         hbm_bytes = inf if sharing == HOST else supply.hbm_bytes
-        return _Requested(demands, Colocation(workloads, values), sharing, hbm_bytes)
+        return _RequestedColocation(demands, Colocation(workloads, values), sharing, hbm_bytes)
 
-    def _demand(self, field: str, workload: wire.ColocatedWorkload) -> _Demand:
+    def _demand(self, field: str, workload: wire.ColocatedWorkload) -> _PreparedDemand:
         given = [bool(workload.run), bool(workload.workload_class), bool(workload.demands)]
         if sum(given) != 1:
             raise InvalidArgument(field, "expected exactly one of run, workload_class and demands")
@@ -264,7 +264,9 @@ def _described(field: str, demands: Sequence[wire.ResourceDemand]) -> Floats:
     return result
 
 
-def _supply(snapshot: Judgement, field: str, colocation: wire.Colocation, sharing: str) -> _Supply:
+def _supply(
+    snapshot: Judgement, field: str, colocation: wire.Colocation, sharing: str
+) -> _PreparedSupply:
     """Return the supply of the node as it is now, or of a healthy host; and the HBM of a GPU."""
     model = colocation.gpu_model or DEFAULT_MODEL
     if not colocation.node:
@@ -285,7 +287,7 @@ def _supply(snapshot: Judgement, field: str, colocation: wire.Colocation, sharin
     if sharing == HOST:
         values[_NVLINK] = inf  # every GPU has NVLinks of its own
     measured = tuple(values[_MEASURED].tolist())
-    return _Supply(values, measured, hbm_bytes if isfinite(hbm_bytes) else inf)
+    return _PreparedSupply(values, measured, hbm_bytes if isfinite(hbm_bytes) else inf)
 
 
 def _healthy_supply(model: str) -> Floats:
@@ -298,7 +300,7 @@ def _healthy_supply(model: str) -> Floats:
 
 
 def _predict(
-    requested: Sequence[_Requested], models: Sequence[InterferenceModel]
+    requested: Sequence[_RequestedColocation], models: Sequence[InterferenceModel]
 ) -> list[list[Slowdown]]:
     """Return the slowdowns of each co-location; those of one form of sharing are computed together."""
     by_sharing: dict[str, list[int]] = defaultdict(list)
@@ -313,19 +315,19 @@ def _predict(
     return result
 
 
-def _blocker(group: _Requested) -> str:
+def _blocker(group: _RequestedColocation) -> str:
     needed = [demand.hbm_bytes for demand in group.demands if isfinite(demand.hbm_bytes)]
     if sum(needed) <= group.hbm_bytes:
         return ""
     return memory_blocker(np.array(needed), group.hbm_bytes)
 
 
-def _prepared(demand: Floats, key: str = "") -> _Demand:
+def _prepared(demand: Floats, key: str = "") -> _PreparedDemand:
     """Return a demand (DEMANDS, QUANTILES) without what is negligible."""
     shared = demand[: len(SHARED_RESOURCES)]
     shared = np.where(shared[:, -1:] < _FLOORS, 0.0, shared)
     measured = tuple(np.nan_to_num(shared[_MEASURED, -1]).tolist())
-    return _Demand(shared, measured, float(demand[_HBM, -1]), key)
+    return _PreparedDemand(shared, measured, float(demand[_HBM, -1]), key)
 
 
 def _median(demands: Floats) -> Floats:

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from gangline.aggregator.declared.loader import DeclaredFile, parse_files
-from gangline.aggregator.fleet.tables import RUN_SIGNALS, TRACKED_SIGNALS, DeviceTable
+from gangline.aggregator.fleet.tables import (
+    DEMAND_COUNTERS,
+    RUN_SIGNALS,
+    TRACKED_SIGNALS,
+    DeviceTable,
+)
 from gangline.aggregator.model import HealthState
 from gangline.aggregator.rule_catalogue import COUNTERS, RULES, SIGNALS_READ
 from gangline.aggregator.rule_declaration import above, equals, farther_than
@@ -82,7 +87,7 @@ def test_what_rules_declare_to_read_is_read(monkeypatch: pytest.MonkeyPatch) -> 
         fault.befall(world.hosts[1])
     world.run(21)
     assert counted == COUNTERS
-    assert read | counted | RUN_SIGNALS == TRACKED_SIGNALS
+    assert read | counted | RUN_SIGNALS | DEMAND_COUNTERS == TRACKED_SIGNALS
 
 
 @pytest.mark.slow
