@@ -89,7 +89,9 @@ def _pairs() -> bytes:
     ]
     workload = interference_pb2.ColocatedWorkload(demands=demands)
     colocations = [
-        interference_pb2.Colocation(workloads=[workload, workload], sharing=1 + index % 4)
+        interference_pb2.Colocation(
+            workloads=[workload, workload], sharing=interference_pb2.Sharing.values()[1 + index % 4]
+        )
         for index in range(PAIRS)
     ]
     return interference_pb2.PredictInterferenceRequest(colocations=colocations).SerializeToString()
