@@ -90,7 +90,7 @@ def _pairs() -> bytes:
     workload = interference_pb2.ColocatedWorkload(demands=demands)
     colocations = [
         interference_pb2.Colocation(
-            workloads=[workload, workload], sharing=interference_pb2.Sharing.values()[1 + index % 4]
+            workloads=[workload, workload], sharing=interference_pb2.Sharing.keys()[1 + index % 4]
         )
         for index in range(PAIRS)
     ]
