@@ -41,7 +41,7 @@ class CoRuns(NamedTuple):
 
     def part(self, rows: npt.NDArray[Any]) -> CoRuns:
         """Return the rows that the indexes or flags *rows* select."""
-        return CoRuns(*(array[rows] for array in self))
+        return CoRuns(**{name: array[rows] for name, array in self._asdict().items()})
 
 
 class WorkloadTable(NamedTuple):
@@ -147,12 +147,12 @@ class _Side:
         count, width = prior.shape
         squares = np.zeros((count, width, width))
         np.add.at(squares, self._index, design[:, :, None] * design[:, None, :])
-        inverse = np.linalg.inv(squares + np.diag(ridge))
+        inverse: Floats = np.asarray(np.linalg.inv(squares + np.diag(ridge)), dtype=np.float64)
         rest = target - (design * prior[self._index]).sum(axis=1)
         moment = np.zeros((count, width))
         np.add.at(moment, self._index, design * rest[:, None])
-        estimate = np.maximum(prior + (inverse @ moment[:, :, None])[:, :, 0], 0.0)
-        return np.asarray(estimate), np.asarray(inverse)
+        estimate: Floats = prior + (inverse @ moment[:, :, None])[:, :, 0]
+        return np.asarray(np.maximum(estimate, 0.0), dtype=np.float64), inverse
 
 
 def fit_effects(runs: CoRuns, table: WorkloadTable, shrinkage: Shrinkage) -> Effects:
@@ -183,6 +183,7 @@ def fit_effects(runs: CoRuns, table: WorkloadTable, shrinkage: Shrinkage) -> Eff
     target = observed / runs.ratio
     used = np.flatnonzero((runs.excess > 0.0).any(axis=0))
     ridge = np.concatenate([np.full(rank, EFFECT_RIDGE), np.full(used.size, RESOURCE_RIDGE)])
+    own_inverse = other_inverse = np.zeros((count, ridge.size, ridge.size))
     for _ in range(ROUNDS):
         own_prior = own_side.prior(sensitivity, pace)
         prior = np.concatenate(

@@ -99,7 +99,7 @@ class HeldOutErrors(NamedTuple):
 
     def part(self, rows: npt.NDArray[Any]) -> HeldOutErrors:
         """Return the rows that the flags *rows* select."""
-        return HeldOutErrors(*(array[rows] for array in self))
+        return HeldOutErrors(**{name: array[rows] for name, array in self._asdict().items()})
 
 
 def corpus_of(measured: Sequence[Measured], sharing: str) -> Corpus:
@@ -317,7 +317,8 @@ def fit_booster(features: Floats, target: Floats, quantile: float) -> Any:
     """
     from sklearn.ensemble import HistGradientBoostingRegressor
 
-    booster = HistGradientBoostingRegressor(
+    booster: Any = HistGradientBoostingRegressor()
+    booster.set_params(
         loss="quantile", quantile=quantile, monotonic_cst=list(RISES), max_iter=TREES, max_leaf_nodes=LEAVES_MAX,
         max_depth=DEPTH_MAX, min_samples_leaf=LEAF_ROWS_MIN, learning_rate=LEARNING_RATE, early_stopping=False,
         random_state=0,

@@ -177,7 +177,7 @@ class RunDemands:
         is_fresh = np.zeros(len(fleet), dtype=bool)
         is_fresh[table_1s.devices.host] = self._fresh(table_1s)
         alone = is_fresh[hosts] & (jobs_of_hosts[hosts] == 1)
-        return hosts[alone], run_of[first[alone]]
+        return hosts[alone].astype(np.intp), run_of[first[alone]]
 
     def _fresh(self, readings: DeviceTable) -> Flags:
         """Return which rows have new readings since the last call."""

@@ -340,14 +340,13 @@ def _median(demands: Floats) -> Floats:
 
 def _message(slowdown: Slowdown) -> wire.WorkloadSlowdown:
     source = ESTIMATE_MEASURED if "co-locations of" in slowdown.evidence else ESTIMATE_ASSUMED
+    estimate: Any = Estimate(
+        value=slowdown.ratio,
+        lower=slowdown.lower,
+        upper=slowdown.upper,
+        source=source,
+        evidence=slowdown.evidence,
+    )
     return wire.WorkloadSlowdown(
-        slowdown=Estimate(
-            value=slowdown.ratio,
-            lower=slowdown.lower,
-            upper=slowdown.upper,
-            source=source,
-            evidence=slowdown.evidence,
-        ),
-        binding_resource=slowdown.binding,
-        abstained=slowdown.abstained,
+        slowdown=estimate, binding_resource=slowdown.binding, abstained=slowdown.abstained
     )
