@@ -49,6 +49,8 @@ _HOST_BYTES: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
         ("lustre_10s", ("read_bytes", "written_bytes")),
     ),
 }
+#: Turns between two searches for counts above COUNT_MAX, which takes a pass over all counts.
+HALVING_TURNS = 600
 #: Ended runs whose histograms wait to be written; the oldest are dropped.
 ENDED_MAX = 20_000
 _INDEX = {name: index for index, name in enumerate(DEMANDS)}
@@ -85,6 +87,7 @@ class RunDemands:
         #: Run id -> rows of a run that has ended and is not yet written.
         self._ended: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()
         self._read_ns: dict[str, Times] = {}
+        self._turns = 0
 
     def restore(self, demands: Iterable[StoredDemand]) -> None:
         """Continue histograms from before a restart; those of another layout are ignored."""
@@ -102,6 +105,9 @@ class RunDemands:
     def step(self, fleet: Fleet, accumulator: RunAccumulator) -> None:
         """Add the last second of all runs."""
         self._follow(accumulator.active_runs)
+        self._turns += 1
+        if self._turns % HALVING_TURNS == 0:
+            self._counts[self._counts.max(axis=2, initial=0) > COUNT_MAX] //= 2
         gpus, fast_rows, run_of = accumulator.rows_of_runs()
         fast_at = np.append(self._fresh(fleet.tables["gpu_fast_1s"]), False)[fast_rows]
         gpu_at = self._fresh(fleet.tables["gpu_1s"])[gpus]
@@ -165,8 +171,6 @@ class RunDemands:
         cells = (numbers * len(DEMANDS) + demand) * BINS + bins_of(demand, values)
         np.add.at(self._counts.reshape(-1), cells, np.uint32(1))
         np.maximum.at(self._high[:, demand], numbers, values)
-        full = self._counts[:, demand].max(axis=1, initial=0) > COUNT_MAX
-        self._counts[full, demand] //= 2
 
     def _alone(
         self, fleet: Fleet, gpus: Indexes, run_of: Indexes, jobs_of_hosts: Indexes

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gangline.aggregator.runs import demand
 from gangline.fingerprints.demand import (
     BINS,
     COUNT_MAX,
@@ -123,3 +124,13 @@ def test_few_readings_are_no_demand() -> None:
     assert np.isnan(quantiles(counts)).all()
     counts[:, 3] = COUNT_MAX
     assert np.isfinite(quantiles(counts)).all()
+
+
+def test_a_run_of_months_does_not_overflow(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts are halved beyond COUNT_MAX; the quantiles stay."""
+    monkeypatch.setattr(demand, "COUNT_MAX", 40)
+    monkeypatch.setattr(demand, "HALVING_TURNS", 30)
+    runs.run("train", TRAINING, 2.0, seconds=90)
+    row = demands(runs, "train")["sm"]
+    assert row["readings"] < 90 * 2 * GPUS and row["p50"] == pytest.approx(0.68, rel=0.12)
+    runs.close()
