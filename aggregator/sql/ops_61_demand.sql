@@ -131,6 +131,6 @@ SELECT
     windows_alone, windows_beside, message, run_id, neighbor_run_id, time, simulated
 FROM main.colocations ORDER BY until IS NOT NULL, slowdown_ratio DESC, since DESC;
 COMMENT ON VIEW ops.colocations IS
-    'each job beside another on a host: its pace beside the neighbor against its own pace alone, worst first (until NULL: still); effect says whether the neighbor slowed it: SELECT job, neighbor, hosts, effect, slowdown_ratio, resource FROM ops.colocations';
+    'each job beside another on a host: its pace beside the neighbor against its own pace alone, worst first (until NULL: still); effect says whether the neighbor slowed it: SELECT count(*) AS pairs, count(*) FILTER (effect = ''slower'') AS slower FROM ops.colocations';
 COMMENT ON COLUMN ops.colocations.slowdown_ratio IS 'the share of its speed that the job lost, with a 90 % interval';
 COMMENT ON COLUMN ops.colocations.resource IS 'the resource that both need more of than the host has; NULL: none is known';
