@@ -17,8 +17,8 @@ Singles = npt.NDArray[np.float32]
 Counts = npt.NDArray[np.uint32]
 Indexes = npt.NDArray[np.intp]
 
-#: Resources that co-located workloads share, in the order of all arrays. The first GPU_RESOURCES are shared on a GPU, the
-#: rest on a host.
+#: Resources that co-located workloads share, in the order of all arrays. The first five are shared on a GPU, the rest on a
+#: host.
 SHARED_RESOURCES = (
     "sm",
     "hbm_bandwidth",
@@ -32,11 +32,8 @@ SHARED_RESOURCES = (
     "disk",
     "network_fs",
 )
-GPU_RESOURCES = 5
 #: All numbers of a demand: the shared resources, tensor cores, and bytes of HBM, which are divided and not shared.
 DEMANDS = (*SHARED_RESOURCES, "tensor", "hbm_bytes")
-GPU_DEMANDS = (*DEMANDS[:GPU_RESOURCES], "tensor", "hbm_bytes")
-HOST_DEMANDS = DEMANDS[GPU_RESOURCES : len(SHARED_RESOURCES)]
 UNITS: Mapping[str, str] = {
     "sm": "ratio",
     "hbm_bandwidth": "ratio",
@@ -93,7 +90,7 @@ def quantiles(counts: Counts, shares: Sequence[float] = QUANTILES) -> Floats:
 class HostSupply(NamedTuple):
     """Supply of each host, by node index; NaN if unknown.
 
-    `values`: (hosts, SHARED_RESOURCES), GPU_RESOURCES are per GPU. `hbm_bytes`: HBM of the smallest GPU. `switch`:
+    `values`: (hosts, SHARED_RESOURCES), per GPU for resources of GPUs. `hbm_bytes`: HBM of the smallest GPU. `switch`:
     bytes per second that GPUs behind one PCIe switch share; infinite if no two GPUs share a switch.
     """
 

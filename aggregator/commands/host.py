@@ -36,8 +36,7 @@ def main(arguments: list[str]) -> int:
     """Explain a host or list its supply. Exit codes: 3 no aggregator answers; 4 unknown host."""
     options = _parser().parse_args(arguments)
     if not options.supply:
-        rest = [argument for argument in arguments if argument != "--supply"]
-        return explain.main(rest)
+        return explain.main(arguments)
     return connection.guarded("host", lambda: _run(options))
 
 

@@ -120,6 +120,21 @@ def run_key(job: tuple[str, str, int], host_names: Sequence[str]) -> str:
     return f"{source}/{host_names[host]}/{name}" if host >= 0 else f"{source}/{name}"
 
 
+class NewRows:
+    """Rows of tables with a reading since the last look."""
+
+    def __init__(self) -> None:
+        self._read_ns: dict[str, Times] = {}
+
+    def of(self, table: DeviceTable) -> Flags:
+        """Return which rows have new readings since the last call for *table*; none at the first call."""
+        now = table.read_ns
+        before = self._read_ns.get(table.name, now)
+        self._read_ns[table.name] = now.copy()
+        before = np.pad(before, (0, max(0, now.size - before.size)))
+        return np.asarray(now != before[: now.size])
+
+
 class RunAccumulator:
     """Accumulates all runs: `advance` once a second, then `take_ended`, in one thread."""
 
@@ -132,7 +147,7 @@ class RunAccumulator:
         self._resumable: dict[str, ActiveRun] = {}
         self._ended: list[RunSummary] = []
         self._version: tuple[int, int, frozenset[ScheduledGang]] | None = None
-        self._read_ns: dict[str, Times] = {}
+        self._new_rows = NewRows()
         self._row_run: Indexes = np.full(64, -1, dtype=np.intp)
         #: GPU's row -> number of consecutive turns in which it only waited.
         self._waiting_turns: Codes = np.zeros(64, dtype=np.int32)
@@ -331,7 +346,7 @@ class RunAccumulator:
         sampled, fast_at = held[fast_at >= 0], fast_at[fast_at >= 0]
         new = {
             table.name: (
-                gpus[(fresh := self._fresh(table))[table_rows]],
+                gpus[(fresh := self._new_rows.of(table))[table_rows]],
                 table_rows[fresh[table_rows]],
             )
             for table, gpus, table_rows in (
@@ -403,17 +418,6 @@ class RunAccumulator:
         self._add(_AT["host_cpu_ratio"], rows, cpu[host_of_row])
         self._add(_AT["disk_pressure_ratio"], rows, disks[host_of_row])
         self._add(_AT["nic_bytes_per_second"], rows, nic_bytes_per_gpu(fleet)[host_of_row])
-
-    def _fresh(self, table: DeviceTable) -> Flags:
-        """Return which rows have new readings since the last call."""
-        now = table.read_ns
-        before = self._read_ns.get(table.name)
-        self._read_ns[table.name] = now.copy()
-        if before is None:
-            return np.zeros(now.size, dtype=bool)
-        if before.size < now.size:
-            before = np.pad(before, (0, now.size - before.size))
-        return np.asarray(now != before[: now.size])
 
     def _add(self, number: int, rows: Indexes, values: Floats) -> None:
         known = np.isfinite(values) & (values >= 0)

@@ -20,7 +20,7 @@ from ..fleet.fleet import Fleet
 from ..rule_catalogue import gang
 from ..scoring.job_faults import NEIGHBOR, JobFault, Strength
 from ..sql import quoted
-from ..store.rows import table, time_us
+from ..store.rows import replace_rows
 from .accumulator import ActiveRun, RunAccumulator
 from .job_windows import JobRecord
 
@@ -79,8 +79,8 @@ class _FollowedRun:
     last_window_ns: int = 0
     alone: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOWS_MAX))
     colocations: dict[str, RunColocation] = field(default_factory=dict)
-    #: Neighbors in the last window.
-    beside: frozenset[int] = frozenset()
+    #: Run ids of the neighbors in the last window.
+    beside: frozenset[str] = frozenset()
 
 
 class Colocations:
@@ -160,7 +160,7 @@ class Colocations:
         work: float,
         time_ns: int,
     ) -> None:
-        beside = frozenset(hash(run_id) for run_id in neighbors)
+        beside = frozenset(neighbors)
         # The window in which a neighbor comes or goes belongs to neither side.
         is_steady, followed.beside = beside == followed.beside, beside
         for run_id, (neighbor, hosts) in neighbors.items():
@@ -263,17 +263,5 @@ def row(colocation: RunColocation, now_ns: int) -> dict[str, Any]:
 
 def put_colocations(connection: Connection, changes: Sequence[RunColocation], now_ns: int) -> None:
     """Replace the rows of these co-locations. Raises duckdb.Error."""
-    kinds = [column.split(":") for column in _COLUMNS.split()]
-    cells = [
-        tuple(time_us(values[name]) if kind == "time" else values[name] for name, kind in kinds)
-        for values in (row(change, now_ns) for change in changes)
-    ]
-    connection.register("new_colocations", table(_COLUMNS, cells))
-    try:
-        connection.execute(
-            "DELETE FROM colocations USING new_colocations AS n WHERE colocations.run_id = n.run_id "
-            "AND colocations.neighbor_run_id = n.neighbor_run_id"
-        )
-        connection.execute("INSERT INTO colocations BY NAME FROM new_colocations")
-    finally:
-        connection.unregister("new_colocations")
+    rows = [row(change, now_ns) for change in changes]
+    replace_rows(connection, "colocations", _COLUMNS, rows, ("run_id", "neighbor_run_id"))

@@ -23,11 +23,11 @@ from ...fingerprints.demand import (
     bins_of,
     quantiles,
 )
-from ..arrays import Flags, Floats, Indexes, Times
+from ..arrays import Floats, Indexes
 from ..fleet.fleet import Fleet
-from ..fleet.tables import FAST_SECONDS, DeviceTable
-from ..store.rows import table, time_us
-from .accumulator import ActiveRun, RunAccumulator
+from ..fleet.tables import FAST_SECONDS
+from ..store.rows import replace_rows
+from .accumulator import ActiveRun, NewRows, RunAccumulator
 from .run_history import WORKLOADS_MAX
 
 #: Demand on a GPU -> columns of the fast table whose sum it is.
@@ -86,7 +86,7 @@ class RunDemands:
         self._restored: dict[str, tuple[Counts, Floats]] = {}
         #: Run id -> rows of a run that has ended and is not yet written.
         self._ended: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()
-        self._read_ns: dict[str, Times] = {}
+        self._new_rows = NewRows()
         self._turns = 0
 
     def restore(self, demands: Iterable[StoredDemand]) -> None:
@@ -109,8 +109,8 @@ class RunDemands:
         if self._turns % HALVING_TURNS == 0:
             self._counts[self._counts.max(axis=2, initial=0) > COUNT_MAX] //= 2
         gpus, fast_rows, run_of = accumulator.rows_of_runs()
-        fast_at = np.append(self._fresh(fleet.tables["gpu_fast_1s"]), False)[fast_rows]
-        gpu_at = self._fresh(fleet.tables["gpu_1s"])[gpus]
+        fast_at = np.append(self._new_rows.of(fleet.tables["gpu_fast_1s"]), False)[fast_rows]
+        gpu_at = self._new_rows.of(fleet.tables["gpu_1s"])[gpus]
         fast = fleet.tables["gpu_fast_1s"]
         for name, columns in _FAST.items():
             values = sum(fast.gauge_at(column, fast_rows[fast_at]) for column in columns)
@@ -179,22 +179,13 @@ class RunDemands:
         hosts, first = np.unique(fleet.devices["gpu"].host[gpus], return_index=True)
         table_1s = fleet.tables["host_1s"]
         is_fresh = np.zeros(len(fleet), dtype=bool)
-        is_fresh[table_1s.devices.host] = self._fresh(table_1s)
+        is_fresh[table_1s.devices.host] = self._new_rows.of(table_1s)
         alone = is_fresh[hosts] & (jobs_of_hosts[hosts] == 1)
         return hosts[alone].astype(np.intp), run_of[first[alone]]
 
-    def _fresh(self, readings: DeviceTable) -> Flags:
-        """Return which rows have new readings since the last call."""
-        now = readings.read_ns
-        before = self._read_ns.get(readings.name)
-        self._read_ns[readings.name] = now.copy()
-        if before is None:
-            return np.zeros(now.size, dtype=bool)
-        return np.asarray(now != np.pad(before, (0, max(0, now.size - before.size)))[: now.size])
-
 
 def host_demands(fleet: Fleet, hosts: Indexes) -> dict[str, Floats]:
-    """Return the present use of each of HOST_DEMANDS on *hosts*; NaN if it is not read."""
+    """Return the present use of each resource of *hosts*, without those of their GPUs; NaN if it is not read."""
     readings = fleet.tables["host_1s"]
     cores = np.full(len(fleet), np.nan)
     busy = readings.gauge("cpu_user_ratio") + readings.gauge("cpu_system_ratio")
@@ -229,19 +220,8 @@ def _bytes_per_second(fleet: Fleet, table_name: str, columns: Sequence[str]) -> 
 
 def put_demands(connection: Connection, rows: Sequence[Mapping[str, Any]], now_ns: int) -> None:
     """Replace the demands of runs. Raises duckdb.Error."""
-    kinds = [column.split(":") for column in _COLUMNS.split()]
-    cells = [
-        tuple(time_us(now_ns) if kind == "time" else row[name] for name, kind in kinds)
-        for row in rows
-    ]
-    connection.register("new_demands", table(_COLUMNS, cells))
-    try:
-        connection.execute(
-            "DELETE FROM run_demand USING new_demands AS n WHERE run_demand.run_id = n.run_id"
-        )
-        connection.execute("INSERT INTO run_demand BY NAME FROM new_demands")
-    finally:
-        connection.unregister("new_demands")
+    timed = [{**row, "time": now_ns} for row in rows]
+    replace_rows(connection, "run_demand", _COLUMNS, timed, ("run_id",))
 
 
 def demand_of_rows(rows: Iterable[Mapping[str, Any]]) -> Floats:

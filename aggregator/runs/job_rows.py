@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 from duckdb import DuckDBPyConnection as Connection
 
-from ..store.rows import table, time_us
+from ..store.rows import replace_rows
 from .job_pace import MEASURES, PaceReference
 from .job_windows import JobRecord
 from .verdicts import JobVerdict, VerdictChanges, from_row, row
@@ -32,13 +31,8 @@ def put_verdicts(connection: Connection, changes: VerdictChanges, now_ns: int) -
     connection.execute(
         "DELETE FROM job_verdicts WHERE verdict_id IN (SELECT unnest(?))", [list(changes.absorbed)]
     )
-    _replace(
-        connection,
-        "job_verdicts",
-        _VERDICT_COLUMNS,
-        [row(verdict, now_ns) for verdict in changes.changed],
-        "USING new_rows AS n WHERE job_verdicts.verdict_id = n.verdict_id",
-    )
+    rows = [row(verdict, now_ns) for verdict in changes.changed]
+    replace_rows(connection, "job_verdicts", _VERDICT_COLUMNS, rows, ("verdict_id",))
 
 
 def put_paces(connection: Connection, records: Iterable[JobRecord], now_ns: int) -> None:
@@ -52,7 +46,7 @@ def put_paces(connection: Connection, records: Iterable[JobRecord], now_ns: int)
         for record in records
         for reference in record.pace.references
     ]  # fmt: skip
-    _replace(connection, "job_paces", _PACE_COLUMNS, rows, "")
+    replace_rows(connection, "job_paces", _PACE_COLUMNS, rows)
 
 
 def read_verdicts(connection: Connection) -> list[JobVerdict]:
@@ -71,20 +65,3 @@ def read_references(connection: Connection) -> dict[str, list[PaceReference]]:
     for run_id, measure, work, at_ns in rows:
         references[run_id].append(PaceReference(MEASURES.index(measure), work, at_ns))
     return dict(references)
-
-
-def _replace(
-    connection: Connection, name: str, columns: str, rows: Sequence[Mapping[str, Any]], which: str
-) -> None:
-    """Replace the rows of a table that the clause *which* selects; "": all."""
-    kinds = [column.split(":") for column in columns.split()]
-    cells = [
-        tuple(time_us(values[key]) if kind == "time" else values[key] for key, kind in kinds)
-        for values in rows
-    ]
-    connection.register("new_rows", table(columns, cells))
-    try:
-        connection.execute(f"DELETE FROM {name} {which}")
-        connection.execute(f"INSERT INTO {name} BY NAME FROM new_rows")
-    finally:
-        connection.unregister("new_rows")

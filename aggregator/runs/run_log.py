@@ -23,7 +23,7 @@ from ...fingerprints.similarity import RUNS_MAX
 from ..fleet.fleet import Fleet
 from ..fleet.jobs import REPORT_AGE_NS_MAX, ScheduledGang
 from ..scoring.job_faults import JobFault
-from ..store.rows import table, time_us
+from ..store.rows import replace_rows
 from ..store.store import Store
 from .accumulator import RunAccumulator, RunSummary, resumed, run_key
 from .colocations import Colocations, blamed_on_neighbors, put_colocations
@@ -80,7 +80,6 @@ _COLUMNS = (
 )  # fmt: skip
 
 _FORECAST_COLUMNS = row_columns()
-_FORECAST_NAMES = [column.partition(":")[0] for column in _FORECAST_COLUMNS.split()]
 _STORED = f"""
 SELECT * REPLACE (epoch_ns(begun) AS begun, epoch_ns(time) AS time, epoch_ns(ended) AS ended)
 FROM (FROM runs ORDER BY time DESC LIMIT {RUNS_MAX}) ORDER BY time
@@ -102,30 +101,7 @@ _ARROW_COLUMNS = " ".join(f"{name}:{_kind(name)}" for name in _COLUMNS)
 
 def put_runs(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
     """Replace the rows of runs. Raises duckdb.Error."""
-    cells = [
-        tuple(time_us(row[name]) if name in _TIMES else row[name] for name in _COLUMNS)
-        for row in rows
-    ]
-    connection.register("new_runs", table(_ARROW_COLUMNS, cells))
-    try:
-        connection.execute("DELETE FROM runs USING new_runs AS n WHERE runs.run_id = n.run_id")
-        connection.execute("INSERT INTO runs BY NAME FROM new_runs")
-    finally:
-        connection.unregister("new_runs")
-
-
-def put_forecasts(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Replace all forecasts. Raises duckdb.Error."""
-    cells = [
-        tuple(time_us(row[name]) if name == "time" else row[name] for name in _FORECAST_NAMES)
-        for row in rows
-    ]
-    connection.register("new_forecasts", table(_FORECAST_COLUMNS, cells))
-    try:
-        connection.execute("DELETE FROM job_forecasts")
-        connection.execute("INSERT INTO job_forecasts BY NAME FROM new_forecasts")
-    finally:
-        connection.unregister("new_forecasts")
+    replace_rows(connection, "runs", _ARROW_COLUMNS, rows, ("run_id",))
 
 
 class RunLog:
@@ -347,7 +323,7 @@ class RunLog:
                 put_runs(connection, rows)
                 put_demands(connection, demands, now_ns)
             if changes is not None:
-                put_forecasts(connection, forecasts)
+                replace_rows(connection, "job_forecasts", _FORECAST_COLUMNS, forecasts)
                 put_paces(connection, records, now_ns)
                 put_verdicts(connection, changes, now_ns)
                 put_measured(connection, measured, now_ns)

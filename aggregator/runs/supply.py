@@ -16,7 +16,7 @@ from ...fingerprints.demand import LANE_BYTES_PER_SECOND, SHARED_RESOURCES, Host
 from ...fingerprints.sensitivity import link_rates
 from ..arrays import Codes, Floats
 from ..fleet.fleet import Fleet
-from ..store.rows import table, time_us
+from ..store.rows import replace_rows
 from .demand import core_counts, host_demands
 
 REFRESH_SECONDS = 10
@@ -172,16 +172,8 @@ def _ports(fleet: Fleet) -> Floats:
 
 def put_measured(connection: Connection, changes: Sequence[MeasuredSupply], now_ns: int) -> None:
     """Replace the highest rates of hosts. Raises duckdb.Error."""
-    cells = [(*change, time_us(now_ns)) for change in changes]
-    connection.register("new_supplies", table(_COLUMNS, cells))
-    try:
-        connection.execute(
-            "DELETE FROM measured_supply USING new_supplies AS n "
-            "WHERE measured_supply.host = n.host AND measured_supply.resource = n.resource"
-        )
-        connection.execute("INSERT INTO measured_supply BY NAME FROM new_supplies")
-    finally:
-        connection.unregister("new_supplies")
+    rows = [{**change._asdict(), "time": now_ns} for change in changes]
+    replace_rows(connection, "measured_supply", _COLUMNS, rows, ("host", "resource"))
 
 
 def read_measured(connection: Connection) -> list[MeasuredSupply]:

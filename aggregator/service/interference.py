@@ -12,7 +12,12 @@ import numpy as np
 
 from ...contract.wire import interference_pb2 as wire
 from ...contract.wire.interference_pb2_grpc import InterferenceServiceServicer
-from ...contract.wire.placement_pb2 import ESTIMATE_ASSUMED, ESTIMATE_MEASURED, Estimate
+from ...contract.wire.placement_pb2 import (
+    ESTIMATE_ASSUMED,
+    ESTIMATE_MEASURED,
+    Estimate,
+    EstimateSource,
+)
 from ...fingerprints.demand import DEMANDS, QUANTILES, SHARED_RESOURCES, Floats
 from ...fingerprints.interference import (
     ColocatedWorkload,
@@ -31,7 +36,7 @@ from .score import SnapshotSource
 from .validation import check_range, check_text, node_of
 
 #: Limits of a request.
-COLOCATIONS_MAX, WORKLOADS_MIN, WORKLOADS_MAX, GPUS_MAX = 64, 2, 8, 64
+COLOCATIONS_MAX, WORKLOADS_MIN, WORKLOADS_MAX = 64, 2, 8
 NAME_CHARACTERS_MAX, MODEL_CHARACTERS_MAX = 512, 128
 #: Larger demands are mistakes.
 DEMAND_MAX = 1e15
@@ -163,10 +168,12 @@ class InterferenceService(InterferenceServiceServicer):
             for index, colocation in enumerate(request.colocations)
         ]
         response = wire.PredictInterferenceResponse(version=snapshot.version)
+        learned = {model.sharing for model in snapshot.interference}
         predictions = _predict(requested, snapshot.interference)
         for group, slowdowns in zip(requested, predictions, strict=True):
             prediction = response.predictions.add(blocker=_blocker(group))
-            prediction.slowdowns.extend(map(_message, slowdowns))
+            source = ESTIMATE_MEASURED if group.sharing in learned else ESTIMATE_ASSUMED
+            prediction.slowdowns.extend(_message(slowdown, source) for slowdown in slowdowns)
         return response
 
     def _requested(
@@ -209,7 +216,6 @@ class InterferenceService(InterferenceServiceServicer):
         given = [bool(workload.run), bool(workload.workload_class), bool(workload.demands)]
         if sum(given) != 1:
             raise InvalidArgument(field, "expected exactly one of run, workload_class and demands")
-        check_range(f"{field}.gpus", workload.gpus, 0, GPUS_MAX)
         if workload.demands:
             return _prepared(_described(f"{field}.demands", workload.demands))
         if workload.workload_class:
@@ -338,8 +344,7 @@ def _median(demands: Floats) -> Floats:
     return result
 
 
-def _message(slowdown: Slowdown) -> wire.WorkloadSlowdown:
-    source = ESTIMATE_MEASURED if "co-locations of" in slowdown.evidence else ESTIMATE_ASSUMED
+def _message(slowdown: Slowdown, source: EstimateSource) -> wire.WorkloadSlowdown:
     estimate: Any = Estimate(
         value=slowdown.ratio,
         lower=slowdown.lower,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import isnan
@@ -75,6 +75,33 @@ def table(columns: str, rows: Sequence[Row]) -> Any:
         for values, (_, kind) in zip(by_column, names_and_types, strict=True)
     ]
     return pa.table(arrays, names=[name for name, _ in names_and_types])
+
+
+def replace_rows(
+    connection: duckdb.DuckDBPyConnection,
+    name: str,
+    columns: str,
+    rows: Iterable[Mapping[str, Any]],
+    keys: Sequence[str] = (),
+) -> None:
+    """Insert *rows* into the table *name*, in place of the rows with the same *keys*; without keys, of all rows.
+
+    *columns* is `name:type name:type`; times are in ns. Raises duckdb.Error.
+    """
+    kinds = [column.split(":") for column in columns.split()]
+    cells = [
+        tuple(time_us(row[key]) if kind == "time" else row[key] for key, kind in kinds)
+        for row in rows
+    ]
+    same = " AND ".join(f"{name}.{key} = n.{key}" for key in keys)
+    connection.register("new_rows", table(columns, cells))
+    try:
+        connection.execute(
+            f"DELETE FROM {name} " + (f"USING new_rows AS n WHERE {same}" if keys else "")
+        )
+        connection.execute(f"INSERT INTO {name} BY NAME FROM new_rows")
+    finally:
+        connection.unregister("new_rows")
 
 
 def hosts(records: Iterable[HostRecord]) -> Any:

@@ -34,16 +34,14 @@ class ResourceDemand(_message.Message):
     def __init__(self, resource: _Optional[str] = ..., p50: _Optional[float] = ..., p95: _Optional[float] = ..., p99: _Optional[float] = ...) -> None: ...
 
 class ColocatedWorkload(_message.Message):
-    __slots__ = ("run", "workload_class", "demands", "gpus")
+    __slots__ = ("run", "workload_class", "demands")
     RUN_FIELD_NUMBER: _ClassVar[int]
     WORKLOAD_CLASS_FIELD_NUMBER: _ClassVar[int]
     DEMANDS_FIELD_NUMBER: _ClassVar[int]
-    GPUS_FIELD_NUMBER: _ClassVar[int]
     run: str
     workload_class: str
     demands: _containers.RepeatedCompositeFieldContainer[ResourceDemand]
-    gpus: int
-    def __init__(self, run: _Optional[str] = ..., workload_class: _Optional[str] = ..., demands: _Optional[_Iterable[_Union[ResourceDemand, _Mapping]]] = ..., gpus: _Optional[int] = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., workload_class: _Optional[str] = ..., demands: _Optional[_Iterable[_Union[ResourceDemand, _Mapping]]] = ...) -> None: ...
 
 class Colocation(_message.Message):
     __slots__ = ("workloads", "sharing", "node", "gpu_model")
