@@ -53,9 +53,9 @@ _RATES: Mapping[str, LinkRates] = {
 _DEFAULT_RATES = _RATES["H100"]
 
 
-def link_rates(gpu_model: str) -> LinkRates:
-    """Return the rates of a GPU model, those of an H100 for an unknown model."""
-    return next((rates for model, rates in _RATES.items() if model in gpu_model), _DEFAULT_RATES)
+def known_link_rates(gpu_model: str) -> LinkRates | None:
+    """Return the rates of a GPU model; None for an unknown model."""
+    return next((rates for model, rates in _RATES.items() if model in gpu_model), None)
 
 
 class WorkloadNeeds(NamedTuple):
@@ -111,7 +111,7 @@ def needs_of(fingerprint: Fingerprint) -> WorkloadNeeds | None:
     bound, in_use = [0.0] * len(COMPONENTS), [0.0] * len(COMPONENTS)
     memory = _memory_share(fingerprint, compute)
     bound[COMPUTE], bound[MEMORY] = compute * (1.0 - memory), compute * memory
-    rates = link_rates(fingerprint.gpu_model)
+    rates = known_link_rates(fingerprint.gpu_model) or _DEFAULT_RATES
     for at, name in ((PCIE, "pcie"), (NVLINK, "nvlink"), (NETWORK, "nic")):
         # The fingerprint counts both directions.
         used = fingerprint.value(f"{name}_bytes_per_second") / (2.0 * rates[at - PCIE])

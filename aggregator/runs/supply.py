@@ -13,7 +13,7 @@ import numpy as np
 from duckdb import DuckDBPyConnection as Connection
 
 from ...fingerprints.demand import LANE_BYTES_PER_SECOND, SHARED_RESOURCES, HostSupply
-from ...fingerprints.sensitivity import link_rates
+from ...fingerprints.sensitivity import known_link_rates
 from ..arrays import Codes, Floats
 from ..fleet.fleet import Fleet
 from ..store.rows import replace_rows
@@ -154,7 +154,8 @@ def _nvlink_rates(fleet: Fleet) -> Floats:
     gpus = fleet.devices["gpu"]
     keys = zip(gpus.host.tolist(), gpus.names, strict=True)
     models = [fleet.attributes[host].get(("gpu", name), {}).get("name", "") for host, name in keys]
-    by_model = {model: 2.0 * link_rates(model).nvlink if model else np.nan for model in set(models)}
+    rates = {model: known_link_rates(model) for model in set(models)}
+    by_model = {model: 2.0 * known.nvlink if known else np.nan for model, known in rates.items()}
     return np.array([by_model[model] for model in models], dtype=np.float64)
 
 

@@ -27,7 +27,7 @@ from ...fingerprints.interference import (
     predict_groups,
 )
 from ...fingerprints.interference_pressure import HOST, MIG, MPS, TIME_SLICING, memory_blocker
-from ...fingerprints.sensitivity import COMPONENTS, KnownWorkloads, link_rates
+from ...fingerprints.sensitivity import COMPONENTS, KnownWorkloads, LinkRates, known_link_rates
 from ..advisories.workloads import owner_of, qualified_name
 from ..errors import InvalidArgument, NotFound, ServiceUnavailable
 from ..principal import Role, current_login, current_role
@@ -48,7 +48,7 @@ SHARINGS = {
     wire.SHARING_MIG: MIG,
 }
 #: HBM of GPU models, by a part of the name, in bytes (vendors' data sheets).
-HBM_BYTES = {"A100": 80e9, "H100": 80e9, "H200": 141e9, "B200": 180e9, "V100": 32e9}
+HBM_BYTES = {"A100": 80e9, "H100": 80e9, "H200": 141e9, "B200": 180e9}
 DEFAULT_MODEL = "H100"
 #: Component whose remaining speed limits a resource.
 _LIMITED_BY = {
@@ -276,8 +276,15 @@ def _supply(
     """Return the supply of the node as it is now, or of a healthy host; and the HBM of a GPU."""
     model = colocation.gpu_model or DEFAULT_MODEL
     if not colocation.node:
-        hbm_bytes = next((size for name, size in HBM_BYTES.items() if name in model), inf)
-        values = _healthy_supply(model)
+        rates = known_link_rates(model)
+        hbm_bytes = next((size for name, size in HBM_BYTES.items() if name in model), nan)
+        if rates is None or not isfinite(hbm_bytes):
+            names = ", ".join(HBM_BYTES)
+            raise InvalidArgument(
+                f"{field}.gpu_model",
+                f"{model!r}, expected one of {names}; or name a node that has such GPUs",
+            )
+        values = _healthy_supply(rates)
     else:
         name = node_of(colocation.node, f"{field}.node")
         if name not in snapshot.names:
@@ -296,13 +303,13 @@ def _supply(
     return _PreparedSupply(values, measured, hbm_bytes if isfinite(hbm_bytes) else inf)
 
 
-def _healthy_supply(model: str) -> Floats:
-    rates = link_rates(model)
+def _healthy_supply(rates: LinkRates) -> Floats:
+    """Return the supply of a host whose cores, memory bandwidth and disks suffice for any workload."""
     known = {
         "sm": 1.0, "hbm_bandwidth": 1.0, "pcie_received": rates.pcie, "pcie_transmitted": rates.pcie,
         "nvlink": 2.0 * rates.nvlink, "nic_received": 8 * rates.network, "nic_transmitted": 8 * rates.network,
     }  # fmt: skip
-    return np.array([known.get(name, np.nan) for name in SHARED_RESOURCES])
+    return np.array([known.get(name, inf) for name in SHARED_RESOURCES])
 
 
 def _predict(

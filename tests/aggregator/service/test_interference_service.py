@@ -104,6 +104,15 @@ def test_two_jobs_that_take_turns_on_a_gpu_are_slower() -> None:
     assert not prediction.blocker
 
 
+def test_without_a_node_the_gpu_alone_is_compared() -> None:
+    """The cores of a host that nobody named are not known: every run abstained."""
+    (prediction,) = predict(
+        [pair("train", "train", sharing=wire.SHARING_MPS, gpu_model="H100")]
+    ).predictions
+    assert [s.binding_resource for s in prediction.slowdowns] == ["sm", "sm"]
+    assert not any(s.abstained for s in prediction.slowdowns)
+
+
 def test_gpus_of_their_own_share_only_the_host() -> None:
     (prediction,) = predict([pair("train", "train", node="nodes/h0")]).predictions
     assert [s.slowdown.value for s in prediction.slowdowns] == [1.0, 1.0]
@@ -196,6 +205,10 @@ def of_demands(*demands: wire.ResourceDemand) -> list[wire.Colocation]:
         ([pair("train", "a\nb")], "printable"),
         ([pair("train", "")], "exactly one of run, workload_class and demands"),
         ([pair("train", "copy", gpu_model="x" * 129)], "129 characters"),
+        (
+            [pair("train", "copy", gpu_model="K80")],
+            "'K80', expected one of A100, H100, H200, B200; or name a node",
+        ),
         (of_demands(wire.ResourceDemand(resource="gpu")), "expected one of sm, hbm_bandwidth"),
         (of_demands(NEGATIVE), "expected 0 <= p50"),
         (of_demands(NAN), "expected 0 <= p50"),
