@@ -35,7 +35,7 @@ from .hangs import EVENTS as HANG_EVENTS
 from .hangs import Hangs
 from .inventory_cache import InventoryCache, device_of, driver_of
 from .jobs import EVENTS as JOB_EVENTS
-from .jobs import Jobs
+from .jobs import Jobs, SlowedJob
 from .known_gpus import KnownGpus
 from .peers import PeerGroups
 from .tables import TRACKED_COUNTERS, TRACKED_SIGNALS, DeviceTable
@@ -102,6 +102,8 @@ class Fleet:
         self.active_symptoms: Mapping[int, Mapping[tuple[str, str], Any]] = {}
         #: By name, hosts on which runs of several workloads became slower (`runs.run_history`).
         self.drifting_hosts: Mapping[str, HostDrift] = {}
+        #: By node index, jobs that another job on the host slows (`runs.colocations`).
+        self.slowed_by_neighbor: Mapping[int, Sequence[SlowedJob]] = {}
         self.identity = DeviceIdentities(self.tables, self.devices)
         self.activity = Activity(self.devices["gpu"])
         self.resets = GpuResets(self.activity, self.tables["gpu_1s"], self.tables["gpu_1s_changes"])

@@ -78,6 +78,17 @@ class HostJobs(NamedTuple):
 NO_JOBS = HostJobs((), False)
 
 
+class SlowedJob(NamedTuple):
+    """A job on a host that another job there slows, as measured on the job's pace (`runs.colocations`)."""
+
+    manager: str
+    name: str
+    neighbor: str
+    since_ns: int  # the neighbor came
+    slowdown_upper: float  # upper limit of the share of its speed that the job loses
+    message: str
+
+
 class ScheduledGang(NamedTuple):
     """A gang that a scheduler reported (ReportGangs). `gpus`: total; 0: all GPUs of the hosts."""
 

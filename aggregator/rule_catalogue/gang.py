@@ -38,6 +38,11 @@ UNKNOWN = Rule(
 WORKLOAD = Rule(
     "gang.workload", HealthState.HEALTHY, Reason.NONE, "its share of the work is that of the others", reads=COMPUTES,
 )
+#: The neighbor was measured (`runs/colocations.py`); its effect on the job is no fault of the host.
+NEIGHBOR = Rule(
+    "gang.neighbor", HealthState.HEALTHY, Reason.NONE,
+    "the other job leaves the host, or its job is as fast as before", reads=COMPUTES,
+)
 SHARED = Rule(
     "gang.shared_storage", HealthState.HEALTHY, Reason.NONE, "its job no longer waits for data",
     reads=(*PACE, *STALLS),

@@ -17,6 +17,7 @@ from duckdb import DuckDBPyConnection as Connection
 
 from ...fingerprints.colocation import WINDOWS_MAX, Effect, NeighborEffect, compare
 from ..fleet.fleet import Fleet
+from ..fleet.jobs import SlowedJob
 from ..rule_catalogue import gang
 from ..scoring.job_faults import NEIGHBOR, JobFault, Strength
 from ..sql import quoted
@@ -28,6 +29,8 @@ from .job_windows import JobRecord
 PER_RUN_MAX = 8
 #: Windows after the neighbor left in which the pace may return.
 AFTER_MAX = 12
+#: Time after the neighbor left in which a gang's windows still show its effect, in ns.
+LEFT_NS_MAX = 180 * 1_000_000_000
 #: Rules by which a gang reports a slow member, whatever made it slow.
 _GANG_RULES = frozenset(
     rule.name for rule in (gang.SLOW, gang.SLOW_GPU, gang.CONTENDED, gang.STALLED)
@@ -141,6 +144,18 @@ class Colocations:
                     result.setdefault(followed.run.run_id, []).append(_fault(colocation))
         return result
 
+    def slowed_jobs(self, now_ns: int) -> dict[int, list[SlowedJob]]:
+        """Return node index -> jobs that a neighbor on that host slows, or slowed until recently."""
+        result: dict[int, list[SlowedJob]] = {}
+        for followed in self._runs.values():
+            for colocation in followed.colocations.values():
+                left_ns = now_ns - colocation.until_ns if colocation.until_ns else 0
+                if colocation.effect.effect is Effect.SLOWER and left_ns <= LEFT_NS_MAX:
+                    slowed = _slowed_job(colocation)
+                    for host in colocation.hosts:
+                        result.setdefault(host, []).append(slowed)
+        return result
+
     def take_changes(self) -> list[RunColocation]:
         """Return the co-locations with a new comparison since the last call."""
         changes = list(self._changed.values())
@@ -225,6 +240,17 @@ def blamed_on_neighbors(
         if fault.cause not in _GANG_RULES or not hosts.issuperset(fault.hosts)
     ]
     return [*own, *neighbors]
+
+
+def _slowed_job(colocation: RunColocation) -> SlowedJob:
+    return SlowedJob(
+        manager=colocation.run.source,
+        name=colocation.run.job,
+        neighbor=colocation.neighbor.job,
+        since_ns=colocation.since_ns,
+        slowdown_upper=max(1.0 - 1.0 / colocation.effect.upper, 0.0),
+        message=colocation.message,
+    )
 
 
 def _fault(colocation: RunColocation) -> JobFault:

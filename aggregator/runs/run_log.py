@@ -223,6 +223,7 @@ class RunLog:
             if (record := records.get(run_key(fault.job, self._fleet.names))) is not None:
                 by_run[record.run.run_id].append(fault)
         self.colocations.step(self._fleet, self.accumulator, records, by_run)
+        self._fleet.slowed_by_neighbor = self.colocations.slowed_jobs(now_ns)
         for run_id, neighbors in self.colocations.faults().items():
             by_run[run_id] = blamed_on_neighbors(by_run[run_id], neighbors)
         states = (

@@ -19,7 +19,7 @@ from ..fleet.fleet import Fleet
 from ..fleet.relative_speeds import slowest, speeds_of_hosts
 from ..hazard.model import PRIOR, SPREAD_ASSUMED, HazardModel
 from ..model import Snapshot
-from ..rule_catalogue.gang import SLOW, SLOW_GPU
+from ..rule_catalogue.gang import NEIGHBOR, SLOW, SLOW_GPU
 from . import hysteresis, missing_readings, rules
 from .base_hazard import parts_of, trained
 from .declared import in_maintenance, without_noise
@@ -114,10 +114,16 @@ def evaluate(
     frozen = missing_readings.silent_together(view, silent_seconds) - awaited
     degraded_before = previous.degraded_reason if previous else ""
     rule_symptoms, failed = _run_rules(view, same_epoch, degraded_before)
-    # Hosts that are no longer slow in a gang, by rule.
+    # Hosts that are no longer slow in a gang by themselves, by rule.
+    beside_neighbor = {
+        symptom.host
+        for symptoms in rule_symptoms.values()
+        for symptom in symptoms
+        if symptom.rule is NEIGHBOR
+    }
     ended = {
-        SLOW.name: gang.hosts_keeping_pace(view),
-        SLOW_GPU.name: gang.hosts_with_usual_gpus(view),
+        SLOW.name: gang.hosts_keeping_pace(view) | beside_neighbor,
+        SLOW_GPU.name: gang.hosts_with_usual_gpus(view) | beside_neighbor,
     }
     shown = _by_host(rule_symptoms.values())
     tracked = fleet.active_symptoms = _track(view, shown, same_epoch, jump_ns, settling, ended)

@@ -28,6 +28,7 @@ from ...sql import quoted
 from ..detectors import detects
 from ..symptom import Symptom
 from ..view import FleetView
+from .gang_neighbors import attribute_to_neighbor, lost_share
 
 #: If more work is at least this share of the excess, the workload explains the excess.
 WORK_SHARE_MAX = 0.5
@@ -72,7 +73,7 @@ _BEYOND_CHANCE = np.array(
 )
 
 
-@detects(rules.SLOW, rules.UNKNOWN, rules.WORKLOAD)
+@detects(rules.SLOW, rules.UNKNOWN, rules.WORKLOAD, rules.NEIGHBOR)
 def slow_hosts(view: FleetView) -> Iterator[Symptom]:
     """Name each host that computes longer while all others of its job wait for it."""
     comparison = view.fleet.gangs.comparison
@@ -87,7 +88,9 @@ def slow_hosts(view: FleetView) -> Iterator[Symptom]:
     change = comparison.busy_change
     for host in rows_of(changed_hosts(view, comparison, change) & ~few_slow_gpus & ~slow):
         if not change.from_birth[host] or _is_of_usual_part(view, comparison, host):
-            yield _changed_symptom(view, comparison, host)
+            symptom = _changed_symptom(view, comparison, host)
+            lost = lost_share(view, comparison, host, float(change.excess[host]))
+            yield attribute_to_neighbor(view, comparison, symptom, lost)
     for host in rows_of(slow):
         if not _is_of_usual_part(view, comparison, host):
             continue
@@ -97,13 +100,16 @@ def slow_hosts(view: FleetView) -> Iterator[Symptom]:
         )
         if work > WORK_SHARE_MAX * excess:
             message = f"{statement}, and does {100 * work:.0f} % more work: caused by the workload, not by this host"
-            yield _slow_symptom(view, comparison, rules.WORKLOAD, host, message)
+            rule = rules.WORKLOAD
         elif np.isfinite(work):
             message = f"{statement}, at a normal clock and the same work: the host is slow, and the cause is unknown"
-            yield _slow_symptom(view, comparison, rules.SLOW, host, message)
+            rule = rules.SLOW
         else:
             message = f"{statement}; whether it has more work is unknown: nothing measures it"
-            yield _slow_symptom(view, comparison, rules.UNKNOWN, host, message)
+            rule = rules.UNKNOWN
+        symptom = _slow_symptom(view, comparison, rule, host, message)
+        lost = lost_share(view, comparison, host, excess)
+        yield attribute_to_neighbor(view, comparison, symptom, lost)
 
 
 def changed_hosts(view: FleetView, comparison: GangComparison, change: Change) -> Flags:
@@ -201,7 +207,7 @@ def _hosts_of_few_slow_gpus(view: FleetView, comparison: GangComparison) -> Flag
     return (slow > 0) & (2 * slow < total)
 
 
-@detects(rules.SLOW_GPU, rules.UNKNOWN, rules.WORKLOAD)
+@detects(rules.SLOW_GPU, rules.UNKNOWN, rules.WORKLOAD, rules.NEIGHBOR)
 def slow_gpus(view: FleetView) -> Iterator[Symptom]:
     """Name each GPU that its job waits for, on a host whose other GPUs are not slower."""
     comparison = view.fleet.gangs.comparison
@@ -217,7 +223,9 @@ def slow_gpus(view: FleetView) -> Iterator[Symptom]:
             continue
         if change.from_birth[row] and not _is_of_usual_part(view, comparison, host):
             continue
-        yield _gpu_symptom(view, comparison, change, (row, host, gang))
+        symptom = _gpu_symptom(view, comparison, change, (row, host, gang))
+        lost = lost_share(view, comparison, host, float(change.excess[row]))
+        yield attribute_to_neighbor(view, comparison, symptom, lost)
 
 
 def _gpu_symptom(

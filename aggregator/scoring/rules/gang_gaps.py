@@ -27,9 +27,10 @@ from .gang import (
     settled,
     sizes,
 )
+from .gang_neighbors import attribute_to_neighbor
 
 
-@detects(rules.CONTENDED, rules.STALLED, rules.UNKNOWN, rules.SHARED)
+@detects(rules.CONTENDED, rules.STALLED, rules.UNKNOWN, rules.SHARED, rules.NEIGHBOR)
 def gapped_hosts(view: FleetView) -> Iterator[Symptom]:
     """Name each host with gaps while its job waits, with its cores or disks as a possible cause."""
     comparison = view.fleet.gangs.comparison
@@ -57,15 +58,17 @@ def gapped_hosts(view: FleetView) -> Iterator[Symptom]:
         cores = float(np.fmax(cpu, 2 * steal))  # a kernel without PSI reports stolen time only
         if cores >= pressure and not io > cores:
             message = f"{statement}: its cores are contended ({_more(cpu)} waiting, {_more(steal)} stolen)"
-            yield _gap_symptom(view, comparison, rules.CONTENDED, host, message, gap)
+            rule = rules.CONTENDED
         elif io >= pressure:
             message = (
                 f"{statement}: it waits for data, and they do not ({_more(io)} of the time in I/O)"
             )
-            yield _gap_symptom(view, comparison, rules.STALLED, host, message, gap)
+            rule = rules.STALLED
         else:
             message = f"{statement}; neither its cores nor its disks explain it"
-            yield _gap_symptom(view, comparison, rules.UNKNOWN, host, message, gap)
+            rule = rules.UNKNOWN
+        symptom = _gap_symptom(view, comparison, rule, host, message, gap)
+        yield attribute_to_neighbor(view, comparison, symptom, gap)
     shared = (comparison.gap_median >= minimum) & (comparison.io_median >= pressure)
     yield from _shared_stall(view, comparison, known & shared)
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gangline.aggregator.model import HealthState
 from gangline.aggregator.runs.colocations import blamed_on_neighbors
+from gangline.aggregator.runs.run_log import RunLog
 from gangline.aggregator.scoring.job_faults import NEIGHBOR, NODE, JobFault, Strength
 from tests.aggregator.runs.test_run_log import TRAINING, Runs
-from tests.worlds import gpu_of, tell
+from tests.worlds import BUSY, GPUS, World, blamed, gpu_of, pass_steps, tell
 
 ALONE, BESIDE = 180, 180
 
@@ -117,3 +120,89 @@ def test_a_slow_member_beside_the_neighbor_is_its_effect() -> None:
         broken,
         neighbor,
     ]
+
+
+class Gang(Pair):
+    """Job `train` on the first GPU of six hosts that are judged each ten seconds."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.world = World(hosts=6, gpus=GPUS, spread=0.01)
+        self.log = RunLog(self.world.fleet, self.store)
+        for host in range(6):
+            self.begin("train", host, 0, 2.0)
+        self.pass_steps(20)
+
+    def pass_steps(self, steps: int) -> None:
+        for _ in range(steps):
+            pass_steps(self.world, 1)
+            assert self.world.snapshot is not None
+            self.log.observe(self.world.now_ns, self.world.snapshot.job_faults)
+
+    def slow_down(self, host: int, ratio: float) -> None:
+        """Let *host* compute longer by *ratio*, and the job with it; 1: as at the start."""
+        place = self.world.hosts[host]
+        place.set("gpu_fast_1s", gpu_of(place, 0), sm_active_ratio=BUSY * ratio)
+        self.set_step(2.0 * (1.0 + BUSY * (ratio - 1.0)))
+
+
+@pytest.fixture
+def gang(tmp_path: Path) -> Iterator[Gang]:
+    result = Gang(tmp_path)
+    yield result
+    result.close()
+
+
+@pytest.mark.parametrize("ratio", [1.09, 1.2])
+def test_a_host_beside_a_neighbor_that_slows_its_job_is_not_sick(gang: Gang, ratio: float) -> None:
+    """The gang's rule drained a host whose only fault was the job beside."""
+    gang.begin("copy", 0, 1, 1.0)
+    gang.slow_down(0, ratio)
+    gang.pass_steps(40)
+    assert blamed(gang.world) == []
+    score = gang.world.score(gang.world.hosts[0])
+    assert score.state is HealthState.HEALTHY and score.relative_speed > 0.97
+    (evidence,) = [e for e in score.evidence if e.signal == "gang.neighbor"]
+    assert "job copy slows job train by" in evidence.message
+    assert gang.verdicts() == [NEIGHBOR]
+    gang.end("copy", 0, 1)
+    gang.slow_down(0, 1.0)
+    gang.pass_steps(30)
+    assert blamed(gang.world) == [] and gang.verdicts() == []
+
+
+def test_a_slow_host_without_the_neighbor_is_blamed(gang: Gang) -> None:
+    """The other host slowed down as the neighbor came: the job's pace alone would blame the neighbor."""
+    gang.begin("copy", 0, 1, 1.0)
+    gang.slow_down(3, 1.09)
+    gang.pass_steps(30)
+    assert blamed(gang.world) == ["h3"]
+
+
+def test_a_host_that_stays_slow_after_the_neighbor_left_is_blamed(gang: Gang) -> None:
+    gang.begin("copy", 0, 1, 1.0)
+    gang.slow_down(0, 1.09)
+    gang.pass_steps(40)
+    gang.end("copy", 0, 1)
+    gang.pass_steps(20)
+    assert blamed(gang.world) == ["h0"]
+
+
+def test_a_host_that_was_slow_before_the_neighbor_came_is_blamed(gang: Gang) -> None:
+    gang.slow_down(0, 1.2)
+    gang.pass_steps(30)
+    assert blamed(gang.world) == ["h0"]
+    gang.begin("copy", 0, 1, 1.0)
+    gang.set_step(2.4)
+    gang.pass_steps(30)
+    assert NEIGHBOR in gang.verdicts()
+    assert blamed(gang.world) == ["h0"]
+
+
+def test_a_neighbor_that_costs_less_than_the_host_explains_nothing(gang: Gang) -> None:
+    gang.begin("copy", 0, 1, 1.0)
+    gang.slow_down(0, 1.4)
+    gang.set_step(2.1)
+    gang.pass_steps(30)
+    assert NEIGHBOR in gang.verdicts()
+    assert blamed(gang.world) == ["h0"]
