@@ -220,6 +220,7 @@ class JudgeLoop:
             self.store.submit_scores(snapshot, scored, memories)
             self.store.submit_findings(self.ingest.findings.changes(now_ns))
         self.publisher.observe(snapshot, self.fleet.gpus)
+        self.runs.reported_factors = self.calibration.factors
         self.runs.step(now_ns, snapshot.job_faults)
         self.calibration.step(now_ns)
         if first:

@@ -26,7 +26,13 @@ import numpy as np
 
 from ..arrays import Floats
 from ..scoring.calibration import reporter_share_max, share_cap
-from ..scoring.reported_factors import ReportedFactor, ReportedFactors, ReportedThroughputs
+from ..scoring.reported_factors import (
+    RESTART_FACTOR,
+    RESTART_MINUTES,
+    ReportedFactor,
+    ReportedFactors,
+    ReportedThroughputs,
+)
 from . import price
 from .quantity import QuantitySource
 from .recovery import (
@@ -45,7 +51,7 @@ from .scaling import NOISE_ASSUMED, NOISE_POINTS, scaling_curve
 DURATIONS: Mapping[str, tuple[float, float, float]] = {
     price.DETECT_FACTOR: price.DETECT_MINUTES,
     price.DECIDE_FACTOR: price.DECIDE_MINUTES,
-    price.RESTART_FACTOR: price.RESTART_MINUTES,
+    RESTART_FACTOR: RESTART_MINUTES,
     **dict(ACT_MINUTES.values()),
     PEER_RESUME_FACTOR: LOCAL_RESTORE_MINUTES,
     STORAGE_RESUME_FACTOR: REMOTE_RESTORE_MINUTES,
@@ -104,7 +110,7 @@ class RecoveryReport(NamedTuple):
             return durations
         act = RESTART_ACT_FACTOR if self.restarted else ACT_MINUTES[RecoveryKind(self.kind)][0]
         put(act, self.decide_ns, self.act_ns)
-        put(price.RESTART_FACTOR, self.decide_ns, self.resume_ns)
+        put(RESTART_FACTOR, self.decide_ns, self.resume_ns)
         return durations
 
 

@@ -29,7 +29,12 @@ import numpy as np
 
 from ...contract.text import counted
 from ..arrays import Floats
-from ..scoring.reported_factors import ReportedFactors
+from ..scoring.reported_factors import (
+    CHECKPOINT_INTERVAL_MINUTES,
+    RESTART_FACTOR,
+    RESTART_MINUTES,
+    ReportedFactors,
+)
 from .quantity import Quantity, QuantitySource, assumed, declared, duration_hours, reported, weakest
 from .requirements import PRICED_TIERS, GangRequirements, Tier
 
@@ -52,13 +57,11 @@ SHARED_HAZARD_PER_HOUR = (0.002, 0.0, 0.09)
 #: Relative error of a sum whose terms are added in another order.
 ROUNDING = 1e-11
 #: Names of factors in scheduler reports (`calibration.py`).
-DETECT_FACTOR, DECIDE_FACTOR, RESTART_FACTOR = "detect", "decide", "restart"
-#: Minutes (assumed), with 90 % intervals of large training. A restart lasts from the decision
-#: until the gang works again.
+DETECT_FACTOR, DECIDE_FACTOR = "detect", "decide"
+#: Minutes (assumed), with 90 % intervals of large training.
 DETECT_MINUTES = (2.0, 0.2, 15.0)
 DECIDE_MINUTES = (1.0, 0.1, 10.0)
-RESTART_MINUTES = (10.0, 2.0, 40.0)
-CHECKPOINT_INTERVAL_MINUTES, CHECKPOINT_WRITE_MINUTES = (60.0, 10.0, 240.0), (0.5, 0.05, 3.0)
+CHECKPOINT_WRITE_MINUTES = (0.5, 0.05, 3.0)
 #: Median repair of a node with 90 % interval (400 nodes over 348 days; its p90 is 311 h).
 REPAIR_HOURS = (20.0, 0.5, 311.0)
 

@@ -22,17 +22,16 @@ import numpy as np
 
 from ...contract.text import counted
 from ..arrays import Floats, Indexes
+from ..scoring.reported_factors import CHECKPOINT_INTERVAL_MINUTES, RESTART_MINUTES
 from . import node_search, planner
 from .groups import group_spans, layout_of
 from .node_search import Candidates, SearchEffort
 from .node_table import NodeTable
 from .price import (
-    CHECKPOINT_INTERVAL_MINUTES,
     DECIDE_FACTOR,
     DECIDE_MINUTES,
     DETECT_FACTOR,
     DETECT_MINUTES,
-    RESTART_MINUTES,
     GangPrice,
     PricePart,
     lost_time,

@@ -17,17 +17,16 @@ from math import isnan
 import numpy as np
 
 from ..arrays import Indexes
+from ..scoring.reported_factors import (
+    CHECKPOINT_INTERVAL_MINUTES,
+    RESTART_FACTOR,
+    RESTART_MINUTES,
+)
 from . import elastic, node_search, planner
 from .node_search import Candidates, SearchEffort
 from .node_table import NodeTable
 from .planner import PlacementChoice
-from .price import (
-    CHECKPOINT_INTERVAL_MINUTES,
-    CHECKPOINT_WRITE_MINUTES,
-    RESTART_FACTOR,
-    RESTART_MINUTES,
-    GangPrice,
-)
+from .price import CHECKPOINT_WRITE_MINUTES, GangPrice
 from .quantity import Quantity, declared, duration_hours, weakest
 from .requirements import GangRequirements
 from .scaling import ElasticSizes

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import nan
-from typing import Any
+from typing import Any, NamedTuple
 
 from duckdb import DuckDBPyConnection as Connection
 
@@ -31,6 +31,8 @@ PER_RUN_MAX = 8
 AFTER_MAX = 12
 #: Time after the neighbor left in which a gang's windows still show its effect, in ns.
 LEFT_NS_MAX = 180 * 1_000_000_000
+#: Age at which the resource and the price of a move are computed again.
+CONTENTION_NS = 60 * 1_000_000_000
 #: Rules by which a gang reports a slow member, whatever made it slow.
 _GANG_RULES = frozenset(
     rule.name for rule in (gang.SLOW, gang.SLOW_GPU, gang.CONTENDED, gang.STALLED)
@@ -40,8 +42,17 @@ _COLUMNS = (
     "slowdown_ratio:float slowdown_lower_ratio:float slowdown_upper_ratio:float resource:str windows_alone:int "
     "windows_beside:int message:str simulated:bool"
 )
-#: Returns the resource that two runs contend for on a host; "" if none is known.
-FindResource = Callable[[str, str, int], str]
+
+
+class Contention(NamedTuple):
+    """The resource that two runs contend for, the part of the host that supplies it, and the price of a move.
+
+    All are "" if unknown.
+    """
+
+    resource: str = ""
+    part: str = ""
+    move: str = ""
 
 
 @dataclass(slots=True)
@@ -59,18 +70,34 @@ class RunColocation:
     beside: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOWS_MAX))
     after: list[float] = field(default_factory=list)
     effect: NeighborEffect = field(default_factory=lambda: NeighborEffect(Effect.UNKNOWN))
-    resource: str = ""
+    contention: Contention = field(default_factory=Contention)
+    contention_ns: int = 0
 
     @property
     def message(self) -> str:
         """Return one line for people."""
-        since = datetime.fromtimestamp(self.since_ns // 1_000_000_000, UTC)
         where = ", ".join(self.host_names[:3])
-        both = f": both use {self.resource}" if self.resource else ""
+        if len(self.host_names) > 3:
+            where += f" and {len(self.host_names) - 3} more"
+        times = f"since {_clock(self.since_ns)} UTC"
+        verb, details = "has slowed", [self.contention.part and f"both use {self.contention.part}"]
+        if self.until_ns:
+            verb, times = "slowed", f"from {_clock(self.since_ns)} to {_clock(self.until_ns)} UTC"
+        else:
+            details.append(self.contention.move)
+        about = "; ".join(filter(None, details))
         return (
-            f"job {self.neighbor.job} slows job {self.run.job} by {100 * self.effect.slowdown:.0f} % on {where} "
-            f"since {since:%H:%M} UTC{both}"
+            f"job {self.neighbor.job} {verb} job {self.run.job} by {100 * self.effect.slowdown:.0f} % on {where} "
+            f"{times}{about and ': '}{about}"
         )
+
+
+def _clock(time_ns: int) -> str:
+    return f"{datetime.fromtimestamp(time_ns // 1_000_000_000, UTC):%H:%M}"
+
+
+#: Returns the contention of a pair of runs that slows the first.
+FindContention = Callable[[RunColocation], Contention]
 
 
 @dataclass(slots=True)
@@ -89,8 +116,8 @@ class _FollowedRun:
 class Colocations:
     """All pairs of runs on a host: `step` once a second, after the windows of jobs."""
 
-    def __init__(self, find_resource: FindResource) -> None:
-        self._find_resource = find_resource
+    def __init__(self, find_contention: FindContention) -> None:
+        self._find_contention = find_contention
         self._runs: dict[str, _FollowedRun] = {}
         self._changed: dict[tuple[str, str], RunColocation] = {}
 
@@ -196,23 +223,23 @@ class Colocations:
                 colocation.until_ns = 0
                 if is_steady and len(neighbors) == 1 and colocation.measure == followed.measure:
                     colocation.beside.append(work)
-                    self._compare(colocation)
+                    self._compare(colocation, time_ns)
             else:
                 colocation.until_ns = colocation.until_ns or time_ns
                 if is_steady and not neighbors and len(colocation.after) < AFTER_MAX:
                     colocation.after.append(work)
-                    self._compare(colocation)
+                    self._compare(colocation, time_ns)
         if is_steady and not neighbors:
             followed.alone.append(work)
 
-    def _compare(self, colocation: RunColocation) -> None:
+    def _compare(self, colocation: RunColocation, time_ns: int) -> None:
         effect = compare(colocation.before, list(colocation.beside), colocation.after)
         if effect.effect is not Effect.UNKNOWN:
-            if effect.effect is Effect.SLOWER and not colocation.resource:
-                colocation.resource = self._find_resource(
-                    colocation.run.run_id, colocation.neighbor.run_id, colocation.hosts[0]
-                )
             colocation.effect = effect
+            is_due = not 0 <= time_ns - colocation.contention_ns < CONTENTION_NS
+            if effect.effect is Effect.SLOWER and not colocation.until_ns and is_due:
+                colocation.contention_ns = time_ns
+                colocation.contention = self._find_contention(colocation)
             self._changed[colocation.run.run_id, colocation.neighbor.run_id] = colocation
 
     def _leave(self, followed: _FollowedRun) -> None:
@@ -280,7 +307,7 @@ def row(colocation: RunColocation, now_ns: int) -> dict[str, Any]:
         "neighbor": colocation.neighbor.job, "since": colocation.since_ns, "until": colocation.until_ns, "time": now_ns,
         "hosts": list(colocation.host_names), "effect": effect.effect.value, "slowdown_ratio": effect.slowdown,
         "slowdown_lower_ratio": max(1.0 - 1.0 / effect.lower, 0.0),
-        "slowdown_upper_ratio": max(1.0 - 1.0 / effect.upper, 0.0), "resource": colocation.resource or None,
+        "slowdown_upper_ratio": max(1.0 - 1.0 / effect.upper, 0.0), "resource": colocation.contention.resource or None,
         "windows_alone": len(colocation.before) + len(colocation.after), "windows_beside": len(colocation.beside),
         "message": colocation.message if effect.effect is Effect.SLOWER else effect.effect.value,
         "simulated": colocation.run.simulated,

@@ -23,10 +23,17 @@ from ...fingerprints.similarity import RUNS_MAX
 from ..fleet.fleet import Fleet
 from ..fleet.jobs import REPORT_AGE_NS_MAX, ScheduledGang
 from ..scoring.job_faults import JobFault
+from ..scoring.reported_factors import NOTHING_REPORTED
 from ..store.rows import replace_rows
 from ..store.store import Store
-from .accumulator import RunAccumulator, RunSummary, resumed, run_key
-from .colocations import Colocations, blamed_on_neighbors, put_colocations
+from .accumulator import ActiveRun, RunAccumulator, RunSummary, resumed, run_key
+from .colocations import (
+    Colocations,
+    Contention,
+    RunColocation,
+    blamed_on_neighbors,
+    put_colocations,
+)
 from .demand import (
     RunDemands,
     demand_of_rows,
@@ -37,6 +44,7 @@ from .demand import (
 from .forecasts import RunForecasts, row_columns
 from .job_rows import put_paces, put_verdicts, read_references, read_verdicts
 from .job_windows import JobRecord, JobWindows
+from .neighbor_moves import move_of, shared_part
 from .run_history import RunAssessment, RunHistory
 from .supply import HostSupplies, put_measured, read_measured
 from .verdicts import JobState, JobVerdicts
@@ -115,7 +123,9 @@ class RunLog:
         self.history = RunHistory()
         self.forecasts = RunForecasts()
         self.demands, self.supplies = RunDemands(), HostSupplies()
-        self.colocations = Colocations(self._contended_resource)
+        self.colocations = Colocations(self._contention)
+        #: Factors of prices that schedulers report.
+        self.reported_factors = NOTHING_REPORTED
         #: The last minutes of each job, and its verdicts, for `gangline job`.
         self.windows, self.verdicts = JobWindows(), JobVerdicts()
         self._forecasts_version, self._forecasts_ns = 0, 0
@@ -241,13 +251,36 @@ class RunLog:
         for record in ended:
             self.verdicts.end_run(record.run.run_id, now_ns)
 
-    def _contended_resource(self, run_id: str, neighbor_run_id: str, host: int) -> str:
+    def _contention(self, colocation: RunColocation) -> Contention:
+        """Return the resource that binds a pair of runs, the part that supplies it, and the price of moving the neighbor."""
+        pair, fleet = (colocation.run, colocation.neighbor), self._fleet
+        resource = colocation.contention.resource or self._contended_resource(
+            pair, colocation.hosts[0]
+        )
+        part = resource and shared_part(fleet, pair, colocation.hosts[0], resource)
+        assessed = self.latest.get(colocation.neighbor.key)
+        interval_seconds = nan
+        if assessed is not None:
+            interval_seconds = assessed.summary.fingerprint.value("checkpoint_interval_seconds")
+        move = move_of(
+            fleet,
+            pair,
+            colocation.hosts,
+            colocation.effect.slowdown,
+            interval_seconds,
+            self.reported_factors,
+        )
+        return Contention(resource, part, str(move))
+
+    def _contended_resource(self, pair: tuple[ActiveRun, ActiveRun], host: int) -> str:
         """Return the resource that binds two runs on a host by their demands; "" if that is unknown."""
-        pair = [self.history.demand(own) for own in (run_id, neighbor_run_id)]
+        demands = [self.history.demand(run.run_id) for run in pair]
         supply = self.supplies.current
         if host >= supply.switch.size:
             return ""
-        workloads = [ColocatedWorkload(demand=demand[: len(SHARED_RESOURCES)]) for demand in pair]
+        workloads = [
+            ColocatedWorkload(demand=demand[: len(SHARED_RESOURCES)]) for demand in demands
+        ]
         (slowdown, _) = predict(workloads, supply.on_host(host), HOST)
         return slowdown.binding
 

@@ -15,6 +15,12 @@ import numpy as np
 
 from ..arrays import Floats, Indexes
 
+#: Name of the factor of a restart.
+RESTART_FACTOR = "restart"
+#: Minutes (assumed), with 90 % intervals of large training. A restart lasts from the decision
+#: until the gang works again.
+RESTART_MINUTES, CHECKPOINT_INTERVAL_MINUTES = (10.0, 2.0, 40.0), (60.0, 10.0, 240.0)
+
 
 class ReportedFactor(NamedTuple):
     """A factor with its 90 % interval and its number of reports. Durations are in hours."""

@@ -71,7 +71,11 @@ def test_a_neighbor_that_slows_a_job_is_named(pair: Pair) -> None:
         None,
     )
     assert row["slowdown_ratio"] == pytest.approx(0.09, abs=0.01)
-    assert row["message"].startswith("job copy slows job train by 9 % on h0 since ")
+    assert row["message"].startswith("job copy has slowed job train by 9 % on h0 since ")
+    # 2 GPUs x 9 % x 24 h; both hosts have a job.
+    assert row["message"].endswith(
+        "the slowdown costs 4.4 GPU-hours in 24 h, and no host is free for job copy"
+    )
     assert pair.verdicts()[0] == NEIGHBOR
     pair.end("copy", 0, 1)
     pair.set_step(2.0)
@@ -163,7 +167,7 @@ def test_a_host_beside_a_neighbor_that_slows_its_job_is_not_sick(gang: Gang, rat
     score = gang.world.score(gang.world.hosts[0])
     assert score.state is HealthState.HEALTHY and score.relative_speed > 0.97
     (evidence,) = [e for e in score.evidence if e.signal == "gang.neighbor"]
-    assert "job copy slows job train by" in evidence.message
+    assert "job copy has slowed job train by" in evidence.message
     assert gang.verdicts() == [NEIGHBOR]
     gang.end("copy", 0, 1)
     gang.slow_down(0, 1.0)
