@@ -98,10 +98,10 @@ class HostSupply(NamedTuple):
     hbm_bytes: Singles = np.zeros(0, dtype=np.float32)
     switch: Singles = np.zeros(0, dtype=np.float32)
 
-    def on_host(self, host: int) -> Floats:
-        """Return the supply that workloads on separate GPUs of *host* share; infinite if they share nothing."""
-        supply: Floats = self.values[host].astype(np.float64)
+    def on_hosts(self, hosts: Indexes) -> Floats:
+        """Return the supply that workloads on separate GPUs of each host share; infinite if they share nothing."""
+        supply: Floats = self.values[hosts].astype(np.float64)
         for name in ("pcie_received", "pcie_transmitted"):
-            supply[SHARED_RESOURCES.index(name)] = self.switch[host]
-        supply[SHARED_RESOURCES.index("nvlink")] = np.inf  # every GPU has NVLinks of its own
+            supply[:, SHARED_RESOURCES.index(name)] = self.switch[hosts]
+        supply[:, SHARED_RESOURCES.index("nvlink")] = np.inf  # every GPU has NVLinks of its own
         return supply

@@ -288,7 +288,7 @@ async def replayed_answer(kind: int, request: bytes, parts: Iterable[bytes]) -> 
     """Return the answer to *request*, recomputed from *parts*. Raises InputsError."""
     inputs = restored_inputs(parts)
     placement = PlacementService(_StoredSnapshot(inputs.snapshot))
-    placement.begin_with(inputs.snapshot, inputs.excluded)
+    placement.begin_with(inputs)
     calls: dict[int, Callable[[Any, Any], Awaitable[Any]]] = {
         wire.DECISION_PLACEMENT: placement.PlanPlacement,
         wire.DECISION_EVALUATION: placement.EvaluatePlacement,

@@ -29,6 +29,8 @@ from ..scoring.reported_factors import (
     ReportedThroughputs,
 )
 from ..scoring.score_columns import Columns
+from .neighbors import decoded_predictions, encoded_predictions
+from .node_table import NeighborPrediction
 
 #: A larger part was not written by Gangline.
 PART_BYTES_MAX = 64 << 20
@@ -51,6 +53,7 @@ class DecisionInputs(NamedTuple):
 
     snapshot: Judgement
     excluded: Flags
+    neighbors: Mapping[int, NeighborPrediction]
 
 
 def input_parts(snapshot: Judgement, excluded: Flags) -> Iterator[tuple[str, bytes]]:
@@ -149,6 +152,12 @@ def workload_part(snapshot: Judgement, job: str) -> tuple[str, bytes]:
     return _digest(part), part
 
 
+def neighbors_part(predictions: Mapping[int, NeighborPrediction]) -> tuple[str, bytes]:
+    """Return the digest and the part of predictions beside running jobs, by node index."""
+    part = _value_part("neighbors", encoded_predictions(predictions))
+    return _digest(part), part
+
+
 def compressed(part: bytes) -> bytes:
     """Return a part, or a message, as it is stored."""
     return zlib.compress(part, _COMPRESSION_LEVEL)
@@ -175,7 +184,7 @@ def checked_part(digest: str, data: bytes) -> bytes:
 
 
 def restored_inputs(parts: Iterable[bytes]) -> DecisionInputs:
-    """Return the arguments of `input_parts` and `workload_part`. Raises InputsError."""
+    """Return the arguments of `input_parts`, `workload_part` and `neighbors_part`. Raises InputsError."""
     parts_by_name = dict(map(_decoded, parts))
     try:
         return _restored(parts_by_name)
@@ -245,7 +254,8 @@ def _restored(document: Mapping[str, Any]) -> DecisionInputs:
         reservations=reservations, reported_factors=_reported(document.get("reported_factors")),
         tenants=tenants,
     )  # fmt: skip
-    return DecisionInputs(snapshot, excluded)
+    neighbors = decoded_predictions(document.get("neighbors", ()))
+    return DecisionInputs(snapshot, excluded, neighbors)
 
 
 def _workloads(known: list[Any] | None) -> KnownWorkloads:

@@ -12,6 +12,7 @@ import numpy as np
 from ...ext.placement import search
 from ..arrays import Codes, Flags, Floats, Indexes
 from . import stranding
+from .neighbors import search_costs
 from .node_table import NodeTable, TreeOrder
 from .price import LostTime, hazard_sum_max, lost_time
 from .quantity import Quantity
@@ -245,7 +246,7 @@ class Search:
     def extra_gpu_hours(self) -> tuple[Floats | None, float]:
         """Return each node's further cost in GPU-hours above the minimum, and the minimum.
 
-        The cost is stranded GPUs and money; None if no node has such a cost.
+        The cost is stranded GPUs, money and the loss of slowed neighbors; None if no node has such a cost.
         """
         needs = self.needs
         extra = np.zeros(self.pool.rows.size)
@@ -253,6 +254,8 @@ class Search:
         if within is not None:
             extra += within.gpus * needs.hours * needs.stranded_gpu_rate
         extra += self.node_money()
+        if self.table.neighbors:
+            extra += search_costs(self.table, self.pool.nodes, needs.nodes, needs.hours)
         if not extra.any():
             return None, 0.0
         minimum = float(extra.min())

@@ -7,9 +7,10 @@ reordered.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +46,28 @@ class TreeOrder:
     groups: Indexes  # number of each node's narrowest group, in order
 
 
+class JobLoss(NamedTuple):
+    """The share of its speed that a running job with *gpus* GPUs would lose, with the limits of 90 %."""
+
+    job: str
+    gpus: int
+    share: float
+    lower: float
+    upper: float
+
+
+class NeighborPrediction(NamedTuple):
+    """The prediction for a gang on one node. `ratio`: its time there over that alone; 1 if `abstained` gives a reason."""
+
+    jobs: tuple[str, ...]
+    ratio: float = 1.0
+    lower: float = 1.0
+    upper: float = 1.0
+    losses: tuple[JobLoss, ...] = ()
+    binding: str = ""
+    abstained: str = ""
+
+
 @dataclass(frozen=True)
 class NodeTable:
     """Columns by node index, of one snapshot and one workload. Hazards include spot preemption."""
@@ -61,6 +84,8 @@ class NodeTable:
     workload_source: str = ""
     #: The part of the hazard by spot preemption. Empty: none.
     preemption: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float64))
+    #: By node index: predictions for the gang beside running jobs (`neighbors.py`). `speed` includes them.
+    neighbors: Mapping[int, NeighborPrediction] = field(default_factory=dict)
     _orders: dict[Tier | None, TreeOrder] = field(default_factory=dict)
 
     def __len__(self) -> int:

@@ -12,6 +12,7 @@ from ...contract.text import counted
 from ...ext.placement import domains_spanned, largest_domains
 from ..arrays import Bytes, Indexes
 from .groups import GroupLayout, GroupSpans, group_spans, in_group_order, layout_of, whole_groups
+from .neighbors import lost_by_neighbors, shared_evidence, speed_alone
 from .node_search import (
     BOUND_ONLY,
     ONE_OPTION,
@@ -71,6 +72,7 @@ def members_of(
         evidence += f"; as a workload feels it: {table.workload_source}"
     hazard, hazard_lower, hazard_upper, speed, speed_lower, speed_upper = columns
     prices = table.gpu_prices
+    beside = shared_evidence(table, nodes)
     return Members(
         hazard=hazard,
         hazard_lower=hazard_lower,
@@ -86,6 +88,8 @@ def members_of(
         crossing_evidence=groups.evidence if groups else "",
         speed_source=source,
         speed_evidence=evidence,
+        speed_alone=speed_alone(table, nodes) if beside else None,
+        neighbor_evidence=beside,
         hazard_evidence=f"hazards of {counted(nodes.size, 'node')}, model {table.snapshot.model}",
     )
 
@@ -195,6 +199,7 @@ def priced_choice(
             evidence = f"{grown:+.3g} GPUs within nodes that requests to come cannot use; {rate}"
             masks = within.masks
         stranded = declared(hours, evidence)
+    members = replace(members, neighbor_losses=lost_by_neighbors(table, nodes, needs.hours))
     cost = price(members, lost, needs.hours, needs.preferences, stranded)
     mean = float(table.hazard[nodes].sum()) * lost.repair_hours.value
     wanted = min(poisson_quantile(mean, 0.95), BACKUPS_MAX)

@@ -21,7 +21,7 @@ d domains the share 1 - 1/d of uniform traffic crosses, and takes `CROSSING` lon
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import exp, inf, isnan, log
 
@@ -119,6 +119,11 @@ class Members:
     speed_source: QuantitySource = QuantitySource.ASSUMED
     speed_evidence: str = ""
     hazard_evidence: str = ""
+    #: Speed without neighbors on partly used nodes, with its interval: (3, members). None: no neighbors.
+    speed_alone: Floats | None = None
+    neighbor_evidence: str = ""
+    #: GPU-hours that running jobs lose beside the gang. None: none are predicted.
+    neighbor_losses: Quantity | None = None
 
     def tier_shares(self, at: int) -> tuple[float, float, float]:
         """Return the share of communication that crosses a priced tier, with its interval."""
@@ -351,7 +356,28 @@ def _parts_beside(
         parts.append(PricePart("stranded GPUs", stranded_gpu_hours))
     if (money := money_part(members, lost)) is not None:
         parts.append(money)
+    if members.neighbor_losses is not None:
+        parts.append(PricePart("slowed neighbors", members.neighbor_losses))
     return parts
+
+
+def _speed_parts(members: Members, gross: float, speed: Quantity) -> list[PricePart]:
+    """Return the parts lost to the slowest member alone, and to the neighbors of members."""
+    if members.speed_alone is None:
+        return [PricePart("slowest member", _lost_share(gross, speed))]
+    value, lower, upper = members.speed_alone
+    alone = gang_speed(replace(members, speed=value, speed_lower=lower, speed_upper=upper))
+    slower = Quantity(
+        gross * (alone.value - speed.value),
+        0.0,
+        gross * max(alone.upper - speed.lower, alone.value - speed.value),
+        QuantitySource.ASSUMED,
+        members.neighbor_evidence,
+    )
+    return [
+        PricePart("slowest member", _lost_share(gross, alone)),
+        PricePart("neighbors", slower),
+    ]
 
 
 def _lost_share(gpu_hours: float, remaining: Quantity) -> Quantity:
@@ -400,7 +426,7 @@ def price(
         return lost_to(name, share, rate.lower * per.lower, rate.upper * per.upper, rate)
 
     parts = [
-        PricePart("slowest member", _lost_share(gross, speed)),
+        *_speed_parts(members, gross, speed),
         PricePart("topology", _lost_share(gross * speed.value, topology)),
         lost_to("checkpoint writes", shares[0], write.lower, write.upper, write),
         lost_to_rate("interruptions by members", shares[1], hazard),

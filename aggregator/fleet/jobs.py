@@ -78,6 +78,14 @@ class HostJobs(NamedTuple):
 NO_JOBS = HostJobs((), False)
 
 
+class ResidentJob(NamedTuple):
+    """A job on a host that has GPUs free for another job, or several jobs."""
+
+    name: str
+    gpus_here: int
+    gpus: int  # on all hosts
+
+
 class SlowedJob(NamedTuple):
     """A job on a host that another job there slows, as measured on the job's pace (`runs.colocations`)."""
 
@@ -85,7 +93,9 @@ class SlowedJob(NamedTuple):
     name: str
     neighbor: str
     since_ns: int  # the neighbor came
-    slowdown_upper: float  # upper limit of the share of its speed that the job loses
+    slowdown: float  # share of its speed that the job loses, with the limits of 90 %
+    slowdown_lower: float
+    slowdown_upper: float
     message: str
 
 
@@ -105,8 +115,10 @@ class Jobs:
         self.scheduled: Callable[[], Iterable[ScheduledGang]] = tuple
         self._hosts: dict[int, tuple[str, dict[int, JobProcess]]] = {}
         self._jobs: dict[tuple[str, str, int], Job] = {}
-        #: Host -> name of its largest job; updated only for hosts in `_changed`.
+        #: Host -> name of its largest job, and all its jobs; updated only for hosts in `_changed`.
         self._largest: dict[int, str] = {}
+        self._on_hosts: dict[int, tuple[Job, ...]] = {}
+        self._residents: tuple[int, dict[int, tuple[ResidentJob, ...]]] = -1, {}
         self._changed: set[int] = set()
         #: Changes whenever a job acquires or releases a GPU.
         self.version = 0
@@ -243,14 +255,33 @@ class Jobs:
 
     def largest(self) -> Mapping[int, str]:
         """Return a copy of host -> name of its largest job, without jobs that have no name."""
+        self._update_hosts()
+        return dict(self._largest)
+
+    def residents(self, gpus: Codes) -> Mapping[int, tuple[ResidentJob, ...]]:
+        """Return host -> its jobs, for hosts with free GPUs or several jobs. *gpus*: count by host."""
+        self._update_hosts()
+        if self._residents[0] != self.version:
+            hosts = {
+                host: tuple(ResidentJob(job.name, job.gpus[host], job.gpus_count) for job in jobs)
+                for host, jobs in self._on_hosts.items()
+                if len(jobs) > 1 or jobs[0].gpus[host] < gpus[host]
+            }
+            self._residents = self.version, hosts
+        return self._residents[1]
+
+    def _update_hosts(self) -> None:
         for host in self._changed:
             jobs = self.on_host(host).jobs
             if jobs and jobs[0].name:
                 self._largest[host] = jobs[0].name
             else:
                 self._largest.pop(host, None)
+            if jobs:
+                self._on_hosts[host] = jobs
+            else:
+                self._on_hosts.pop(host, None)
         self._changed.clear()
-        return dict(self._largest)
 
     def on_host(self, host: int) -> HostJobs:
         """Return the jobs on *host*."""

@@ -275,6 +275,8 @@ def _slowed_job(colocation: RunColocation) -> SlowedJob:
         name=colocation.run.job,
         neighbor=colocation.neighbor.job,
         since_ns=colocation.since_ns,
+        slowdown=colocation.effect.slowdown,
+        slowdown_lower=max(1.0 - 1.0 / colocation.effect.lower, 0.0),
         slowdown_upper=max(1.0 - 1.0 / colocation.effect.upper, 0.0),
         message=colocation.message,
     )

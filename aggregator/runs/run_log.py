@@ -11,6 +11,7 @@ from dataclasses import replace
 from math import nan
 from typing import Any
 
+import numpy as np
 from duckdb import DuckDBPyConnection as Connection
 
 from ...fingerprints.demand import SHARED_RESOURCES
@@ -281,7 +282,7 @@ class RunLog:
         workloads = [
             ColocatedWorkload(demand=demand[: len(SHARED_RESOURCES)]) for demand in demands
         ]
-        (slowdown, _) = predict(workloads, supply.on_host(host), HOST)
+        (slowdown, _) = predict(workloads, supply.on_hosts(np.array([host]))[0], HOST)
         return slowdown.binding
 
     def _find_drifting_hosts(self, now_ns: int) -> None:

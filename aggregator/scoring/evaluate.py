@@ -16,6 +16,7 @@ from ..arrays import Flags, Indexes
 from ..declared.model import ExchangeRates
 from ..fleet.collector_status import CollectorStatus
 from ..fleet.fleet import Fleet
+from ..fleet.jobs import ResidentJob, SlowedJob
 from ..fleet.relative_speeds import slowest, speeds_of_hosts
 from ..hazard.model import PRIOR, SPREAD_ASSUMED, HazardModel
 from ..model import Snapshot
@@ -80,6 +81,9 @@ class Judgement(Snapshot):
     workloads: KnownWorkloads = field(default_factory=KnownWorkloads)
     #: By node index (`aggregator/runs/supply.py`).
     supplies: HostSupply = field(default_factory=HostSupply)
+    #: By node index: jobs on partly used nodes, and jobs that a neighbor was measured to slow.
+    residents: Mapping[int, tuple[ResidentJob, ...]] = field(default_factory=dict)
+    slowed_by_neighbor: Mapping[int, Sequence[SlowedJob]] = field(default_factory=dict)
     #: Learned from co-locations, by form of sharing.
     interference: tuple[InterferenceModel, ...] = ()
     facts: NodeFacts = field(default_factory=NodeFacts)
@@ -167,6 +171,8 @@ def evaluate(
         gang_waits=gang_waits,
         job_faults=job_faults,
         jobs=fleet.jobs.largest(),
+        residents=fleet.jobs.residents(fleet.gpus),
+        slowed_by_neighbor=fleet.slowed_by_neighbor,
         failed=failed,
         rule_symptoms=rule_symptoms,
         model=host_inputs.model,

@@ -16,11 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from mmap import mmap
+from types import MappingProxyType
 from typing import Any
 
 from ...contract.wire import decision_pb2
 from ..arrays import Flags
-from ..decisions.inputs import input_parts, workload_part
+from ..decisions.inputs import input_parts, neighbors_part, workload_part
+from ..decisions.node_table import NeighborPrediction
 from ..errors import PermissionDenied
 from ..model import gangline_version
 from ..principal import current_principal
@@ -74,6 +76,8 @@ class DecisionAnswered:
     reply: Any
     snapshot: Judgement
     excluded: Flags
+    #: Predictions for the gang beside running jobs, by node index.
+    neighbors: Mapping[int, NeighborPrediction]
 
 
 class DecisionRecorder:
@@ -104,7 +108,13 @@ class DecisionRecorder:
         self.dropped = 0
 
     def record(
-        self, kind: int, request: Any, reply: Any, snapshot: Judgement, excluded: Flags
+        self,
+        kind: int,
+        request: Any,
+        reply: Any,
+        snapshot: Judgement,
+        excluded: Flags,
+        neighbors: Mapping[int, NeighborPrediction] = MappingProxyType({}),
     ) -> None:
         """Queue a decision, which must have its `decision_id`. Never raises or waits."""
         key = snapshot.dictionary_version, snapshot.version
@@ -127,6 +137,7 @@ class DecisionRecorder:
                 reply=reply,
                 snapshot=snapshot,
                 excluded=excluded,
+                neighbors=neighbors,
             )
         )
         self._changed.set()
@@ -199,6 +210,9 @@ async def _encoded_batch(
         digests, new = await snapshot_parts.of(decision.snapshot, decision.excluded)
         if job := decision.request.gang.workload.job:
             digest, part = workload_part(decision.snapshot, job)
+            digests, new = (*digests, digest), {**new, digest: part}
+        if decision.neighbors:
+            digest, part = neighbors_part(decision.neighbors)
             digests, new = (*digests, digest), {**new, digest: part}
         encoded = _encoded_decision(_record_of(decision, digests))
         await asyncio.sleep(0)

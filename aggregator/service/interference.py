@@ -27,8 +27,9 @@ from ...fingerprints.interference import (
     predict_groups,
 )
 from ...fingerprints.interference_pressure import HOST, MIG, MPS, TIME_SLICING, memory_blocker
-from ...fingerprints.sensitivity import COMPONENTS, KnownWorkloads, LinkRates, known_link_rates
+from ...fingerprints.sensitivity import KnownWorkloads, LinkRates, known_link_rates
 from ..advisories.workloads import owner_of, qualified_name
+from ..decisions.neighbors import MEASURED_RESOURCES, supplies_now, without_negligible
 from ..errors import InvalidArgument, NotFound, ServiceUnavailable
 from ..principal import Role, current_login, current_role
 from ..scoring.evaluate import Judgement
@@ -50,36 +51,12 @@ SHARINGS = {
 #: HBM of GPU models, by a part of the name, in bytes (vendors' data sheets).
 HBM_BYTES = {"A100": 80e9, "H100": 80e9, "H200": 141e9, "B200": 180e9}
 DEFAULT_MODEL = "H100"
-#: Component whose remaining speed limits a resource.
-_LIMITED_BY = {
-    "sm": "compute", "hbm_bandwidth": "memory", "pcie_received": "pcie", "pcie_transmitted": "pcie", "nvlink": "nvlink",
-    "nic_received": "network", "nic_transmitted": "network", "cores": "host_cpu", "disk": "storage", "network_fs": "storage",
-}  # fmt: skip
 _HBM = DEMANDS.index("hbm_bytes")
 _NVLINK = SHARED_RESOURCES.index("nvlink")
-#: Resources of which a host may supply more than was seen (`runs/supply.py`).
-_MEASURED = [SHARED_RESOURCES.index("disk"), SHARED_RESOURCES.index("network_fs")]
-#: A demand with a lower p99 slows no other workload, whatever the supply (assumed: 1 % of a small host). Units: shares of a
-#: GPU, cores, bytes per second.
-_NEGLIGIBLE = {
-    "sm": 0.01,
-    "hbm_bandwidth": 0.01,
-    "cores": 0.25,
-    "memory_bandwidth": 1e9,
-    "disk": 2e7,
-    "network_fs": 2e7,
-}
-_NEGLIGIBLE_TRAFFIC = 2.5e8
-_FLOORS: Floats = np.array(
-    [[_NEGLIGIBLE.get(name, _NEGLIGIBLE_TRAFFIC)] for name in SHARED_RESOURCES]
-)
-#: Indexes of resources that a component limits, and of these components.
-_LIMITED = [row for row, name in enumerate(SHARED_RESOURCES) if name in _LIMITED_BY]
-_LIMITS = [COMPONENTS.index(_LIMITED_BY[SHARED_RESOURCES[row]]) for row in _LIMITED]
 
 
 class _PreparedDemand(NamedTuple):
-    """The demand of a workload: `shared` (SHARED_RESOURCES, QUANTILES), NaN unknown; `measured`: p99 of each of _MEASURED.
+    """The demand of a workload: `shared` (SHARED_RESOURCES, QUANTILES), NaN unknown; `measured`: p99 of each of MEASURED_RESOURCES.
 
     `key` names what was learned of the workload; "": nothing.
     """
@@ -201,7 +178,7 @@ class InterferenceService(InterferenceServiceServicer):
             for index, workload in enumerate(colocation.workloads)
         ]
         values = supply.values
-        for at, row in enumerate(_MEASURED):
+        for at, row in enumerate(MEASURED_RESOURCES):
             if sum(demand.measured[at] for demand in demands) > supply.measured[at]:
                 values = values.copy()
                 values[row] = nan  # the host may supply more than was ever seen
@@ -292,14 +269,11 @@ def _supply(
         index, supplies = snapshot.names.index(name), snapshot.supplies
         if index >= supplies.hbm_bytes.size:
             raise NotFound(f"node {name!r} has sent no readings of its supply")
-        on_gpu = supplies.values[index].astype(np.float64)
-        values = supplies.on_host(index) if sharing == HOST else on_gpu
-        speeds = snapshot.component_speeds[index].astype(np.float64)
-        values[_LIMITED] *= speeds[_LIMITS]
+        values = supplies_now(snapshot, np.array([index]), sharing)[0]
         hbm_bytes = float(supplies.hbm_bytes[index])
     if sharing == HOST:
         values[_NVLINK] = inf  # every GPU has NVLinks of its own
-    measured = tuple(values[_MEASURED].tolist())
+    measured = tuple(values[MEASURED_RESOURCES].tolist())
     return _PreparedSupply(values, measured, hbm_bytes if isfinite(hbm_bytes) else inf)
 
 
@@ -337,9 +311,8 @@ def _blocker(group: _RequestedColocation) -> str:
 
 def _prepared(demand: Floats, key: str = "") -> _PreparedDemand:
     """Return a demand (DEMANDS, QUANTILES) without what is negligible."""
-    shared = demand[: len(SHARED_RESOURCES)]
-    shared = np.where(shared[:, -1:] < _FLOORS, 0.0, shared)
-    measured = tuple(np.nan_to_num(shared[_MEASURED, -1]).tolist())
+    shared = without_negligible(demand)
+    measured = tuple(np.nan_to_num(shared[MEASURED_RESOURCES, -1]).tolist())
     return _PreparedDemand(shared, measured, float(demand[_HBM, -1]), key)
 
 

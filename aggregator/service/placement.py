@@ -5,15 +5,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, TypeVar
+
+import numpy as np
 
 from ...contract.wire import decision_pb2, placement_pb2
 from ...contract.wire.placement_pb2_grpc import PlacementServiceServicer
 from ...fingerprints.sensitivity import NETWORK, NVLINK
 from ..arrays import Flags
 from ..decisions import elastic, node_search
-from ..decisions.node_table import NodeTable, excluded_now, excluded_since, node_table
+from ..decisions.inputs import DecisionInputs
+from ..decisions.neighbors import NeighborPredictions, beside_neighbors
+from ..decisions.node_table import (
+    NeighborPrediction,
+    NodeTable,
+    excluded_now,
+    excluded_since,
+    node_table,
+)
 from ..decisions.planner import PlacementChoice
 from ..decisions.quantity import Quantity, QuantitySource
 from ..decisions.violations import violations
@@ -67,6 +77,9 @@ class PlacementService(PlacementServiceServicer):
         #: Excluded nodes at the last snapshot that was not degraded: (dictionary version, flags).
         self._excluded: tuple[int, Flags] | None = None
         self._watches = PlanWatches()
+        #: Predictions for partly used nodes, by the name of a job, and recorded ones for a replay.
+        self._neighbors: dict[str, NeighborPredictions] = {}
+        self._recorded: Mapping[int, NeighborPrediction] | None = None
         self._index: tuple[tuple[str, ...], dict[str, int]] = ((), {})
         self._lock = asyncio.Lock()
         self._plans = CallerSlots()
@@ -151,6 +164,11 @@ class PlacementService(PlacementServiceServicer):
         table, communication = self.table(snapshot, gang)
         messages.check_groups(needs, nodes.size, node_search.gpus_of(table, needs))
 
+        if needs.gpus_per_node:
+            may_use = np.zeros(len(table), dtype=bool)
+            may_use[nodes] = True
+            table = self._beside_neighbors(table, gang, may_use)
+
         def evaluated() -> PlacementChoice:
             return elastic.evaluate_nodes(table, candidates, needs, nodes, communication)
 
@@ -173,7 +191,9 @@ class PlacementService(PlacementServiceServicer):
     def record(self, kind: int, request: Any, reply: Any, table: NodeTable) -> None:
         """Record a decision; *table*: its nodes."""
         if self._recorder is not None:
-            self._recorder.record(kind, request, reply, table.snapshot, table.excluded)
+            self._recorder.record(
+                kind, request, reply, table.snapshot, table.excluded, table.neighbors
+            )
 
     def snapshot(self) -> Judgement:
         """Return the last snapshot. Raises ServiceUnavailable."""
@@ -199,7 +219,21 @@ class PlacementService(PlacementServiceServicer):
         table, communication = self.table(snapshot, request.gang)
         needs = messages.grouped_sizes(needs, node_search.gpus_of(table, needs))
         messages.check_groups(needs, needs.nodes, node_search.gpus_of(table, needs))
+        if needs.gpus_per_node:
+            table = self._beside_neighbors(table, request.gang, candidates.nodes)
         return PlanQuestion(table, candidates, needs, communication)
+
+    def _beside_neighbors(
+        self, table: NodeTable, gang: placement_pb2.GangRequirements, may_use: Flags
+    ) -> NodeTable:
+        """Return *table* with the predicted speed beside running jobs, for a gang that takes a part of each node."""
+        job, snapshot = gang.workload.job, table.snapshot
+        if job not in self._neighbors:
+            while len(self._neighbors) >= TABLES_MAX:
+                self._neighbors.pop(next(iter(self._neighbors)))
+            self._neighbors[job] = NeighborPredictions(snapshot, job, self._recorded)
+        shared = [node for node in snapshot.residents if may_use[node]]
+        return beside_neighbors(table, self._neighbors[job], shared)
 
     def table(
         self, snapshot: Judgement, gang: placement_pb2.GangRequirements
@@ -247,13 +281,15 @@ class PlacementService(PlacementServiceServicer):
             plain = placement_pb2.GangRequirements()
             return self.table(snapshot, plain)
 
-    def begin_with(self, snapshot: Judgement, excluded: Flags) -> None:
-        """Answer from *snapshot* with the excluded nodes *excluded*, for a replay."""
-        self._begin(snapshot, node_table(snapshot, excluded=excluded))
+    def begin_with(self, inputs: DecisionInputs) -> None:
+        """Answer from the stored *inputs*, for a replay."""
+        self._recorded = inputs.neighbors
+        self._begin(inputs.snapshot, node_table(inputs.snapshot, excluded=inputs.excluded))
 
     def _begin(self, snapshot: Judgement, table: NodeTable) -> None:
         if not snapshot.degraded_reason:
             self._excluded = snapshot.dictionary_version, excluded_now(snapshot)
+        self._neighbors = {}
         self._tables_of, self._tables = snapshot, OrderedDict({b"": (table, None)})
 
     async def prepare(self) -> None:
