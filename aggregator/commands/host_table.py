@@ -11,19 +11,21 @@ from dataclasses import dataclass
 from datetime import UTC
 from typing import Any, TypeVar
 
-from ...contract.client.score_client import ScoreListing
+from ...contract.client.score_client import ExpectedSlowdowns, ScoreListing
 from ...contract.client.terminal import cut, table
 from ...contract.host_sets import fold_hosts
 from ...contract.text import counted
 from ...contract.wire import score_pb2
 
-HEADINGS = ("HOST", "SCORE", "STATE", "HAZARD/DAY", "SPEED", "SLOWER", "HEARD", "JOB", "REASON")
+HEADINGS = (
+    "HOST", "SCORE", "STATE", "HAZARD/DAY", "SPEED", "SLOWER", "NEIGHBORS", "HEARD", "JOB", "REASON",
+)  # fmt: skip
 #: Columns of numbers, right-aligned.
 RIGHT = ("SCORE", "HAZARD/DAY", "SPEED", "SLOWER", "HEARD")
 #: Below this width the reason takes the space of these columns: the score implies the hazard, and
 #: STALE implies the age.
 NARROW_CHARACTERS, NOT_WHEN_NARROW = 100, ("HAZARD/DAY", "HEARD")
-HOST_CHARACTERS_MAX, JOB_CHARACTERS_MAX = 32, 16
+HOST_CHARACTERS_MAX, JOB_CHARACTERS_MAX, NEIGHBOR_CHARACTERS_MAX = 32, 16, 12
 REASON_CHARACTERS_MIN = 24
 #: Larger hazards are printed as above this value.
 HAZARD_PER_DAY_MAX = 99.0
@@ -97,12 +99,11 @@ def render(
     width: int,
     *,
     colour: bool = False,
-    slowdowns: Mapping[str, float] | None = None,
+    slowdowns: ExpectedSlowdowns | None = None,
 ) -> str:
     """Return the table of *hosts*, given worst first, at most *width* wide (0: unlimited).
 
-    *slowdowns*: a job's relative slowdown by host; without slowdowns the table has no SLOWER
-    column.
+    *slowdowns*: of a job; without slowdowns the table has no columns SLOWER and NEIGHBORS.
     """
     scores = list(hosts)[::-1]
     if not scores:
@@ -110,10 +111,15 @@ def render(
     is_narrow = 0 < width < NARROW_CHARACTERS
     cell_rows = [host.cells() if isinstance(host, FoldedHosts) else row(host) for host in scores]
     for host, by_heading in zip(scores, cell_rows, strict=True):
-        by_heading["SLOWER"] = _slower(host, slowdowns or {})
+        by_heading["SLOWER"] = _slower(host, slowdowns.by_host if slowdowns else {})
+        by_heading["NEIGHBORS"] = _neighbors(host, slowdowns.neighbors if slowdowns else {})
     left_out = NOT_WHEN_NARROW if is_narrow else ()
     if not slowdowns:
         left_out = (*left_out, "SLOWER")
+    if not any(cells["NEIGHBORS"] for cells in cell_rows):
+        left_out = (*left_out, "NEIGHBORS")
+    elif is_narrow:  # the neighbors are named, and SLOWER has the speed for this job
+        left_out = (*left_out, "JOB", "SPEED")
     if not any(cells["JOB"] for cells in cell_rows):
         left_out = (*left_out, "JOB")
     shown = [h for h in HEADINGS if h not in left_out]
@@ -133,6 +139,20 @@ def _slower(row: Row, slowdowns: Mapping[str, float]) -> str:
     slowdowns_of_hosts = [slowdowns.get(host_of(score), math.nan) for score in scores]
     known = [slowdown for slowdown in slowdowns_of_hosts if not math.isnan(slowdown)]
     return f"{100 * max(known):.0f} %" if known else "-"
+
+
+def _neighbors(row: Row, neighbors: Mapping[str, score_pb2.NodeNeighbors]) -> str:
+    """Return the jobs beside a job on a host and its slowdown, ~: predicted; for a shared row, the worst."""
+    scores = row.scores if isinstance(row, FoldedHosts) else (row,)
+    known = [neighbors[host] for host in map(host_of, scores) if host in neighbors]
+    if not known:
+        return ""
+    worst = max(known, key=lambda own: -1.0 if math.isnan(own.slowdown) else own.slowdown)
+    names = cut(worst.jobs[0] or "?", NEIGHBOR_CHARACTERS_MAX) if worst.jobs else "?"
+    more = f" +{len(worst.jobs) - 1}" if len(worst.jobs) > 1 else ""
+    if math.isnan(worst.slowdown):
+        return f"{names}{more} ?"
+    return f"{names}{more} {'' if worst.measured else '~'}{100 * worst.slowdown:.0f} %"
 
 
 def enum_name(kind: Any, number: int) -> str:

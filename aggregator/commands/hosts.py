@@ -9,7 +9,6 @@ import shlex
 import sys
 import textwrap
 import threading
-from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -17,7 +16,7 @@ from google.protobuf.json_format import MessageToDict
 
 from ...cli import json_object
 from ...contract.client import command_line, connection
-from ...contract.client.score_client import ScoreClient, ScoreListing
+from ...contract.client.score_client import ExpectedSlowdowns, ScoreClient, ScoreListing
 from ...contract.client.terminal import (
     cut,
     refreshed,
@@ -50,7 +49,7 @@ def main(arguments: list[str]) -> int:
 def _run(options: argparse.Namespace) -> int:
     with ScoreClient(connection.read_connection_options(options)) as client:
         listing = client.hosts(options.hours)
-        slowdowns, source = client.expected_slowdowns(options.job) if options.job else ({}, "")
+        slowdowns = client.expected_slowdowns(options.job) if options.job else None
     chosen = selected(listing, options.state)
     if options.json:
         print(json_object(document(chosen, slowdowns)))
@@ -66,8 +65,8 @@ def _run(options: argparse.Namespace) -> int:
         print(_none_in_state(listing, options.state))
     else:
         print(render(rows, table_width(), colour=wants_colour(), slowdowns=slowdowns))
-    if source:
-        print(_slower_note(options.job, source))
+    if slowdowns:
+        print(_slower_note(slowdowns))
     is_folded = any(isinstance(row, FoldedHosts) for row in rows)
     explain_command = make_explain_command(options) if is_terminal else ""
     if about := caption(chosen, width_of(), is_folded=is_folded, explain_command=explain_command):
@@ -83,8 +82,12 @@ def _none_in_state(listing: ScoreListing, states: list[str]) -> str:
     return f"none of {len(listing.scores)} hosts is {' or '.join(s.upper() for s in states)}"
 
 
-def _slower_note(job: str, source: str) -> str:
-    return f"SLOWER: how much longer a step of job {job} would take, as {source} ran"
+def _slower_note(slowdowns: ExpectedSlowdowns) -> str:
+    step = f"how much longer a step of job {slowdowns.job} would take"
+    note = f"SLOWER: {step}, as {slowdowns.source} ran"
+    if slowdowns.neighbors:
+        note += "\nNEIGHBORS: the same beside the other jobs there; ~ predicted, ? unknown"
+    return note
 
 
 def make_explain_command(options: argparse.Namespace) -> str:
@@ -108,18 +111,29 @@ def selected(listing: ScoreListing, states: list[str]) -> ScoreListing:
     return ScoreListing(scores, listing.version, listing.degraded_reason, listing.alarms)
 
 
-def document(listing: ScoreListing, slowdowns: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """Return the hosts as JSON, worst first; null is unknown. *slowdowns*: a job's, by host."""
+def document(listing: ScoreListing, slowdowns: ExpectedSlowdowns | None = None) -> dict[str, Any]:
+    """Return the hosts as JSON, worst first; null is unknown. *slowdowns*: of a job."""
     hosts = [as_dict(score) for score in listing.scores]
     for host in hosts if slowdowns else ():
-        slowdown = (slowdowns or {}).get(host["host"], math.nan)
+        slowdown = slowdowns.by_host.get(host["host"], math.nan) if slowdowns else math.nan
         host["expected_slowdown"] = slowdown if math.isfinite(slowdown) else None
+        neighbors = slowdowns.neighbors.get(host["host"]) if slowdowns else None
+        host["neighbors"] = _neighbors_document(neighbors) if neighbors else None
     return {
         "version": listing.version,
         "degraded_reason": listing.degraded_reason,
         "alarms": listing.alarms,
         "hosts": hosts,
     }
+
+
+def _neighbors_document(neighbors: score_pb2.NodeNeighbors) -> dict[str, Any]:
+    fields: dict[str, Any] = MessageToDict(
+        neighbors, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    del fields["node_index"]
+    result: dict[str, Any] = _without_nan(fields)
+    return result
 
 
 def as_dict(score: score_pb2.NodeScore) -> dict[str, Any]:
@@ -176,7 +190,7 @@ def _parser() -> argparse.ArgumentParser:
         "--job",
         metavar="JOB",
         default="",
-        help="also how much longer a step of this job would take on each host, from its last run",
+        help="also how much longer a step of this job would take on each host, from its last run, and beside the other jobs there",
     )
     add = parser.add_argument
     add(
@@ -207,7 +221,7 @@ def _run_watch(options: argparse.Namespace) -> int:
         connection.read_connection_options(options), in_loop=not options.once
     ) as client:
         listing, message = client.hosts(options.hours), ""
-        slowdowns, source = client.expected_slowdowns(options.job) if options.job else ({}, "")
+        slowdowns = client.expected_slowdowns(options.job) if options.job else None
         in_place = sys.stdout.isatty() and not (options.json or options.once)
         with refreshed(in_place=in_place) as show:
             while True:
@@ -215,7 +229,7 @@ def _run_watch(options: argparse.Namespace) -> int:
                 if options.json:
                     show(json_object(document(chosen, slowdowns)))
                 else:
-                    notes = [message, _slower_note(options.job, source) if source else ""]
+                    notes = [message, _slower_note(slowdowns) if slowdowns else ""]
                     if listing.scores and not chosen.scores:
                         notes.append(_none_in_state(listing, options.state))
                     text = hosts_text(
@@ -252,13 +266,13 @@ def hosts_text(
     in_place: bool,
     fold: FoldMode = FoldMode.WHEN_LONG,
     explain_command: str = "",
-    slowdowns: Mapping[str, float] | None = None,
+    slowdowns: ExpectedSlowdowns | None = None,
 ) -> str:
     """Return the table and its notes.
 
     On a terminal rows are folded by *fold*; *in_place* the text is cut to the screen.
 
-    *message*: additional notes. *explain_command*: shown on a terminal. *slowdowns*: a job's, by host.
+    *message*: additional notes. *explain_command*: shown on a terminal. *slowdowns*: of a job.
     """
     is_folding = is_terminal and fold is not FoldMode.NEVER
     shown = fold_causes(listing.scores) if is_folding else list[Row](listing.scores)

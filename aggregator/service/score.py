@@ -15,6 +15,7 @@ from ...contract.wire import score_pb2
 from ...contract.wire.score_pb2_grpc import ScoreServiceServicer
 from ...fingerprints.sensitivity import COMPONENTS, WorkloadNeeds
 from ..arrays import Flags, Indexes, Times
+from ..decisions.neighbors import NeighborPredictions
 from ..errors import (
     CAPACITY_RETRY_SECONDS,
     FailedPrecondition,
@@ -266,6 +267,8 @@ class ScoreService(ScoreServiceServicer):
         #: Serialized answers about all nodes of this snapshot, by horizon and whether with GPUs.
         self._replies_of: Judgement | None = None
         self._replies: dict[tuple[float, bool], bytes] = {}
+        #: Version of a snapshot, a job, and its predictions: of the last request.
+        self._neighbors: tuple[int, str, NeighborPredictions] | None = None
         #: With GPU names or not -> (key, serialized dictionary); key: epoch, hosts, GPUs, port.
         self._dictionaries: dict[bool, tuple[tuple[int, int, int, int], bytes]] = {}
         self._watchers = ScoreWatchers(self._snapshot)
@@ -338,9 +341,27 @@ class ScoreService(ScoreServiceServicer):
         if floor or request.node_bitmap or workload:
             chosen = _selected(snapshot, request.node_bitmap)
             return score_messages.columns_message(
-                snapshot, chosen, floor, hours, gpus=request.gpus, workload=workload
+                snapshot,
+                chosen,
+                floor,
+                hours,
+                gpus=request.gpus,
+                workload=workload,
+                neighbors=self._neighbors_of(snapshot, request.workload.job, chosen),
             )
         return self._of_all(snapshot, hours, gpus=request.gpus)
+
+    def _neighbors_of(
+        self, snapshot: Judgement, job: str, chosen: Indexes
+    ) -> list[score_pb2.NodeNeighbors]:
+        """Return the neighbors of *job* on the nodes *chosen*."""
+        nodes = snapshot.residents.keys() | snapshot.slowed_by_neighbor.keys()
+        if not job or not nodes:
+            return []
+        if self._neighbors is None or self._neighbors[:2] != (snapshot.version, job):
+            self._neighbors = snapshot.version, job, NeighborPredictions(snapshot, job)
+        shared = [node for node in chosen.tolist() if node in nodes]
+        return score_messages.neighbors_messages(snapshot, job, shared, self._neighbors[2])
 
     def _of_all(self, snapshot: Judgement, hours: float, *, gpus: bool) -> bytes:
         if self._replies_of is not snapshot:

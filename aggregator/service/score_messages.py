@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import isnan
+from collections.abc import Mapping, Sequence
+from math import isnan, nan
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ...contract.wire import score_pb2
 from ...contract.wire import telemetry_pb2 as wire
 from ...fingerprints.sensitivity import COMPONENTS, WorkloadNeeds, expected_slowdowns
+from ..decisions.neighbors import NeighborPredictions
 from ..fleet.collector_status import CollectorStatus
 from ..model import Evidence, GpuScore, HealthState, HostScore, Snapshot
 from ..scoring.evaluate import Judgement
@@ -169,10 +170,11 @@ def columns_message(
     *,
     gpus: bool,
     workload: RequestedWorkload | None = None,
+    neighbors: Sequence[score_pb2.NodeNeighbors] = (),
 ) -> bytes:
     """Return a serialized ScoreNodesResponse of the nodes *chosen*, over *hours*.
 
-    *workload*: adds its expected slowdown per node.
+    *workload*: adds its expected slowdown per node; *neighbors*: of its job.
     """
     score_columns = snapshot.columns
     if hours != HORIZON_HOURS:
@@ -191,6 +193,7 @@ def columns_message(
         degraded_reason=snapshot.degraded_reason,
     )
     reply.horizon.FromNanoseconds(round(hours * 3600e9))
+    reply.neighbors.extend(neighbors)
     repeated: dict[str, np.typing.NDArray[Any]] = {
         "node_index": chosen,
         "score": score_columns.score[chosen],
@@ -208,6 +211,38 @@ def columns_message(
         wanted[chosen] = True
         repeated |= _gpu_columns(reply, snapshot.gpus, np.flatnonzero(wanted[snapshot.gpus.host]))
     return reply.SerializeToString() + packed(score_pb2.ScoreNodesResponse, repeated)
+
+
+def neighbors_messages(
+    snapshot: Judgement, job: str, nodes: Sequence[int], predictions: NeighborPredictions
+) -> list[score_pb2.NodeNeighbors]:
+    """Return the neighbors that *job* has, or would have, on those of *nodes* where other jobs run."""
+    predicted = predictions.of(nodes)
+    measured = {
+        node: max(own, key=lambda slowed: slowed.slowdown)
+        for node in nodes
+        if (own := [s for s in snapshot.slowed_by_neighbor.get(node, ()) if s.name == job])
+    }
+    messages: list[score_pb2.NodeNeighbors] = []
+    for node in sorted(predicted.keys() | measured.keys()):
+        message = score_pb2.NodeNeighbors(node_index=node)
+        if (slowed := measured.get(node)) is not None:
+            message.jobs.append(slowed.neighbor)
+            shares = slowed.slowdown, slowed.slowdown_lower, slowed.slowdown_upper
+            ratios = [1.0 / (1.0 - share) for share in shares]
+            message.measured, message.message = True, slowed.message
+        else:
+            prediction = predicted[node]
+            message.jobs.extend(prediction.jobs)
+            ratios = [prediction.ratio, prediction.lower, prediction.upper]
+            message.message = prediction.abstained or prediction.binding
+            if prediction.abstained:
+                ratios = [nan] * 3
+        message.slowdown, message.slowdown_lower, message.slowdown_upper = (
+            ratio - 1.0 for ratio in ratios
+        )
+        messages.append(message)
+    return messages
 
 
 def _gpu_columns(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, isinf
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
@@ -169,8 +169,8 @@ class ScoreClient:
         score: score_pb2.NodeScore = self._call(self._stub.GetNodeScore, request)
         return score
 
-    def expected_slowdowns(self, job: str) -> tuple[dict[str, float], str]:
-        """Return the slowdown of a step of *job* by host, and the run on which it is based.
+    def expected_slowdowns(self, job: str) -> ExpectedSlowdowns:
+        """Return how much longer a step of *job* takes on each host, and beside its neighbors there.
 
         Raises CommandError(NOT_FOUND).
         """
@@ -178,7 +178,12 @@ class ScoreClient:
         reply = self._call(self._stub.ScoreNodes, score_pb2.ScoreNodesRequest(workload=workload))
         names = self.names()
         by_host = zip(reply.node_index, reply.expected_slowdown, strict=True)
-        return {names[index]: slowdown for index, slowdown in by_host}, reply.workload_source
+        return ExpectedSlowdowns(
+            job,
+            {names[index]: slowdown for index, slowdown in by_host},
+            reply.workload_source,
+            {names[neighbors.node_index]: neighbors for neighbors in reply.neighbors},
+        )
 
     def names(self) -> list[str]:
         """Return the names of all hosts."""
@@ -201,6 +206,15 @@ class ScoreClient:
             return method(request, timeout=self._deadline_seconds)
         except grpc.RpcError as error:
             raise command_error(error, self.connection_options) from error
+
+
+class ExpectedSlowdowns(NamedTuple):
+    """Relative slowdowns of a step of *job* by host, the run on which they are based, and its neighbors by host."""
+
+    job: str
+    by_host: Mapping[str, float]
+    source: str
+    neighbors: Mapping[str, score_pb2.NodeNeighbors]
 
 
 class ScoreListing:

@@ -297,7 +297,7 @@ class ScoreNodesRequest(_message.Message):
     def __init__(self, dictionary_version: _Optional[int] = ..., node_bitmap: _Optional[bytes] = ..., score_floor: _Optional[float] = ..., gpus: bool = ..., horizon: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., workload: _Optional[_Union[Workload, _Mapping]] = ...) -> None: ...
 
 class ScoreNodesResponse(_message.Message):
-    __slots__ = ("dictionary_version", "score_version", "node_index", "score", "hazard_per_hour", "relative_speed", "state", "bucket", "reason", "allowed_bitmap", "valid_until", "degraded", "degraded_reason", "gpu_index", "gpu_node_index", "gpu_hazard_per_hour", "gpu_hazard_spread", "gpu_relative_speed", "gpu_relative_speed_lower", "gpu_relative_speed_upper", "gpu_state", "gpu_reason", "horizon", "expected_slowdown", "workload_source", "workload_shares")
+    __slots__ = ("dictionary_version", "score_version", "node_index", "score", "hazard_per_hour", "relative_speed", "state", "bucket", "reason", "allowed_bitmap", "valid_until", "degraded", "degraded_reason", "gpu_index", "gpu_node_index", "gpu_hazard_per_hour", "gpu_hazard_spread", "gpu_relative_speed", "gpu_relative_speed_lower", "gpu_relative_speed_upper", "gpu_state", "gpu_reason", "horizon", "expected_slowdown", "workload_source", "workload_shares", "neighbors")
     DICTIONARY_VERSION_FIELD_NUMBER: _ClassVar[int]
     SCORE_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -324,6 +324,7 @@ class ScoreNodesResponse(_message.Message):
     EXPECTED_SLOWDOWN_FIELD_NUMBER: _ClassVar[int]
     WORKLOAD_SOURCE_FIELD_NUMBER: _ClassVar[int]
     WORKLOAD_SHARES_FIELD_NUMBER: _ClassVar[int]
+    NEIGHBORS_FIELD_NUMBER: _ClassVar[int]
     dictionary_version: int
     score_version: int
     node_index: _containers.RepeatedScalarFieldContainer[int]
@@ -350,7 +351,26 @@ class ScoreNodesResponse(_message.Message):
     expected_slowdown: _containers.RepeatedScalarFieldContainer[float]
     workload_source: str
     workload_shares: ComponentShares
-    def __init__(self, dictionary_version: _Optional[int] = ..., score_version: _Optional[int] = ..., node_index: _Optional[_Iterable[int]] = ..., score: _Optional[_Iterable[float]] = ..., hazard_per_hour: _Optional[_Iterable[float]] = ..., relative_speed: _Optional[_Iterable[float]] = ..., state: _Optional[bytes] = ..., bucket: _Optional[bytes] = ..., reason: _Optional[bytes] = ..., allowed_bitmap: _Optional[bytes] = ..., valid_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., degraded: bool = ..., degraded_reason: _Optional[str] = ..., gpu_index: _Optional[_Iterable[int]] = ..., gpu_node_index: _Optional[_Iterable[int]] = ..., gpu_hazard_per_hour: _Optional[_Iterable[float]] = ..., gpu_hazard_spread: _Optional[_Iterable[float]] = ..., gpu_relative_speed: _Optional[_Iterable[float]] = ..., gpu_relative_speed_lower: _Optional[_Iterable[float]] = ..., gpu_relative_speed_upper: _Optional[_Iterable[float]] = ..., gpu_state: _Optional[bytes] = ..., gpu_reason: _Optional[bytes] = ..., horizon: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., expected_slowdown: _Optional[_Iterable[float]] = ..., workload_source: _Optional[str] = ..., workload_shares: _Optional[_Union[ComponentShares, _Mapping]] = ...) -> None: ...
+    neighbors: _containers.RepeatedCompositeFieldContainer[NodeNeighbors]
+    def __init__(self, dictionary_version: _Optional[int] = ..., score_version: _Optional[int] = ..., node_index: _Optional[_Iterable[int]] = ..., score: _Optional[_Iterable[float]] = ..., hazard_per_hour: _Optional[_Iterable[float]] = ..., relative_speed: _Optional[_Iterable[float]] = ..., state: _Optional[bytes] = ..., bucket: _Optional[bytes] = ..., reason: _Optional[bytes] = ..., allowed_bitmap: _Optional[bytes] = ..., valid_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., degraded: bool = ..., degraded_reason: _Optional[str] = ..., gpu_index: _Optional[_Iterable[int]] = ..., gpu_node_index: _Optional[_Iterable[int]] = ..., gpu_hazard_per_hour: _Optional[_Iterable[float]] = ..., gpu_hazard_spread: _Optional[_Iterable[float]] = ..., gpu_relative_speed: _Optional[_Iterable[float]] = ..., gpu_relative_speed_lower: _Optional[_Iterable[float]] = ..., gpu_relative_speed_upper: _Optional[_Iterable[float]] = ..., gpu_state: _Optional[bytes] = ..., gpu_reason: _Optional[bytes] = ..., horizon: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., expected_slowdown: _Optional[_Iterable[float]] = ..., workload_source: _Optional[str] = ..., workload_shares: _Optional[_Union[ComponentShares, _Mapping]] = ..., neighbors: _Optional[_Iterable[_Union[NodeNeighbors, _Mapping]]] = ...) -> None: ...
+
+class NodeNeighbors(_message.Message):
+    __slots__ = ("node_index", "jobs", "slowdown", "slowdown_lower", "slowdown_upper", "measured", "message")
+    NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    SLOWDOWN_FIELD_NUMBER: _ClassVar[int]
+    SLOWDOWN_LOWER_FIELD_NUMBER: _ClassVar[int]
+    SLOWDOWN_UPPER_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    node_index: int
+    jobs: _containers.RepeatedScalarFieldContainer[str]
+    slowdown: float
+    slowdown_lower: float
+    slowdown_upper: float
+    measured: bool
+    message: str
+    def __init__(self, node_index: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., slowdown: _Optional[float] = ..., slowdown_lower: _Optional[float] = ..., slowdown_upper: _Optional[float] = ..., measured: bool = ..., message: _Optional[str] = ...) -> None: ...
 
 class GetNodeDictionaryRequest(_message.Message):
     __slots__ = ("known_version", "gpus")

@@ -22,8 +22,8 @@ from gangline.aggregator.commands.host_table import (
     host_of,
     render,
 )
-from gangline.aggregator.commands.hosts import FoldMode, as_dict, hosts_text
-from gangline.contract.client.score_client import ScoreListing
+from gangline.aggregator.commands.hosts import FoldMode, as_dict, document, hosts_text
+from gangline.contract.client.score_client import ExpectedSlowdowns, ScoreListing
 from gangline.contract.client.terminal import wants_colour
 from gangline.contract.wire import score_pb2
 
@@ -71,6 +71,46 @@ def test_the_caption_counts_states_and_says_what_a_score_is(width: int) -> None:
     assert "by state, then score" in heading
     assert "SCORE: chance of 8 h without a fault" in heading
     assert all(len(line) <= width for line in heading.splitlines())
+
+
+def neighbors(slowdown: float, *jobs: str, measured: bool = False) -> score_pb2.NodeNeighbors:
+    return score_pb2.NodeNeighbors(jobs=jobs, slowdown=slowdown, measured=measured, message="m")
+
+
+SLOWDOWNS = ExpectedSlowdowns(
+    "train",
+    {"a": 0.0, "b": 0.02, "c": 0.0, "d": 0.0},
+    "run 7",
+    {
+        "a": neighbors(0.099, "copy", measured=True),
+        "b": neighbors(0.2, "a-very-long-name-of-a-job", "serve"),
+        "c": neighbors(math.nan, "stranger"),
+    },
+)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_neighbors_are_shown_with_their_effect(width: int) -> None:
+    """Measured, predicted and unknown differ, and a host without other jobs has an empty cell."""
+    hosts = [score(name, job="train", reason_message="x" * 99, state=score_pb2.WATCH) for name in "abcd"]  # fmt: skip
+    text = render(hosts, width, slowdowns=SLOWDOWNS)
+    heading, *lines = text.splitlines()
+    at = heading.index("NEIGHBORS")
+    shown = [line[at : at + 24].partition("  ")[0].strip() for line in lines]
+    assert shown == ["", "stranger ?", "a-very-long… +1 ~20 %", "copy 10 %"]
+    assert all(cell_len(line) <= width for line in text.splitlines())
+    assert ("JOB" in heading) == (width > 80) and "NEIGHBORS" not in render(hosts, width)
+    folded_row = FoldedHosts(tuple(hosts))
+    assert "a-very-long… +1 ~20 %" in render([folded_row], 120, slowdowns=SLOWDOWNS)
+
+
+def test_neighbors_are_in_the_document() -> None:
+    hosts = document(ScoreListing([score(name) for name in "acd"], 1, ""), SLOWDOWNS)["hosts"]
+    assert [host["neighbors"] and host["neighbors"]["slowdown"] for host in hosts] == [0.099, None, None]  # fmt: skip
+    assert hosts[0]["neighbors"] == {
+        "jobs": ["copy"], "slowdown": 0.099, "slowdown_lower": 0.0, "slowdown_upper": 0.0, "measured": True, "message": "m",
+    }  # fmt: skip
+    assert hosts[1]["neighbors"]["jobs"] == ["stranger"] and hosts[2]["neighbors"] is None
 
 
 def test_an_empty_table_says_why() -> None:

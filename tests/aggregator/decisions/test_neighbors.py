@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,12 @@ from gangline.aggregator.decisions.node_search import Candidates
 from gangline.aggregator.decisions.node_table import node_table
 from gangline.aggregator.decisions.planner import PlacementChoice, plan
 from gangline.aggregator.decisions.requirements import GangRequirements
-from gangline.aggregator.fleet.jobs import ResidentJob
+from gangline.aggregator.fleet.jobs import ResidentJob, SlowedJob
 from gangline.aggregator.scoring.evaluate import Judgement
 from gangline.aggregator.service.decision_recorder import answer_bytes
 from gangline.aggregator.service.placement import PlacementService
-from gangline.contract.wire import decision_pb2, placement_pb2
+from gangline.aggregator.service.score import ScoreService
+from gangline.contract.wire import decision_pb2, placement_pb2, score_pb2
 from gangline.fingerprints.demand import DEMANDS, QUANTILES, SHARED_RESOURCES, HostSupply
 from gangline.fingerprints.sensitivity import COMPONENTS, PCIE, KnownWorkloads
 from tests.aggregator.decisions.fleets import Node, snapshot_of
@@ -150,6 +152,26 @@ def test_limits_of_a_request_abstain_and_are_named() -> None:
         f"over {NEIGHBORHOODS_MAX} neighborhoods differ",
         f"its supply is unknown, or over {NODES_MAX} candidates are shared",
     }
+
+
+def test_scored_nodes_have_the_neighbors_of_a_job() -> None:
+    """The measured effect on a host counts, not a prediction for the same host."""
+    slowed = SlowedJob("slurm", "new", "reader", 1, 0.2, 0.1, 0.3, "it has slowed it")
+    snapshot = replace(
+        shared_fleet(["reader", "reader", "stranger"]),
+        slowed_by_neighbor={0: [slowed]},
+        hosts=(None,) * 4,
+    )
+    service = ScoreService(Source(snapshot))
+    request = score_pb2.ScoreNodesRequest(workload=score_pb2.Workload(job="new"), node_bitmap=b"\x0f")  # fmt: skip
+    reply = score_pb2.ScoreNodesResponse.FromString(asyncio.run(service.ScoreNodes(request, None)))
+    measured, predicted, unknown = reply.neighbors
+    assert [n.node_index for n in reply.neighbors] == [0, 1, 2] and len(reply.node_index) == 4
+    assert (measured.measured, measured.message) == (True, "it has slowed it")
+    assert measured.slowdown == pytest.approx(0.25)
+    assert (predicted.jobs, predicted.message) == (["reader"], "pcie_received")
+    assert predicted.slowdown == pytest.approx(0.6) and not predicted.measured
+    assert isnan(unknown.slowdown) and unknown.message == "the demand of stranger is unknown"
 
 
 @dataclass
