@@ -105,6 +105,7 @@ class Reason(IntEnum):
     CLOCK = 19
     DATA_LOST = 20
     GPU_UNUSABLE = 21
+    NEIGHBOR = 22
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,14 @@ UNKNOWN = Rule(
 WORKLOAD = Rule(
     "gang.workload", HealthState.HEALTHY, Reason.NONE, "its share of the work is that of the others", reads=COMPUTES,
 )
-#: The neighbor was measured (`runs/colocations.py`); its effect on the job is no fault of the host.
+#: A measured neighbor (`runs/colocations.py`) is the cause: the host is not blamed.
 NEIGHBOR = Rule(
-    "gang.neighbor", HealthState.HEALTHY, Reason.NONE,
+    "gang.neighbor", HealthState.HEALTHY, Reason.NEIGHBOR,
+    "the other job leaves the host, or its job is as fast as before", reads=COMPUTES,
+)
+#: A job on the host that another job there slows, also if no gang compares the host.
+SLOWED = Rule(
+    "runs.neighbor", HealthState.HEALTHY, Reason.NEIGHBOR,
     "the other job leaves the host, or its job is as fast as before", reads=COMPUTES,
 )
 SHARED = Rule(

@@ -48,6 +48,7 @@ class ReasonCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_CLOCK: _ClassVar[ReasonCode]
     REASON_DATA_LOST: _ClassVar[ReasonCode]
     REASON_GPU_UNUSABLE: _ClassVar[ReasonCode]
+    REASON_NEIGHBOR: _ClassVar[ReasonCode]
 
 class View(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -86,6 +87,7 @@ REASON_IDENTITY: ReasonCode
 REASON_CLOCK: ReasonCode
 REASON_DATA_LOST: ReasonCode
 REASON_GPU_UNUSABLE: ReasonCode
+REASON_NEIGHBOR: ReasonCode
 VIEW_UNSPECIFIED: View
 BASIC: View
 FULL: View

@@ -18,6 +18,8 @@ from ..mirror_format import Mirror, MirrorNode
 SCORE_MAX = 10
 #: Score by bucket, from 0 (best) to 3.
 BUCKET_SCORES = (SCORE_MAX, 7, 3, 0)
+#: Reason of a node on which a job slows another. Of two nodes of a bucket the other one is preferred.
+NEIGHBOR = "NEIGHBOR"
 #: Score of each node if no node in the table is in service. Otherwise a node outside the table gets the median score of
 #: the nodes in service: in a fleet with agents on only some nodes, the other nodes would otherwise stay empty.
 UNKNOWN_SCORE = 5
@@ -65,7 +67,7 @@ def table_of(mirror: Mirror, node_of_host: Callable[[str], str] = lambda host: h
     """Return the table of *mirror*. *node_of_host*: returns the scheduler's name of a host, "" for none."""
     nodes = {node_of_host(node.name): node for node in mirror.nodes}
     nodes.pop("", None)
-    scores = {name: BUCKET_SCORES[node.bucket] for name, node in nodes.items()}
+    scores = {name: _score(node) for name, node in nodes.items()}
     failed = {name: _refusal(node) for name, node in nodes.items() if not node.ready}
     reason = ""
     if mirror.degraded:
@@ -86,6 +88,10 @@ def table_of(mirror: Mirror, node_of_host: Callable[[str], str] = lambda host: h
         reason=reason,
         unknown_score=unknown,
     )
+
+
+def _score(node: MirrorNode) -> int:
+    return max(BUCKET_SCORES[node.bucket] - (node.reason == NEIGHBOR), 0)
 
 
 def _refusal(node: MirrorNode) -> str:

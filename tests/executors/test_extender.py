@@ -20,6 +20,7 @@ from gangline.cli import main as command
 from gangline.executors.kubernetes import extender, extender_server
 from gangline.executors.kubernetes.extender import (
     ANSWERS,
+    NEIGHBOR,
     NO_TABLE,
     HealthTable,
     RequestBodyError,
@@ -84,6 +85,16 @@ def test_scores_follow_the_buckets(served: ServedExtender) -> None:
     """A node without a mirror entry gets the median score of the nodes in service."""
     answer = served.post(PRIORITIZE, names("n1", "n2", "n3", "n4", "n9"))
     assert [score["Score"] for score in answer] == [10, 7, 3, 0, 7]
+
+
+def test_a_neighbor_decides_only_between_nodes_of_a_bucket() -> None:
+    """Pods went to the node on which one job slowed another, while an equal one was free."""
+    slowed = {f"n{bucket}": mirror_node(f"n{bucket}", bucket)._replace(reason=NEIGHBOR) for bucket in range(4)}  # fmt: skip
+    calm = [mirror_node(f"m{bucket}", bucket) for bucket in range(4)]
+    scores = table_of(mirrored([*slowed.values(), *calm])).scores
+    assert [scores[f"n{bucket}"] for bucket in range(4)] == [9, 6, 2, 0]
+    order = ["m0", "n0", "m1", "n1", "m2", "n2", "m3"]
+    assert sorted(order, key=lambda name: -scores[name]) == order
 
 
 def test_an_unknown_node_is_as_good_as_most(mirror: Path) -> None:

@@ -13,6 +13,7 @@ from . import (
     gang,
     gang_gaps,
     gang_links,
+    gang_neighbors,
     gpu,
     host,
     missing_gpus,
@@ -22,8 +23,8 @@ from . import (
 _FUNCTIONS = tuple(
     value
     for module in (
-        agent, clock, configuration, events, fabric, gang, gang_gaps, gang_links, gpu, host,
-        missing_gpus, pcie,
+        agent, clock, configuration, events, fabric, gang, gang_gaps, gang_links, gang_neighbors, gpu,
+        host, missing_gpus, pcie,
     )
     for value in vars(module).values()
     if isinstance(value, Detector)

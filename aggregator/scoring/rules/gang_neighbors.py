@@ -6,6 +6,7 @@ came stays slow.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,8 @@ from ...fleet.gang_comparison import GangComparison
 from ...fleet.jobs import SlowedJob
 from ...rule_catalogue import gang as rules
 from ...rule_declaration import Rule
+from ...sql import quoted
+from ..detectors import detects
 from ..symptom import Symptom
 from ..view import FleetView
 
@@ -22,6 +25,29 @@ from ..view import FleetView
 _BLAMES: frozenset[Rule] = frozenset(
     (rules.SLOW, rules.SLOW_GPU, rules.CONTENDED, rules.STALLED, rules.UNKNOWN)
 )
+
+
+@detects(rules.SLOWED)
+def hosts_beside_neighbors(view: FleetView) -> Iterator[Symptom]:
+    """Name the job that slows another job on each host, the worst pair only."""
+    for host, jobs in view.fleet.slowed_by_neighbor.items():
+        if not view.awake[host]:
+            continue
+        worst = max(jobs, key=lambda slowed: slowed.slowdown)
+        yield Symptom(
+            rule=rules.SLOWED,
+            host=host,
+            device="host",
+            signal=rules.SLOWED.name,
+            value=round(worst.slowdown, 3),
+            unit="of the speed of the job",
+            normal="0",
+            message=worst.message,
+            sql=(
+                "SELECT job, neighbor, since, until, effect, slowdown_ratio, message FROM ops.colocations "
+                f"WHERE list_contains(hosts, {quoted(view.fleet.names[host])}) ORDER BY since DESC"
+            ),
+        )
 
 
 def attribute_to_neighbor(

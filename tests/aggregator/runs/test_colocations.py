@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from gangline.aggregator.model import HealthState
+from gangline.aggregator.model import HealthState, Reason
 from gangline.aggregator.runs.colocations import blamed_on_neighbors
 from gangline.aggregator.runs.run_log import RunLog
 from gangline.aggregator.scoring.job_faults import NEIGHBOR, NODE, JobFault, Strength
+from gangline.aggregator.scoring.rules.gang_neighbors import hosts_beside_neighbors
+from gangline.aggregator.scoring.view import FleetView
 from tests.aggregator.runs.test_run_log import TRAINING, Runs
 from tests.worlds import BUSY, GPUS, World, blamed, gpu_of, pass_steps, tell
 
@@ -77,6 +79,11 @@ def test_a_neighbor_that_slows_a_job_is_named(pair: Pair) -> None:
         "the slowdown costs 4.4 GPU-hours in 24 h, and no host is free for job copy"
     )
     assert pair.verdicts()[0] == NEIGHBOR
+    (symptom,) = hosts_beside_neighbors(FleetView(pair.world.fleet, pair.world.now_ns))
+    with pair.store.reading() as cursor:
+        (shown,) = cursor.execute(symptom.sql).fetchall()
+    assert symptom.host == 0 and symptom.value == pytest.approx(shown[5], abs=0.001)
+    assert symptom.message == shown[6] == row["message"]
     pair.end("copy", 0, 1)
     pair.set_step(2.0)
     pair.pass_seconds(120)
@@ -169,6 +176,9 @@ def test_a_host_beside_a_neighbor_that_slows_its_job_is_not_sick(gang: Gang, rat
     (evidence,) = [e for e in score.evidence if e.signal == "gang.neighbor"]
     assert "job copy has slowed job train by" in evidence.message
     assert gang.verdicts() == [NEIGHBOR]
+    assert gang.world.snapshot is not None
+    assert gang.world.snapshot.columns.reason[0] == Reason.NEIGHBOR
+    assert {e.signal for e in score.evidence} == {"gang.neighbor", "runs.neighbor"}
     gang.end("copy", 0, 1)
     gang.slow_down(0, 1.0)
     gang.pass_steps(30)
