@@ -34,6 +34,8 @@ SHARED_RESOURCES = (
 )
 #: All numbers of a demand: the shared resources, tensor cores, and bytes of HBM, which are divided and not shared.
 DEMANDS = (*SHARED_RESOURCES, "tensor", "hbm_bytes")
+#: Shared resources of which a host may supply more than the highest rate that was seen.
+MEASURED_RESOURCES = ("memory_bandwidth", "disk", "network_fs")
 UNITS: Mapping[str, str] = {
     "sm": "ratio",
     "hbm_bandwidth": "ratio",

@@ -35,7 +35,7 @@ RUN_SIGNALS = frozenset(_RUN_SIGNALS.split())
 
 #: Counters whose rates are the demand of a run (`aggregator/runs/demand.py`).
 _DEMAND_COUNTERS = """
-    disk.read_bytes disk.written_bytes lustre.read_bytes lustre.written_bytes nfs.read_bytes nfs.written_bytes
+    disk.read_bytes disk.written_bytes l3.memory_bytes lustre.read_bytes lustre.written_bytes nfs.read_bytes nfs.written_bytes
     rdma.received_bytes rdma.transmitted_bytes
 """
 DEMAND_COUNTERS = frozenset(_DEMAND_COUNTERS.split())

@@ -43,6 +43,7 @@ _FAST: Mapping[str, tuple[str, ...]] = {
 _HOST_BYTES: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "nic_received": (("rdma_1s", ("received_bytes",)),),
     "nic_transmitted": (("rdma_1s", ("transmitted_bytes",)),),
+    "memory_bandwidth": (("l3_1s", ("memory_bytes",)),),
     "disk": (("disk_1s", ("read_bytes", "written_bytes")),),
     "network_fs": (
         ("nfs_10s", ("read_bytes", "written_bytes")),

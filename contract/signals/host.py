@@ -123,6 +123,13 @@ NUMA_SIGNALS = (
     Signal(1904, "numa.cpu_busiest_core_ratio", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/stat cpuN of the node's cores", "the busiest single core of the node"),
 )
 
+L3_TEXT = """Memory traffic of each L3 cache, where the kernel counts it (Intel RDT, AMD QoS, Arm MPAM) and resctrl is mounted. Device: `0`, and `GROUP/0` for the tasks of another control group; a host's traffic is the sum of all its devices."""
+
+L3_SIGNALS = (
+    Signal(1905, "l3.memory_bytes", Kind.COUNTER, Pace.SECOND, "resctrl/mon_data/mon_L3_NN/mbm_total_bytes", "bytes between the cache and memory, of this node and of others"),
+    Signal(1906, "l3.local_memory_bytes", Kind.COUNTER, Pace.SECOND, "mbm_local_bytes", "of these, from and to the memory of the cache's own node"),
+)
+
 HUGEPAGES_TEXT = """Huge pages of each NUMA node. Device: `node0/2048kB`."""
 
 HUGEPAGES_SIGNALS = (
