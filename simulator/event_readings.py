@@ -113,7 +113,7 @@ class _RankProcess(NamedTuple):
     world_size: int
 
     def event(self, gpu: str, state: str, seconds: float) -> telemetry_pb2.HealthEvent:
-        """Return its report. *gpu*: UUID; *seconds*: of the world."""
+        """Return its report. *gpu*: UUID; *seconds*: world time."""
         return telemetry_pb2.HealthEvent(
             event_id=f"/{gpu}//{self.pid}/{self.job_id}",
             device_kind="gpu",

@@ -19,7 +19,7 @@ FIELDS: Mapping[str, FileField] = {
 }
 #: More groups are left out: each takes a control class of the processors, which have at most 128.
 GROUPS_MAX = 128
-#: Folders of the filesystem's root that are no control groups.
+#: Other folders of the filesystem's root.
 _NO_GROUPS = ("info", "mon_data", "mon_groups")
 _CACHE = re.compile(r"mon_L3_(\d{1,6})$", re.ASCII)
 

@@ -127,7 +127,7 @@ L3_TEXT = """Memory traffic of each L3 cache, where the kernel counts it (Intel 
 
 L3_SIGNALS = (
     Signal(1905, "l3.memory_bytes", Kind.COUNTER, Pace.SECOND, "resctrl/mon_data/mon_L3_NN/mbm_total_bytes", "bytes between the cache and memory, of this node and of others"),
-    Signal(1906, "l3.local_memory_bytes", Kind.COUNTER, Pace.SECOND, "mbm_local_bytes", "of these, from and to the memory of the cache's own node"),
+    Signal(1906, "l3.local_memory_bytes", Kind.COUNTER, Pace.SECOND, "mbm_local_bytes", "the part from and to the memory of the cache's own node"),
 )
 
 HUGEPAGES_TEXT = """Huge pages of each NUMA node. Device: `node0/2048kB`."""
