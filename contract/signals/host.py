@@ -44,6 +44,7 @@ HOST_SIGNALS = (
     Signal(1882, "host.cpu_frequency_max_hertz", Kind.GAUGE, Pace.TEN_SECONDS, "cpufreq scaling_cur_freq, highest", "clock of the fastest core; if it is slow on a busy host, the host is throttled"),
     Signal(1883, "host.cpu_core_throttles_count", Kind.COUNTER, Pace.TEN_SECONDS, "cpu*/thermal_throttle/core_throttle_count, sum of cores", "times a core was throttled by heat", on_change=True),
     Signal(1884, "host.cpu_throttled_milliseconds", Kind.COUNTER, Pace.TEN_SECONDS, "cpu*/thermal_throttle/package_throttle_total_time_ms, sum of packages", "how long CPU packages were throttled by heat", on_change=True),
+    Signal(1886, "host.file_cache_active_bytes", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/meminfo Active(file)", "cached file data that was read more than once: the page cache in use"),
     Signal(1885, "host.memory_corrupted_bytes", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/meminfo HardwareCorrupted", "memory that the kernel retired after uncorrectable errors"),
 )
 

@@ -25,6 +25,7 @@ from tests.aggregator.runs.test_run_log import TRAINING, Runs
 from tests.worlds import GPUS, gpu_of, tell
 
 CORES, PCIE, PORT, DISK, TRAFFIC = 32.0, 8e9, 2e9, 5e8, 4e10
+CACHE, WAITS = 2e11, 5e5
 
 
 @pytest.fixture
@@ -33,8 +34,11 @@ def runs(tmp_path: Path) -> Runs:
     for host in result.world.hosts:
         host.set("host_60s", "host", cores_count=CORES)
         host.set("host_1s", "host", cpu_user_ratio=0.20, cpu_system_ratio=0.05)
-        host.set("rdma_1s", "mlx5_0/1", received_bytes=0, transmitted_bytes=0)
-        host.grow("rdma_1s", "mlx5_0/1", received_bytes=PORT)
+        host.set("host_10s", "host", file_cache_active_bytes=CACHE)
+        host.set(
+            "rdma_1s", "mlx5_0/1", received_bytes=0, transmitted_bytes=0, transmit_wait_count=0
+        )
+        host.grow("rdma_1s", "mlx5_0/1", received_bytes=PORT, transmit_wait_count=WAITS)
         host.set("disk_1s", "nvme0n1", read_bytes=0, written_bytes=0)
         host.grow("disk_1s", "nvme0n1", read_bytes=DISK)
         for group, bytes_per_second in (("0", 0.75 * TRAFFIC), ("job7/0", 0.25 * TRAFFIC)):
@@ -65,7 +69,7 @@ def test_demand_of_a_run_is_in_sql(runs: Runs) -> None:
     rows = demands(runs, "train")
     expected = {
         "sm": 0.68, "tensor": 0.34, "hbm_bandwidth": 0.45, "pcie_received": PCIE, "hbm_bytes": 31e9,
-        "nic_received": PORT, "disk": DISK, "memory_bandwidth": TRAFFIC, "cores": 0.25 * CORES,
+        "nic_received": PORT, "disk": DISK, "memory_bandwidth": TRAFFIC, "page_cache_bytes": CACHE, "nic_waits": WAITS, "cores": 0.25 * CORES,
     }  # fmt: skip
     for resource, value in expected.items():
         assert rows[resource]["p50"] == pytest.approx(value, rel=0.12), resource
