@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...contract.text import counted
-from ...fingerprints.demand import SHARED_RESOURCES
+from ...fingerprints.demand import MEASURED_RESOURCES, SHARED_RESOURCES
 from ...fingerprints.interference import ColocatedWorkload, Colocation, Slowdown, predict_groups
 from ...fingerprints.interference_pressure import HOST
 from ...fingerprints.sensitivity import COMPONENTS
@@ -39,8 +39,8 @@ _LIMITED_BY = {
     "sm": "compute", "hbm_bandwidth": "memory", "pcie_received": "pcie", "pcie_transmitted": "pcie", "nvlink": "nvlink",
     "nic_received": "network", "nic_transmitted": "network", "cores": "host_cpu", "disk": "storage", "network_fs": "storage",
 }  # fmt: skip
-#: Resources of which a host may supply more than was seen (`runs/supply.py`).
-MEASURED_RESOURCES = [SHARED_RESOURCES.index("disk"), SHARED_RESOURCES.index("network_fs")]
+#: Indexes of resources of which a host may supply more than was seen.
+MEASURED_ROWS = [SHARED_RESOURCES.index(name) for name in MEASURED_RESOURCES]
 #: A demand with a lower p99 slows no other workload, whatever the supply (assumed: 1 % of a small host). Units: shares of a
 #: GPU, cores, bytes per second.
 _NEGLIGIBLE = {
@@ -170,7 +170,7 @@ def _demand(snapshot: Judgement, row: int | None) -> Floats | None:
 
 
 def _colocation(supply: Floats, demands: Sequence[Floats]) -> Colocation:
-    for row in MEASURED_RESOURCES:
+    for row in MEASURED_ROWS:
         if sum(np.nan_to_num(demand[row, -1]) for demand in demands) > supply[row]:
             supply = supply.copy()
             supply[row] = nan  # the host may supply more than was ever seen

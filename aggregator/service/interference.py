@@ -29,7 +29,7 @@ from ...fingerprints.interference import (
 from ...fingerprints.interference_pressure import HOST, MIG, MPS, TIME_SLICING, memory_blocker
 from ...fingerprints.sensitivity import KnownWorkloads, LinkRates, known_link_rates
 from ..advisories.workloads import owner_of, qualified_name
-from ..decisions.neighbors import MEASURED_RESOURCES, supplies_now, without_negligible
+from ..decisions.neighbors import MEASURED_ROWS, supplies_now, without_negligible
 from ..errors import InvalidArgument, NotFound, ServiceUnavailable
 from ..principal import Role, current_login, current_role
 from ..scoring.evaluate import Judgement
@@ -56,7 +56,7 @@ _NVLINK = SHARED_RESOURCES.index("nvlink")
 
 
 class _PreparedDemand(NamedTuple):
-    """The demand of a workload: `shared` (SHARED_RESOURCES, QUANTILES), NaN unknown; `measured`: p99 of each of MEASURED_RESOURCES.
+    """The demand of a workload: `shared` (SHARED_RESOURCES, QUANTILES), NaN unknown; `measured`: p99 of each of MEASURED_ROWS.
 
     `key` names what was learned of the workload; "": nothing.
     """
@@ -178,7 +178,7 @@ class InterferenceService(InterferenceServiceServicer):
             for index, workload in enumerate(colocation.workloads)
         ]
         values = supply.values
-        for at, row in enumerate(MEASURED_RESOURCES):
+        for at, row in enumerate(MEASURED_ROWS):
             if sum(demand.measured[at] for demand in demands) > supply.measured[at]:
                 values = values.copy()
                 values[row] = nan  # the host may supply more than was ever seen
@@ -273,7 +273,7 @@ def _supply(
         hbm_bytes = float(supplies.hbm_bytes[index])
     if sharing == HOST:
         values[_NVLINK] = inf  # every GPU has NVLinks of its own
-    measured = tuple(values[MEASURED_RESOURCES].tolist())
+    measured = tuple(values[MEASURED_ROWS].tolist())
     return _PreparedSupply(values, measured, hbm_bytes if isfinite(hbm_bytes) else inf)
 
 
@@ -312,7 +312,7 @@ def _blocker(group: _RequestedColocation) -> str:
 def _prepared(demand: Floats, key: str = "") -> _PreparedDemand:
     """Return a demand (DEMANDS, QUANTILES) without what is negligible."""
     shared = without_negligible(demand)
-    measured = tuple(np.nan_to_num(shared[MEASURED_RESOURCES, -1]).tolist())
+    measured = tuple(np.nan_to_num(shared[MEASURED_ROWS, -1]).tolist())
     return _PreparedDemand(shared, measured, float(demand[_HBM, -1]), key)
 
 
