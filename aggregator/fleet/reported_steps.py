@@ -7,6 +7,7 @@ process names that job and its hosts run nothing else. So a rank affects its own
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import nan
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -47,6 +48,11 @@ class ReportedSteps:
     def code(self, job: str) -> int:
         """Return the number of a job with a reporting rank; -2 for another job."""
         return self._codes.get(job, _NONE)
+
+    def of_job(self, job: str) -> float:
+        """Return the step time of *job*, the median over its hosts; NaN: none reported."""
+        own = self.current.seconds[self.current.job == self.code(job)]
+        return float(np.median(own)) if own.size else nan
 
     def update(self, fleet: Fleet, now_ns: int) -> None:
         """Store the current reports."""

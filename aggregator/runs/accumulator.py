@@ -80,6 +80,8 @@ class ActiveRun:
     sums: Floats = field(default_factory=lambda: np.zeros(_WIDTH))
     counts: Floats = field(default_factory=lambda: np.zeros(_WIDTH))
     rows: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
+    #: GPUs that another run uses, too: no reading of them belongs to one run alone.
+    shared_rows: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
     hosts: tuple[str, ...] = ()
     gpus_max: int = 0
     gpu_model: str = ""
@@ -89,6 +91,16 @@ class ActiveRun:
     def run_id(self) -> str:
         """Return the permanent id of the run."""
         return f"{self.key}@{self.begun_ns // 1000}"
+
+    @property
+    def all_rows(self) -> Indexes:
+        """Return the rows of all its GPUs, shared ones included."""
+        return np.concatenate((self.rows, self.shared_rows))
+
+    @property
+    def gpus_held_max(self) -> int:
+        """Return the number of its GPUs, shared ones included."""
+        return max(self.gpus_max, self.rows.size + self.shared_rows.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +241,11 @@ class RunAccumulator:
             self._sums, self._counts = grown(self._sums, capacity), grown(self._counts, capacity)
 
     def _assign(self, fleet: Fleet, now_ns: int, gangs: frozenset[ScheduledGang]) -> None:
-        holders = self._holders(fleet, now_ns, gangs)
+        holders, sharers = self._holders(fleet, now_ns, gangs)
+        shared_rows: dict[int, list[int]] = {}
+        for row, runs in sharers.items():
+            for number in runs:
+                shared_rows.setdefault(number, []).append(row)
         new = np.full(self._row_run.size, -1, dtype=np.intp)
         for row, number in holders.items():
             new[row] = number
@@ -243,17 +259,18 @@ class RunAccumulator:
         numbers = new[order]
         for number, run in enumerate(self._runs):
             if run is not None:
+                run.shared_rows = np.array(sorted(shared_rows.get(number, ())), dtype=np.intp)
                 first, last = np.searchsorted(numbers, (number, number + 1))
                 self._describe(fleet, run, order[first:last])
 
     def _holders(
         self, fleet: Fleet, now_ns: int, gangs: frozenset[ScheduledGang]
-    ) -> dict[int, int]:
-        """Return GPU row -> run's number, without GPUs of two jobs. End the runs that are over."""
+    ) -> tuple[dict[int, int], dict[int, set[int]]]:
+        """Return GPU row -> run's number, and for GPUs of several jobs all their runs. End the runs that are over."""
         devices, seen = fleet.devices["gpu"], set[str]()
         self.jobs_of_hosts = np.zeros(len(fleet), dtype=np.intp)
         holders: dict[int, int] = {}
-        shared: set[int] = set()
+        sharers: dict[int, set[int]] = {}
         hosts = set().union(*(job.gpus for job in fleet.jobs.all()))
         runs_on_host: dict[int, set[int]] = {}
         for host in hosts:
@@ -269,8 +286,8 @@ class RunAccumulator:
                 runs_on_host.setdefault(host, set()).add(number)
                 if (run := self._runs[number]) is not None:
                     run.user_id = job.user_id
-                if holders.setdefault(row, number) != number:
-                    shared.add(row)
+                if (first := holders.setdefault(row, number)) != number:
+                    sharers.setdefault(row, {first}).add(number)
         for workload, names, _ in gangs:
             known = [fleet.index[name] for name in names if name in fleet.index]
             if known and not any(host in hosts for host in known):
@@ -279,12 +296,13 @@ class RunAccumulator:
                 )
                 self.jobs_of_hosts[known] += 1
                 for row in np.flatnonzero(np.isin(devices.host, known)).tolist():
-                    if number >= 0 and holders.setdefault(row, number) != number:
-                        shared.add(row)
+                    if number >= 0 and (first := holders.setdefault(row, number)) != number:
+                        sharers.setdefault(row, {first}).add(number)
         for key in self._active.keys() - seen:
             self._end(key, now_ns)
         self.neighbors = _neighbors(runs_on_host)
-        return {row: number for row, number in holders.items() if row not in shared}
+        own = {row: number for row, number in holders.items() if row not in sharers}
+        return own, sharers
 
     def _number_of(self, key: str, name: str, source: str, now_ns: int, seen: set[str]) -> int:
         """Return the number of a run, which is begun if necessary; -1: too many runs."""

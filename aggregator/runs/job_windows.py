@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from math import nan
+from math import isfinite, nan
 from typing import NamedTuple
 
 import numpy as np
@@ -119,7 +119,7 @@ class JobWindows:
         window = now_ns // WINDOW_NS
         if window != self._window:
             begin_ns, self._window = self._window * WINDOW_NS, window
-            if begin_ns and gpus.size:
+            if begin_ns and accumulator.active_runs:
                 self._end_window(fleet, accumulator, begin_ns, now_ns)
             self._sums[:] = self._counts[:] = 0.0
         return ended
@@ -187,9 +187,12 @@ class JobWindows:
         estimated = np.bincount(pair_of, weights=windows.is_estimated) > 0
         for number, run in accumulator.active_runs.items():
             first, last = np.searchsorted(pairs, (number * hosts, (number + 1) * hosts))
-            if number >= size or first == last:
-                continue
             record = self.records[run.key]
+            if number >= size or first == last:
+                # All of its GPUs are shared: only the steps that its ranks report are its own.
+                if run.shared_rows.size and isfinite(step := fleet.gangs.steps.of_job(run.job)):
+                    record.pace.observe(PaceWindow(begin_ns, (1.0 / step, nan, nan), step))
+                continue
             names = tuple(fleet.names[pair % hosts] for pair in pairs[first:last].tolist())
             is_estimated = bool(estimated[first:last].any())
             record.windows.append(HostWindow(begin_ns, names, shares[first:last], is_estimated))

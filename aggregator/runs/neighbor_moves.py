@@ -23,6 +23,7 @@ from ..scoring.reported_factors import (
     RESTART_MINUTES,
     ReportedFactors,
 )
+from ..scoring.symptom import short
 from .accumulator import ActiveRun
 
 #: A slowdown counts for this long: how long both jobs go on is unknown.
@@ -75,8 +76,8 @@ def move_of(
     return NeighborMove(
         neighbor.job,
         _targets(fleet, neighbor, hosts),
-        neighbor.gpus_max * (restart_hours + interval_hours / 2.0),
-        run.gpus_max * slowdown * HORIZON_HOURS,
+        neighbor.gpus_held_max * (restart_hours + interval_hours / 2.0),
+        run.gpus_held_max * slowdown * HORIZON_HOURS,
     )
 
 
@@ -85,7 +86,7 @@ def _targets(fleet: Fleet, neighbor: ActiveRun, hosts: Sequence[int]) -> tuple[s
 
     A free host has no job, so that its prediction is no slowdown; it is healthy and has as many GPUs of the same model.
     """
-    needed = int(np.bincount(fleet.devices["gpu"].host[neighbor.rows]).max(initial=1))
+    needed = int(np.bincount(fleet.devices["gpu"].host[neighbor.all_rows]).max(initial=1))
     declared = fleet.declared.maintenance_windows(fleet.names, int(fleet.last_received_ns.max()))
     fresh_ns = int(fleet.last_received_ns.max()) - TARGET_AGE_NS_MAX
     free = (fleet.gpus >= needed) & (fleet.last_received_ns >= fresh_ns)
@@ -117,10 +118,18 @@ def _has_model(fleet: Fleet, host: int, neighbor: ActiveRun) -> bool:
 
 
 def shared_part(fleet: Fleet, pair: tuple[ActiveRun, ActiveRun], host: int, resource: str) -> str:
-    """Return the part of *host* that two runs share and that supplies *resource*; *resource* itself if no part is known."""
+    """Return the part of *host* that two runs share and that supplies *resource*, or the GPU that both use.
+
+    *resource* itself if no part is known.
+    """
+    gpus = fleet.devices["gpu"]
+    shared = np.intersect1d(pair[0].shared_rows, pair[1].shared_rows)
+    shared = shared[gpus.host[shared] == host]
+    if shared.size:
+        return short(gpus.names[int(shared[0])])
     name, _, _ = resource.partition("_")
     if name == "pcie":
-        own, other = (_switches(fleet, run.rows, host) for run in pair)
+        own, other = (_switches(fleet, run.all_rows, host) for run in pair)
         both = sorted(own.keys() & other.keys())
         return f"PCIe switch {both[0]}" if both else resource
     if name == "nic":

@@ -18,7 +18,7 @@ from ...fingerprints.demand import SHARED_RESOURCES
 from ...fingerprints.fingerprint import NUMBERS, decode
 from ...fingerprints.history import pace_of
 from ...fingerprints.interference import ColocatedWorkload, predict
-from ...fingerprints.interference_pressure import HOST
+from ...fingerprints.interference_pressure import HOST, TIME_SLICING
 from ...fingerprints.sensitivity import KnownWorkloads
 from ...fingerprints.similarity import RUNS_MAX
 from ..fleet.fleet import Fleet
@@ -258,7 +258,7 @@ class RunLog:
         resource = colocation.contention.resource or self._contended_resource(
             pair, colocation.hosts[0]
         )
-        part = resource and shared_part(fleet, pair, colocation.hosts[0], resource)
+        part = shared_part(fleet, pair, colocation.hosts[0], resource)
         assessed = self.latest.get(colocation.neighbor.key)
         interval_seconds = nan
         if assessed is not None:
@@ -279,10 +279,13 @@ class RunLog:
         supply = self.supplies.current
         if host >= supply.switch.size:
             return ""
+        values, sharing = supply.on_hosts(np.array([host]))[0], HOST
+        if np.intersect1d(pair[0].shared_rows, pair[1].shared_rows).size:
+            values, sharing = supply.values[host].astype(np.float64), TIME_SLICING
         workloads = [
             ColocatedWorkload(demand=demand[: len(SHARED_RESOURCES)]) for demand in demands
         ]
-        (slowdown, _) = predict(workloads, supply.on_hosts(np.array([host]))[0], HOST)
+        (slowdown, _) = predict(workloads, values, sharing)
         return slowdown.binding
 
     def _find_drifting_hosts(self, now_ns: int) -> None:

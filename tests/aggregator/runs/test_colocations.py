@@ -14,6 +14,7 @@ from gangline.aggregator.runs.colocations import blamed_on_neighbors
 from gangline.aggregator.runs.run_log import RunLog
 from gangline.aggregator.scoring.job_faults import NEIGHBOR, NODE, JobFault, Strength
 from gangline.aggregator.scoring.rules.gang_neighbors import hosts_beside_neighbors
+from gangline.aggregator.scoring.symptom import short
 from gangline.aggregator.scoring.view import FleetView
 from tests.aggregator.runs.test_run_log import TRAINING, Runs
 from tests.worlds import BUSY, GPUS, World, blamed, gpu_of, pass_steps, tell
@@ -220,3 +221,22 @@ def test_a_neighbor_that_costs_less_than_the_host_explains_nothing(gang: Gang) -
     gang.pass_steps(30)
     assert NEIGHBOR in gang.verdicts()
     assert blamed(gang.world) == ["h0"]
+
+
+def test_jobs_on_one_gpu_are_compared_by_the_steps_that_ranks_report(tmp_path: Path) -> None:
+    """No reading of a GPU belongs to one of two jobs on it, so the pair was not followed."""
+    result = Pair(tmp_path)
+    result.begin("train", 0, 0, 0.0)
+    host = result.world.hosts[0]
+    host.set("step_1s", "train/0", step_seconds=1.0)
+    result.pass_seconds(ALONE)
+    result.begin("copy", 0, 0, 0.0)
+    host.set("step_1s", "train/0", step_seconds=1.25)
+    result.pass_seconds(BESIDE)
+    row = result.colocation()
+    assert row is not None and row["effect"] == "slower"
+    assert row["slowdown_ratio"] == pytest.approx(0.2, abs=0.01)
+    assert f"both use {short(gpu_of(host, 0))}; the slowdown costs 4.8 GPU-hours" in row["message"]
+    run = next(run for run in result.log.accumulator.active_runs.values() if run.job == "train")
+    assert (run.rows.size, run.gpus_held_max) == (0, 1)
+    result.close()
