@@ -103,7 +103,7 @@ def render(
 ) -> str:
     """Return the table of *hosts*, given worst first, at most *width* wide (0: unlimited).
 
-    *slowdowns*: of a job; without slowdowns the table has no columns SLOWER and NEIGHBORS.
+    *slowdowns*: a job's slowdowns; None: the table has no columns SLOWER and NEIGHBORS.
     """
     scores = list(hosts)[::-1]
     if not scores:

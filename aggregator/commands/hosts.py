@@ -112,7 +112,7 @@ def selected(listing: ScoreListing, states: list[str]) -> ScoreListing:
 
 
 def document(listing: ScoreListing, slowdowns: ExpectedSlowdowns | None = None) -> dict[str, Any]:
-    """Return the hosts as JSON, worst first; null is unknown. *slowdowns*: of a job."""
+    """Return the hosts as JSON, worst first; null is unknown. *slowdowns*: a job's slowdowns."""
     hosts = [as_dict(score) for score in listing.scores]
     for host in hosts if slowdowns else ():
         slowdown = slowdowns.by_host.get(host["host"], math.nan) if slowdowns else math.nan
@@ -272,7 +272,7 @@ def hosts_text(
 
     On a terminal rows are folded by *fold*; *in_place* the text is cut to the screen.
 
-    *message*: additional notes. *explain_command*: shown on a terminal. *slowdowns*: of a job.
+    *message*: additional notes. *explain_command*: shown on a terminal. *slowdowns*: a job's slowdowns.
     """
     is_folding = is_terminal and fold is not FoldMode.NEVER
     shown = fold_causes(listing.scores) if is_folding else list[Row](listing.scores)

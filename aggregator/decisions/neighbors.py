@@ -1,4 +1,4 @@
-"""Slowdown of a new gang beside the jobs on partly used nodes, and of these jobs beside it.
+"""How much a new gang and the running jobs on partly used nodes slow each other.
 
 Predicted from demands and from the supply that each node has now, so a degraded link or disk is in the price. An unknown
 demand, supply or pressure abstains: it costs nothing, and the evidence names it.
@@ -61,7 +61,7 @@ _LIMITS = [COMPONENTS.index(_LIMITED_BY[SHARED_RESOURCES[row]]) for row in _LIMI
 
 
 def without_negligible(demand: Floats) -> Floats:
-    """Return the demand on SHARED_RESOURCES, 0 for what slows no other workload. *demand*: (DEMANDS, QUANTILES)."""
+    """Return the demand on SHARED_RESOURCES, with negligible demands as 0. *demand*: (DEMANDS, QUANTILES)."""
     shared = demand[: len(SHARED_RESOURCES)]
     return np.asarray(np.where(shared[:, -1:] < _FLOORS, 0.0, shared))
 
@@ -88,7 +88,7 @@ class NeighborPredictions:
         self._by_node: dict[int, NeighborPrediction | None] = dict(known or {})
 
     def of(self, nodes: Sequence[int]) -> dict[int, NeighborPrediction]:
-        """Return the predictions for those of *nodes* on which other jobs run; in a replay, all that were recorded."""
+        """Return the predictions for *nodes* with other jobs; in a replay, all recorded predictions."""
         if not self._is_replay:
             new = [node for node in nodes if node not in self._by_node]
             self._by_node |= dict.fromkeys(new)
@@ -206,7 +206,7 @@ def speed_alone(table: NodeTable, nodes: Indexes) -> Floats:
 
 
 def shared_evidence(table: NodeTable, nodes: Indexes) -> str:
-    """Return which of *nodes* are shared, the prediction for the worst of them, and why others have none; "" if none is."""
+    """Return the count of shared nodes, the worst prediction, and why nodes abstain; "" without a shared node."""
     shared = [table.neighbors[node] for node in nodes.tolist() if node in table.neighbors]
     if not shared:
         return ""

@@ -44,6 +44,14 @@ _COLUMNS = (
 )
 
 
+class StoredEffect(NamedTuple):
+    """A neighbor that slowed a run before the aggregator's restart."""
+
+    since_ns: int
+    effect: NeighborEffect
+    resource: str
+
+
 class Contention(NamedTuple):
     """The resource that two runs contend for, the part of the host that supplies it, and the price of a move.
 
@@ -120,6 +128,12 @@ class Colocations:
         self._find_contention = find_contention
         self._runs: dict[str, _FollowedRun] = {}
         self._changed: dict[tuple[str, str], RunColocation] = {}
+        #: By run id and the neighbor's run id: effects from before a restart.
+        self._stored: dict[tuple[str, str], StoredEffect] = {}
+
+    def restore(self, stored: Mapping[tuple[str, str], StoredEffect]) -> None:
+        """Continue these effects if both runs are still beside each other: their windows alone are lost."""
+        self._stored = dict(stored)
 
     def step(
         self,
@@ -210,6 +224,9 @@ class Colocations:
             if colocation is None:
                 colocation = RunColocation(followed.run, neighbor, time_ns, followed.measure)
                 colocation.before = list(followed.alone)
+                if (stored := self._stored.pop((followed.run.run_id, run_id), None)) is not None:
+                    colocation.since_ns, colocation.effect = stored.since_ns, stored.effect
+                    colocation.contention = Contention(stored.resource)
                 followed.colocations[run_id] = colocation
                 while len(followed.colocations) > PER_RUN_MAX:
                     del followed.colocations[next(iter(followed.colocations))]
@@ -320,3 +337,20 @@ def put_colocations(connection: Connection, changes: Sequence[RunColocation], no
     """Replace the rows of these co-locations. Raises duckdb.Error."""
     rows = [row(change, now_ns) for change in changes]
     replace_rows(connection, "colocations", _COLUMNS, rows, ("run_id", "neighbor_run_id"))
+
+
+def read_effects(connection: Connection) -> dict[tuple[str, str], StoredEffect]:
+    """Return the neighbors that slowed a run when they were stored last. Raises duckdb.Error."""
+    rows = connection.execute(
+        "SELECT run_id, neighbor_run_id, epoch_ns(since), slowdown_ratio, slowdown_lower_ratio, slowdown_upper_ratio, "
+        "coalesce(resource, '') FROM colocations WHERE until IS NULL AND effect = ?",
+        [Effect.SLOWER.value],
+    ).fetchall()
+    return {
+        (run_id, neighbor): StoredEffect(
+            since_ns,
+            NeighborEffect(Effect.SLOWER, *(1.0 / (1.0 - share) for share in shares)),
+            resource,
+        )
+        for run_id, neighbor, since_ns, *shares, resource in rows
+    }

@@ -1,4 +1,4 @@
-"""The price of moving a job away from one that it slows: GPU-hours that the move costs and gives back, and a free target.
+"""The price of moving a neighbor away from a job: GPU-hours that the move costs and gives back, and a free target.
 
 Advice for people: Gangline moves no job.
 """
@@ -28,7 +28,7 @@ from .accumulator import ActiveRun
 
 #: A slowdown counts for this long: how long both jobs go on is unknown.
 HORIZON_HOURS = 24.0
-#: A host without a frame for this long is no target.
+#: A target has sent a frame within this time.
 TARGET_AGE_NS_MAX = 60 * 1_000_000_000
 
 
@@ -65,7 +65,7 @@ def move_of(
     """Return the price of moving a neighbor off the *hosts* that it shares with a job.
 
     *pair*: the job and the neighbor. *slowdown*: share of its speed that the job loses. *checkpoint_interval_seconds*:
-    of the neighbor, NaN if unknown. The whole neighbor restarts and repeats half an interval of work on average.
+    the neighbor's, NaN if unknown. The whole neighbor restarts and repeats half an interval of work on average.
     """
     run, neighbor = pair
     reported = reports.get(RESTART_FACTOR)
@@ -84,7 +84,7 @@ def move_of(
 def _targets(fleet: Fleet, neighbor: ActiveRun, hosts: Sequence[int]) -> tuple[str, ...]:
     """Return free hosts for the part of *neighbor* on *hosts*; empty if they are too few.
 
-    A free host has no job, so that its prediction is no slowdown; it is healthy and has as many GPUs of the same model.
+    A free host has no job, so that nothing there slows the neighbor. It is healthy and has as many GPUs of the same model.
     """
     needed = int(np.bincount(fleet.devices["gpu"].host[neighbor.all_rows]).max(initial=1))
     declared = fleet.declared.maintenance_windows(fleet.names, int(fleet.last_received_ns.max()))

@@ -34,6 +34,7 @@ from .colocations import (
     RunColocation,
     blamed_on_neighbors,
     put_colocations,
+    read_effects,
 )
 from .demand import (
     RunDemands,
@@ -155,6 +156,7 @@ class RunLog:
                     self._restore_open(row)
             self.verdicts.restore(read_verdicts(cursor))
             self.supplies.restore(read_measured(cursor))
+            self.colocations.restore(read_effects(cursor))
             self.demands.restore(read_demands(cursor))
             for run_id, demand in read_known_demands(cursor).items():
                 self.history.set_demand(run_id, demand)

@@ -267,7 +267,7 @@ class ScoreService(ScoreServiceServicer):
         #: Serialized answers about all nodes of this snapshot, by horizon and whether with GPUs.
         self._replies_of: Judgement | None = None
         self._replies: dict[tuple[float, bool], bytes] = {}
-        #: Version of a snapshot, a job, and its predictions: of the last request.
+        #: The last request with a job: version of the snapshot, job, and its predictions.
         self._neighbors: tuple[int, str, NeighborPredictions] | None = None
         #: With GPU names or not -> (key, serialized dictionary); key: epoch, hosts, GPUs, port.
         self._dictionaries: dict[bool, tuple[tuple[int, int, int, int], bytes]] = {}

@@ -174,7 +174,7 @@ def columns_message(
 ) -> bytes:
     """Return a serialized ScoreNodesResponse of the nodes *chosen*, over *hours*.
 
-    *workload*: adds its expected slowdown per node; *neighbors*: of its job.
+    *workload*: adds its expected slowdown per node; *neighbors*: its job's neighbors.
     """
     score_columns = snapshot.columns
     if hours != HORIZON_HOURS:

@@ -18,7 +18,7 @@ from ..mirror_format import Mirror, MirrorNode
 SCORE_MAX = 10
 #: Score by bucket, from 0 (best) to 3.
 BUCKET_SCORES = (SCORE_MAX, 7, 3, 0)
-#: Reason of a node on which a job slows another. Of two nodes of a bucket the other one is preferred.
+#: Reason of a node on which a job slows another. Other nodes of its bucket are preferred.
 NEIGHBOR = "NEIGHBOR"
 #: Score of each node if no node in the table is in service. Otherwise a node outside the table gets the median score of
 #: the nodes in service: in a fleet with agents on only some nodes, the other nodes would otherwise stay empty.

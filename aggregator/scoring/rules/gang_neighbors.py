@@ -1,4 +1,4 @@
-"""Slow members of a gang beside a job that was measured to slow theirs: the neighbor is named, not the host.
+"""Names the neighbor, not the host, if a member of a gang is slow beside a job that was measured to slow it.
 
 A measurement that is too small for the excess of the host explains nothing, and a host that was slow before the neighbor
 came stays slow.

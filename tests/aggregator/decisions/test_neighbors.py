@@ -181,7 +181,7 @@ class Source:
 
 @pytest.mark.parametrize("is_evaluation", [False, True])
 def test_a_replay_gives_the_same_answer(is_evaluation: bool) -> None:
-    """The demands of other jobs are no inputs of a decision: their predictions are."""
+    """The inputs of a decision have the predictions, and not the demands of other jobs."""
     snapshot = shared_fleet(["reader", "stranger"])
     records: list[tuple[Any, ...]] = []
 

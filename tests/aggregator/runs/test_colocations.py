@@ -94,6 +94,29 @@ def test_a_neighbor_that_slows_a_job_is_named(pair: Pair) -> None:
     pair.close()
 
 
+@pytest.mark.parametrize("step_after", [2.2, 2.0])
+def test_a_neighbor_stays_named_over_a_restart(pair: Pair, step_after: float) -> None:
+    """After each upgrade the gang's rule would drain the host: the windows alone are lost."""
+    pair.begin("copy", 0, 1, 1.0)
+    pair.set_step(2.2)
+    pair.pass_seconds(BESIDE)
+    (before,) = pair.log.colocations.slowed_jobs(pair.world.now_ns)[0]
+    pair.close()
+    pair.open()
+    assert pair.log.colocations.slowed_jobs(pair.world.now_ns) == {}
+    pair.pass_seconds(100)
+    (slowed,) = pair.log.colocations.slowed_jobs(pair.world.now_ns)[0]
+    assert slowed[:4] == before[:4]
+    assert slowed.slowdown_upper == pytest.approx(before.slowdown_upper)
+    # The first windows alone decide whether it was the neighbor.
+    pair.end("copy", 0, 1)
+    pair.set_step(step_after)
+    pair.pass_seconds(120)
+    is_blamed = bool(pair.log.colocations.slowed_jobs(pair.world.now_ns))
+    assert is_blamed == (step_after == 2.0)
+    pair.close()
+
+
 @pytest.mark.parametrize("step_after", [2.0, 2.2])
 def test_a_neighbor_that_changes_nothing_is_not_blamed(pair: Pair, step_after: float) -> None:
     """The pace is unchanged, or falls three minutes before the neighbor comes."""
