@@ -115,9 +115,11 @@ class Jobs:
         self.scheduled: Callable[[], Iterable[ScheduledGang]] = tuple
         self._hosts: dict[int, tuple[str, dict[int, JobProcess]]] = {}
         self._jobs: dict[tuple[str, str, int], Job] = {}
-        #: Host -> name of its largest job, and all its jobs; updated only for hosts in `_changed`.
+        #: Host -> name of its largest job; updated only for hosts in `_changed`.
         self._largest: dict[int, str] = {}
-        self._on_hosts: dict[int, tuple[Job, ...]] = {}
+        #: Host -> its jobs, for hosts with free GPUs or several jobs; updated for `_changed_residents`.
+        self._partly_used: dict[int, tuple[Job, ...]] = {}
+        self._changed_residents: set[int] = set()
         self._residents: tuple[int, dict[int, tuple[ResidentJob, ...]]] = -1, {}
         self._changed: set[int] = set()
         #: Changes whenever a job acquires or releases a GPU.
@@ -191,8 +193,7 @@ class Jobs:
         processes = self._hosts[host][1]
         if not any(other.job is job and other.gpu == process.gpu for other in processes.values()):
             job.gpus[host] = job.gpus.get(host, 0) + 1
-            self._changed.add(host)
-            self.version += 1
+            self._note_change(host)
         processes[key] = process
 
     def _job(self, host: int, attributes: Mapping[str, str]) -> Job:
@@ -211,8 +212,7 @@ class Jobs:
             process.job is gone.job and process.gpu == gone.gpu for process in processes.values()
         ):
             return
-        self._changed.add(host)
-        self.version += 1
+        self._note_change(host)
         job = gone.job
         job.gpus[host] -= 1
         if not job.gpus[host]:
@@ -255,33 +255,37 @@ class Jobs:
 
     def largest(self) -> Mapping[int, str]:
         """Return a copy of host -> name of its largest job, without jobs that have no name."""
-        self._update_hosts()
-        return dict(self._largest)
-
-    def residents(self, gpus: Codes) -> Mapping[int, tuple[ResidentJob, ...]]:
-        """Return host -> its jobs, for hosts with free GPUs or several jobs. *gpus*: count by host."""
-        self._update_hosts()
-        if self._residents[0] != self.version:
-            hosts = {
-                host: tuple(ResidentJob(job.name, job.gpus[host], job.gpus_count) for job in jobs)
-                for host, jobs in self._on_hosts.items()
-                if len(jobs) > 1 or jobs[0].gpus[host] < gpus[host]
-            }
-            self._residents = self.version, hosts
-        return self._residents[1]
-
-    def _update_hosts(self) -> None:
         for host in self._changed:
             jobs = self.on_host(host).jobs
             if jobs and jobs[0].name:
                 self._largest[host] = jobs[0].name
             else:
                 self._largest.pop(host, None)
-            if jobs:
-                self._on_hosts[host] = jobs
-            else:
-                self._on_hosts.pop(host, None)
         self._changed.clear()
+        return dict(self._largest)
+
+    def residents(self, gpus: Codes) -> Mapping[int, tuple[ResidentJob, ...]]:
+        """Return host -> its jobs by name, for hosts with free GPUs or several jobs. *gpus*: count by host."""
+        for host in self._changed_residents:
+            jobs = self.on_host(host).jobs
+            self._partly_used.pop(host, None)
+            if len(jobs) > 1 or (jobs and jobs[0].gpus[host] < gpus[host]):
+                self._partly_used[host] = jobs
+        self._changed_residents.clear()
+        if self._residents[0] != self.version:
+            hosts = {
+                host: tuple(
+                    sorted(ResidentJob(job.name, job.gpus[host], job.gpus_count) for job in jobs)
+                )
+                for host, jobs in self._partly_used.items()
+            }
+            self._residents = self.version, hosts
+        return self._residents[1]
+
+    def _note_change(self, host: int) -> None:
+        self._changed.add(host)
+        self._changed_residents.add(host)
+        self.version += 1
 
     def on_host(self, host: int) -> HostJobs:
         """Return the jobs on *host*."""

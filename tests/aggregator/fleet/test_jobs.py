@@ -15,6 +15,7 @@ from gangline.aggregator.fleet.jobs import (
     REPORT_AGE_NS_MAX,
     SWEEP_SECONDS,
     Jobs,
+    ResidentJob,
 )
 from gangline.contract.wire import telemetry_pb2 as wire
 
@@ -198,6 +199,18 @@ class Counting(RuleBasedStateMachine):
                 }  # fmt: skip
                 assert job.gpus_count == len(gpus)
         assert bool(len(self.jobs)) == bool(self.there)
+
+    @invariant()
+    def partly_used_hosts_have_their_jobs(self) -> None:
+        """A host of two GPUs is missing only if it is idle, or if a single job has both."""
+        expected = {
+            host: tuple(
+                sorted(ResidentJob(job.name, job.gpus[host], job.gpus_count) for job in jobs)
+            )
+            for host in range(3)
+            if (jobs := self.jobs.on_host(host).jobs) and (len(jobs) > 1 or jobs[0].gpus[host] < 2)
+        }
+        assert self.jobs.residents(np.full(3, 2, dtype=np.int32)) == expected
 
 
 TestCounting = Counting.TestCase
