@@ -27,6 +27,7 @@ from ..principal import current_principal
 from ..scoring.evaluate import Judgement
 from ..store.decision_records import DecisionRecord, OptionSummary
 from .decision_summary import HOSTS_MAX, kind_name, summary_of
+from .known_runs import visible_name
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class DecisionAnswered:
     reply: Any
     snapshot: Judgement
     excluded: Flags
+    known_as: str  #: name of the run that the caller's `workload.job` is; "" without one
 
 
 class DecisionRecorder:
@@ -127,6 +129,7 @@ class DecisionRecorder:
                 reply=reply,
                 snapshot=snapshot,
                 excluded=excluded,
+                known_as=visible_name(request.gang.workload.job, snapshot.workloads) or "",
             )
         )
         self._changed.set()
@@ -198,7 +201,7 @@ async def _encoded_batch(
     for decision in answered:
         digests, new = await snapshot_parts.of(decision.snapshot, decision.excluded)
         if job := decision.request.gang.workload.job:
-            digest, part = workload_part(decision.snapshot, job)
+            digest, part = workload_part(decision.snapshot, job, decision.known_as)
             digests, new = (*digests, digest), {**new, digest: part}
         encoded = _encoded_decision(_record_of(decision, digests))
         await asyncio.sleep(0)

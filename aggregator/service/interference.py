@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import defaultdict
 from collections.abc import Sequence
 from math import inf, isfinite, nan
@@ -28,10 +27,9 @@ from ...fingerprints.interference import (
 )
 from ...fingerprints.interference_pressure import HOST, MIG, MPS, TIME_SLICING, memory_blocker
 from ...fingerprints.sensitivity import COMPONENTS, KnownWorkloads, LinkRates, known_link_rates
-from ..advisories.workloads import owner_of, qualified_name
 from ..errors import InvalidArgument, NotFound, ServiceUnavailable
-from ..principal import Role, current_login, current_role
 from ..scoring.evaluate import Judgement
+from .known_runs import similar_names, visible_name
 from .score import SnapshotSource
 from .validation import check_range, check_text, node_of
 
@@ -225,24 +223,9 @@ class InterferenceService(InterferenceServiceServicer):
         return self._demands.of_run(workload.run)
 
 
-def visible_name(name: str, known: KnownWorkloads) -> str | None:
-    """Return the name of the caller's run *name*; None if it is unknown, or of another login.
-
-    A login that reported a job under a name in use by another gets its own. Operators see every run.
-    """
-    login = current_login()
-    own = qualified_name(name, login)
-    if own in known.names:
-        return own
-    owner = owner_of(name) if name.endswith(")") else ""
-    may_see = owner in ("", login) or current_role() in (Role.OPERATOR, Role.ADMIN)
-    return name if name in known.names and may_see else None
-
-
 def _unknown(name: str, known: KnownWorkloads) -> str:
-    visible = [other for other in known.names if not owner_of(other)]
-    near = difflib.get_close_matches(name, visible, 3, 0.6)
-    hint = f"did you mean {', '.join(near)}?" if near else "ops.run_demand has those that are known"
+    near = similar_names(name, known)
+    hint = f"did you mean {near}?" if near else "ops.run_demand has those that are known"
     return f"no run {name!r} has a known demand; {hint}"
 
 
