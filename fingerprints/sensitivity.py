@@ -144,17 +144,20 @@ def _memory_share(fingerprint: Fingerprint, compute: float) -> float:
 
 
 def expected_slowdowns(
-    needs: WorkloadNeeds, speeds: Singles, transfers: Floats | float = 0.0
+    needs: WorkloadNeeds, speeds: Singles, transfers: Mapping[int, Floats] | None = None
 ) -> Singles:
     """Return how much longer a step takes on each host, as a ratio: 0 for no change, 0.1 for a tenth.
 
     *speeds*: (hosts, components), 1 at full speed; NaN for a host without any data, whose slowdown is NaN, too.
-    *transfers*: of the same shape, by how much known transfers lengthen a step at these speeds.
+    *transfers*: component -> by how much known transfers lengthen a step on each host, as (hosts) or, with several limits,
+    (limits, hosts): the result has that shape.
     """
     known = np.maximum(speeds, SPEED_MIN)
     longer = 1.0 / known - 1.0
     bound = np.array(needs.bound, dtype=np.float32)
     in_use = np.array(needs.in_use, dtype=np.float32)
-    exposed = np.maximum(bound * longer, in_use / known - 1.0)
-    total = np.maximum(exposed, transfers).clip(0.0).sum(axis=1)
+    exposed = np.maximum(np.maximum(bound * longer, in_use / known - 1.0), 0.0)
+    total = exposed.sum(axis=1)
+    for component, added in (transfers or {}).items():
+        total = total + np.maximum(added - exposed[:, component], 0.0)
     return np.asarray(np.minimum(total, SLOWDOWN_MAX), dtype=np.float32)

@@ -228,18 +228,20 @@ def _speeds(
         components = components.copy()
         components[:, PCIE] = np.minimum(components[:, PCIE], effects.shares[0])
         # For an idle host only its symptoms are known, not its spread.
-        slowdowns = [expected_slowdowns(needs, components, longer) for longer in effects.longer]
-        faster, usual, slower = (1.0 / (1.0 + longer.astype(np.float64)) for longer in slowdowns)
-        return slower, usual, faster
-    others = components.astype(np.float64)
-    if effects is not None:
-        others[:, effects.transfers.components] = 1.0  # declared transfers say how much they slow
-    with np.errstate(invalid="ignore"):
-        known = np.where(np.isfinite(relative), relative, others.min(axis=1))
-    if effects is None:
-        return known, known, known
-    faster, usual, slower = (1.0 / (1.0 / known + longer) for longer in effects.longer.sum(axis=2))
-    return slower, usual, faster
+        longer = expected_slowdowns(needs, components, effects.longer).astype(np.float64)
+        speeds = 1.0 / (1.0 + longer)
+    else:
+        others = components.astype(np.float64)
+        if effects is not None:  # declared transfers say how much these components slow
+            others[:, effects.transfers.components] = 1.0
+        with np.errstate(invalid="ignore"):
+            speeds = np.where(np.isfinite(relative), relative, others.min(axis=1))
+        if effects is not None:
+            speeds = 1.0 / (1.0 / speeds + sum(effects.longer.values(), start=0.0))
+    if speeds.ndim == 1:
+        return speeds, speeds, speeds
+    upper, value, lower = speeds
+    return lower, value, upper
 
 
 def excluded_now(snapshot: Judgement) -> Flags:

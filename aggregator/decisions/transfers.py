@@ -6,7 +6,7 @@ present rate of a node is less if its link has fewer lanes, or if a symptom slow
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import NamedTuple
@@ -15,7 +15,7 @@ import numpy as np
 
 from ...contract.text import counted
 from ...fingerprints.demand import QUANTILES, SHARED_RESOURCES
-from ...fingerprints.sensitivity import COMPONENTS, PCIE, SPEED_MIN, STORAGE
+from ...fingerprints.sensitivity import PCIE, SPEED_MIN, STORAGE
 from ..arrays import Floats, Indexes
 from ..scoring.evaluate import Judgement
 
@@ -40,6 +40,10 @@ class Transfers(NamedTuple):
     step_seconds: float = 1.0
     rates: Floats = _unknown()
 
+    def uses(self, link: int) -> bool:
+        """Return whether anything is known of the transfers over *link*."""
+        return bool(self.bytes_per_step[link] or np.isfinite(self.rates[link]).any())
+
     @property
     def components(self) -> list[int]:
         """Return the components with declared transfers."""
@@ -52,13 +56,13 @@ NO_TRANSFERS = Transfers()
 
 @dataclass(frozen=True, slots=True)
 class TransferEffects:
-    """Effects on all nodes. `longer`: lower limit, value and upper limit of the added step time, as (3, nodes, COMPONENTS).
+    """Effects on all nodes. `longer`: component -> added step time as (nodes), with declared transfers (3, nodes): limits and value.
 
     `shares`: (LINKS, nodes) present rate over the full rate. `full_rates`: NaN if no host's supply is known.
     """
 
     transfers: Transfers
-    longer: Floats
+    longer: Mapping[int, Floats]
     shares: Floats
     full_rates: tuple[float, ...]
 
@@ -101,7 +105,7 @@ def transfer_effects(snapshot: Judgement, transfers: Transfers = NO_TRANSFERS) -
     known = snapshot.supplies.values[:count, _COLUMNS]
     supplies[:, : known.shape[0]] = known.T
     speeds = snapshot.component_speeds.astype(np.float64)
-    longer = np.zeros((3, count, len(COMPONENTS)))
+    longer: dict[int, Floats] = {}
     shares = np.ones((len(LINKS), count))
     full_rates: list[float] = []
     for at, component in enumerate(_COMPONENTS):
@@ -114,13 +118,17 @@ def transfer_effects(snapshot: Judgement, transfers: Transfers = NO_TRANSFERS) -
         if component == PCIE and has_rate.size:
             share = np.fmin(share, supplies[at] / full)
         shares[at] = np.clip(share, SPEED_MIN, 1.0)
-        if isfinite(full):
-            longer[:, :, component] += _longer(transfers, at, full, full * shares[at])
+        if isfinite(full) and transfers.uses(at):
+            added = _longer(transfers, at, full, full * shares[at])
+            longer[component] = longer[component] + added if component in longer else added
     return TransferEffects(transfers, longer, shares, tuple(full_rates))
 
 
 def _longer(transfers: Transfers, link: int, full: float, rates: Floats) -> Floats:
-    """Return by how much a step is longer at each of *rates* than at the rate *full*: lower limit, value, upper limit."""
+    """Return by how much a step is longer at each of *rates* than at the rate *full*.
+
+    Declared transfers: lower limit, value, upper limit.
+    """
     if size := transfers.bytes_per_step[link]:
         at_full, now = size / full / transfers.step_seconds, size / rates / transfers.step_seconds
         apart = now - at_full
@@ -128,5 +136,4 @@ def _longer(transfers: Transfers, link: int, full: float, rates: Floats) -> Floa
         return np.stack((hidden, 0.5 * (hidden + apart), apart))
     demand = np.nan_to_num(transfers.rates[link])[:, None]
     added = np.maximum(demand / rates - 1.0, 0.0) - np.maximum(demand / full - 1.0, 0.0)
-    value = _WEIGHTS @ np.maximum(added, 0.0)
-    return np.stack((value, value, value))
+    return np.asarray(_WEIGHTS @ np.maximum(added, 0.0))
