@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from dataclasses import replace
 from math import nan
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
+from gangline.aggregator.commands.plan_memory import memory_option
 from gangline.aggregator.errors import InvalidArgument, NotFound
 from gangline.aggregator.principal import LOCAL, Principal, Role, set_principal
 from gangline.aggregator.scoring.evaluate import Judgement
@@ -221,3 +223,29 @@ def test_a_slower_link_is_never_faster(share: float) -> None:
     for fields in ({"memory": OFFLOAD}, {"workload": Workload(job="copying")}):
         fast, slow = (evaluated(world, [0], **fields).speed.value for world in (judged, slower))
         assert slow <= fast
+
+
+def test_the_option_of_the_command_is_the_request() -> None:
+    memory = memory_option("hbm=70.5GB,host-per-step=20GB,step=2.5s")
+    assert memory == wire.MemoryNeeds(
+        hbm_bytes=70.5e9, host_bytes_per_step=20e9, step=Duration(seconds=2, nanos=500_000_000)
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "hbm",
+        "hbm=70",
+        "hbm=70s",
+        "step=2GB",
+        "hbm=1GB,hbm=2GB",
+        "ram=1GB",
+        "hbm=1e9GB",
+        "hbm=-1GB",
+    ],
+)
+def test_a_wrong_option_names_the_form(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="expected NAME=SIZE, as hbm=70GB"):
+        memory_option(text)
