@@ -56,6 +56,8 @@ WRITE_SECONDS = 5.0
 FORECASTS_SECONDS = 10.0
 #: Minimum time between updates of the workloads that schedulers query.
 WORKLOADS_SECONDS = 10.0
+#: Minimum time between readings of `ops.oversized_runs`.
+OVERSIZED_SECONDS = 600.0
 #: Minimum time between searches for drifting hosts.
 DRIFT_SECONDS = 300.0
 _SECOND_NS = 1_000_000_000
@@ -84,6 +86,7 @@ _STORED = f"""
 SELECT * REPLACE (epoch_ns(begun) AS begun, epoch_ns(time) AS time, epoch_ns(ended) AS ended)
 FROM (FROM runs ORDER BY time DESC LIMIT {RUNS_MAX}) ORDER BY time
 """
+_OVERSIZED = "SELECT run_id, message FROM ops.oversized_runs"
 
 
 def _kind(column: str) -> str:
@@ -118,6 +121,9 @@ class RunLog:
         self.colocations = Colocations(self._contended_resource)
         #: The last minutes of each job, and its verdicts, for `gangline job`.
         self.windows, self.verdicts = JobWindows(), JobVerdicts()
+        #: Run id -> message on HBM that its workload never uses (`ops.oversized_runs`).
+        self.oversized: Mapping[str, str] = {}
+        self._oversized_ns = 0
         self._forecasts_version, self._forecasts_ns = 0, 0
         self._due_ns: dict[str, int] = {}
         self._ended: deque[RunSummary] = deque(maxlen=WAITING_MAX)
@@ -333,6 +339,9 @@ class RunLog:
         try:
             await loop.run_in_executor(None, self._store.in_transaction, put)
             self.demands.forget(taken)
+            if rows and not 0 <= now_ns - self._oversized_ns < OVERSIZED_SECONDS * _SECOND_NS:
+                self._oversized_ns = now_ns
+                self.oversized = await loop.run_in_executor(None, self._read_oversized)
             if with_forecasts:
                 self._forecasts_version = version
         except asyncio.CancelledError:  # written anyway or not: writing a row again is harmless
@@ -349,6 +358,14 @@ class RunLog:
             self.colocations.put_back(colocations)
             if changes is not None:
                 self.verdicts.put_back(changes)
+
+    def _read_oversized(self) -> Mapping[str, str]:
+        try:
+            with self._store.reading() as cursor:
+                return dict(cursor.execute(_OVERSIZED).fetchall())
+        except Exception as error:  # noqa: BLE001 - the store reports its own failures
+            log.debug("ops.oversized_runs cannot be read: %s", error)
+            return self.oversized
 
     async def settle(self) -> None:
         """Wait for the current write. Never raises."""
