@@ -159,6 +159,8 @@ class RunAccumulator:
         self.jobs_of_hosts: Indexes = np.zeros(0, dtype=np.intp)
         #: Number of each run -> number of each neighbor on a host -> hosts that both use.
         self.neighbors: dict[int, dict[int, tuple[int, ...]]] = {}
+        #: Numbers of two runs that use one GPU.
+        self.sharing_gpus: set[tuple[int, int]] = set()
         #: Jobs ignored at RUNS_ACTIVE_MAX.
         self.left_out_count = 0
 
@@ -254,6 +256,7 @@ class RunAccumulator:
         self.jobs_of_hosts = np.zeros(len(fleet), dtype=np.intp)
         holders: dict[int, int] = {}
         shared: set[int] = set()
+        self.sharing_gpus = set()
         hosts = set().union(*(job.gpus for job in fleet.jobs.all()))
         runs_on_host: dict[int, set[int]] = {}
         for host in hosts:
@@ -269,8 +272,9 @@ class RunAccumulator:
                 runs_on_host.setdefault(host, set()).add(number)
                 if (run := self._runs[number]) is not None:
                     run.user_id = job.user_id
-                if holders.setdefault(row, number) != number:
+                if (holder := holders.setdefault(row, number)) != number:
                     shared.add(row)
+                    self.sharing_gpus.add((holder, number))
         for workload, names, _ in gangs:
             known = [fleet.index[name] for name in names if name in fleet.index]
             if known and not any(host in hosts for host in known):

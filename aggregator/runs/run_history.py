@@ -183,6 +183,11 @@ class RunHistory:
             self._demands[run_id] = demand
             self.version += 1
 
+    def known_run(self, run_id: str) -> KnownRun | None:
+        """Return a run; None if it is too short, or no longer known."""
+        number = self._number.get(run_id)
+        return None if number is None else self._runs[number]
+
     def demand(self, run_id: str) -> Floats:
         """Return the demand (DEMANDS, QUANTILES) of a run, NaN if unknown."""
         unknown = np.full((len(DEMANDS), len(QUANTILES)), nan)

@@ -26,6 +26,7 @@ from ..scoring.job_faults import JobFault
 from ..store.rows import replace_rows
 from ..store.store import Store
 from .accumulator import RunAccumulator, RunSummary, resumed, run_key
+from .colocation_inputs import input_rows, put_inputs
 from .colocations import Colocations, blamed_on_neighbors, put_colocations
 from .demand import (
     RunDemands,
@@ -322,6 +323,14 @@ class RunLog:
         changes = self.verdicts.take_changes() if with_forecasts else None
         measured = self.supplies.take_changes() if with_forecasts else []
         colocations = self.colocations.take_changes() if with_forecasts else []
+        active = self.accumulator.active_runs
+        on_one_gpu = [
+            (active[own].run_id, active[other].run_id)
+            for own, other in self.accumulator.sharing_gpus
+            if own in active and other in active
+        ]
+        supply = self.supplies.current
+        inputs = input_rows(colocations, self.history, supply, on_one_gpu, self._write_ns)
         version, now_ns = self.forecasts.version, self._write_ns
 
         def put(connection: Connection) -> None:
@@ -334,6 +343,7 @@ class RunLog:
                 put_verdicts(connection, changes, now_ns)
                 put_measured(connection, measured, now_ns)
                 put_colocations(connection, colocations, now_ns)
+                put_inputs(connection, inputs)
 
         loop = asyncio.get_running_loop()
         try:
