@@ -9,6 +9,7 @@ Otherwise they would learn how well the effects fit, not how well they predict. 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -445,10 +446,14 @@ def train_in_child(measured: Sequence[Measured], sharing: str) -> InterferenceMo
 
 
 def run_child(module: str, text: str) -> str:
-    """Return the output of *module* in a child process that gets *text*. Raises InterferenceError with its reason."""
+    """Return the output of *module* in a child process that gets *text*. Raises InterferenceError with its reason.
+
+    The child has one thread: the trees are small, and threads that wait for each other on a busy machine took 180 times as long.
+    """
     try:
         result = subprocess.run(
             module_command(module), input=text, capture_output=True, text=True, timeout=TRAINING_SECONDS_MAX, check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise InterferenceError(

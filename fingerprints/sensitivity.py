@@ -70,7 +70,7 @@ class KnownWorkloads:
     """The needs and demands of jobs by name, a row for each run. Immutable.
 
     `needs`: bound and then in use. `demands`: (runs, DEMANDS, QUANTILES), NaN if unknown. `classes`: "" if unknown. `workload_ids`: equal
-    for runs of one workload.
+    for runs of one workload. `gpu_models`: "" if unknown.
     """
 
     names: Mapping[str, int] = field(default_factory=dict)
@@ -83,6 +83,7 @@ class KnownWorkloads:
     )
     classes: Sequence[str] = ()
     workload_ids: Sequence[str] = ()
+    gpu_models: Sequence[str] = ()
 
     def find(self, job: str) -> tuple[WorkloadNeeds, str] | None:
         """Return the needs of *job* and a text that names the run they are from; None for an unknown job."""

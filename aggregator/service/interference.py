@@ -23,6 +23,7 @@ from ...fingerprints.interference import (
     Colocation,
     InterferenceModel,
     Slowdown,
+    learned_key,
     predict_groups,
 )
 from ...fingerprints.interference_pressure import HOST, MIG, MPS, TIME_SLICING, memory_blocker
@@ -79,21 +80,30 @@ _LIMITS = [COMPONENTS.index(_LIMITED_BY[SHARED_RESOURCES[row]]) for row in _LIMI
 class _PreparedDemand(NamedTuple):
     """The demand of a workload: `shared` (SHARED_RESOURCES, QUANTILES), NaN unknown; `measured`: p99 of each of _MEASURED.
 
-    `key` names what was learned of the workload; "": nothing.
+    `workload_id`, `gpu_model`: of the run that it is from; "" without one.
     """
 
     shared: Floats
     measured: tuple[float, ...]
     hbm_bytes: float
-    key: str = ""
+    workload_id: str = ""
+    gpu_model: str = ""
+
+    def on(self, gpu_model: str, *, has_node: bool) -> ColocatedWorkload:
+        """Return the workload on GPUs of a model. Without a node *gpu_model* may be a part of the name of the run's own GPUs."""
+        if not has_node and gpu_model in self.gpu_model:
+            gpu_model = self.gpu_model
+        key = learned_key(self.workload_id, gpu_model)
+        return ColocatedWorkload(key, gpu_model, demand=self.shared)
 
 
 class _PreparedSupply(NamedTuple):
-    """Capacity for the workloads of a co-location, and the HBM of one GPU."""
+    """Capacity for the workloads of a co-location, the HBM of one GPU, and the GPU model of the node ("" if unknown)."""
 
     values: Floats
     measured: tuple[float, ...]
     hbm_bytes: float
+    gpu_model: str = ""
 
 
 class _RequestedColocation(NamedTuple):
@@ -122,7 +132,8 @@ class _KnownDemands:
         row = known.names[visible]
         if row not in self._runs:
             demand = known.demands[row].astype(np.float64)
-            self._runs[row] = _prepared(demand, known.workload_ids[row])
+            model = known.gpu_models[row] if row < len(known.gpu_models) else ""
+            self._runs[row] = _prepared(demand, known.workload_ids[row], model)
         return self._runs[row]
 
     def of_class(self, name: str) -> _PreparedDemand:
@@ -203,10 +214,9 @@ class InterferenceService(InterferenceServiceServicer):
             if sum(demand.measured[at] for demand in demands) > supply.measured[at]:
                 values = values.copy()
                 values[row] = nan  # the host may supply more than was ever seen
-        model = colocation.gpu_model or DEFAULT_MODEL
-        workloads = [
-            ColocatedWorkload(demand.key, model, demand=demand.shared) for demand in demands
-        ]
+        model = supply.gpu_model or colocation.gpu_model or DEFAULT_MODEL
+        has_node = bool(colocation.node)
+        workloads = [demand.on(model, has_node=has_node) for demand in demands]
         hbm_bytes = inf if sharing == HOST else supply.hbm_bytes
         return _RequestedColocation(demands, Colocation(workloads, values), sharing, hbm_bytes)
 
@@ -257,7 +267,7 @@ def _supply(
     snapshot: Judgement, field: str, colocation: wire.Colocation, sharing: str
 ) -> _PreparedSupply:
     """Return the supply of the node as it is now, or of a healthy host; and the HBM of a GPU."""
-    model = colocation.gpu_model or DEFAULT_MODEL
+    model, node_model = colocation.gpu_model or DEFAULT_MODEL, ""
     if not colocation.node:
         rates = known_link_rates(model)
         hbm_bytes = next((size for name, size in HBM_BYTES.items() if name in model), nan)
@@ -280,10 +290,12 @@ def _supply(
         speeds = snapshot.component_speeds[index].astype(np.float64)
         values[_LIMITED] *= speeds[_LIMITS]
         hbm_bytes = float(supplies.hbm_bytes[index])
+        node_model = supplies.gpu_models[index] if index < len(supplies.gpu_models) else ""
     if sharing == HOST:
         values[_NVLINK] = inf  # every GPU has NVLinks of its own
     measured = tuple(values[_MEASURED].tolist())
-    return _PreparedSupply(values, measured, hbm_bytes if isfinite(hbm_bytes) else inf)
+    hbm_bytes = hbm_bytes if isfinite(hbm_bytes) else inf
+    return _PreparedSupply(values, measured, hbm_bytes, node_model)
 
 
 def _healthy_supply(rates: LinkRates) -> Floats:
@@ -318,12 +330,12 @@ def _blocker(group: _RequestedColocation) -> str:
     return memory_blocker(np.array(needed), group.hbm_bytes)
 
 
-def _prepared(demand: Floats, key: str = "") -> _PreparedDemand:
+def _prepared(demand: Floats, workload_id: str = "", gpu_model: str = "") -> _PreparedDemand:
     """Return a demand (DEMANDS, QUANTILES) without what is negligible."""
     shared = demand[: len(SHARED_RESOURCES)]
     shared = np.where(shared[:, -1:] < _FLOORS, 0.0, shared)
     measured = tuple(np.nan_to_num(shared[_MEASURED, -1]).tolist())
-    return _PreparedDemand(shared, measured, float(demand[_HBM, -1]), key)
+    return _PreparedDemand(shared, measured, float(demand[_HBM, -1]), workload_id, gpu_model)
 
 
 def _median(demands: Floats) -> Floats:
