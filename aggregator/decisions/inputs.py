@@ -274,7 +274,9 @@ def _workloads(known: list[Any] | None) -> KnownWorkloads:
     if not known:
         return KnownWorkloads()
     job, description, needs, *demands = known
-    table = np.array(demands[0] if demands else (), dtype=np.float32)  # older decisions lack them
+    table = np.array(demands[0] if demands else (), dtype=np.float32)
+    if table.shape[1:] != (len(DEMANDS), len(QUANTILES)):  # of an older version
+        table = table[:0]
     return KnownWorkloads(
         {job: 0},
         (description,),

@@ -24,7 +24,8 @@ STEP_SECONDS_MIN, STEP_SECONDS_MAX = 1e-3, 86_400.0
 _SIZES = (
     "hbm_bytes", "smaller_batch_hbm_bytes", "host_bytes_per_step", "nvme_bytes_per_step", "page_cache_bytes",
 )  # fmt: skip
-_HBM, _P95 = DEMANDS.index("hbm_bytes"), QUANTILES.index(0.95)
+_HBM, _PAGE_CACHE = DEMANDS.index("hbm_bytes"), DEMANDS.index("page_cache_bytes")
+_P95 = QUANTILES.index(0.95)
 #: Demands whose larger quantile is the use of each of LINKS.
 _LINK_DEMANDS = (("pcie_received", "pcie_transmitted"), ("disk",), ("network_fs",))
 
@@ -46,8 +47,13 @@ def transfers_of(gang: placement_pb2.GangRequirements, snapshot: Judgement) -> T
     return Transfers(sizes, step, rates)
 
 
-def memory_notes(table: NodeTable, needs: GangRequirements) -> list[str]:
-    """Return a note on nodes whose memory is not known, if the gang needs memory."""
+def memory_notes(
+    table: NodeTable, needs: GangRequirements, gang: placement_pb2.GangRequirements
+) -> list[str]:
+    """Return notes on nodes whose memory is not known, and on less free memory than the named run used as page cache.
+
+    A run uses the page cache that it gets, so its use is no requirement.
+    """
     supplies, count = table.snapshot.supplies, len(table)
     notes: list[str] = []
     for supply, needed, name in (
@@ -59,6 +65,13 @@ def memory_notes(table: NodeTable, needs: GangRequirements) -> list[str]:
             notes.append(
                 f"the {name} of {unknown} of {count} nodes is not known: they count as large enough"
             )
+    used = float(_demand_of(gang, table.snapshot)[_PAGE_CACHE, _P95])
+    small = int((supplies.memory_bytes[:count] < used).sum())
+    if small and not needs.memory.page_cache_bytes:
+        notes.append(
+            f"{gang.workload.job} used {used / 1e9:.4g} GB of page cache (p95); {small} of {count} nodes have less memory free, "
+            "so it may read more from disks there"
+        )
     return notes
 
 

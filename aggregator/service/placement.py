@@ -166,7 +166,7 @@ class PlacementService(PlacementServiceServicer):
             degraded=bool(snapshot.degraded_reason),
             degraded_reason=snapshot.degraded_reason,
             decision_id=decision_id(decision_pb2.DECISION_EVALUATION, request, snapshot),
-            notes=[*notes_of(gang, snapshot), *memory_notes(table, needs)],
+            notes=[*notes_of(gang, snapshot), *memory_notes(table, needs, gang)],
         )
         self.record(decision_pb2.DECISION_EVALUATION, request, reply, table)
         return reply

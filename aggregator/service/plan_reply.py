@@ -32,7 +32,7 @@ class PlanReply:
             notes=[
                 *notes_of(request.gang, snapshot),
                 *messages.size_notes(question.needs),
-                *memory_notes(question.table, question.needs),
+                *memory_notes(question.table, question.needs, request.gang),
             ],
         )
 

@@ -159,6 +159,16 @@ def test_unknown_memory_is_a_note() -> None:
     assert "the HBM of 1 of 4 nodes is not known: they count as large enough" in reply.notes
 
 
+def test_page_cache_of_a_run_is_a_note() -> None:
+    """A run takes the cache that it gets: less of it is slower, and no blocker."""
+    judged = snapshot()
+    judged.workloads.demands[0, DEMANDS.index("page_cache_bytes")] = 600e9
+    reply = planned(judged, workload=Workload(job="copying"))
+    assert reply.options
+    (note,) = reply.notes
+    assert note.startswith("copying used 600 GB of page cache (p95); 4 of 4 nodes have less")
+
+
 def test_nodes_without_the_memory_are_named_as_violated() -> None:
     option = evaluated(snapshot(), [0, 1], memory=wire.MemoryNeeds(hbm_bytes=90e9))
     assert list(option.violations) == ["less memory than requested: 2 nodes"]
