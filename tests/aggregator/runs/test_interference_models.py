@@ -16,7 +16,8 @@ import pytest
 from gangline import cli
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.runs import interference_models
-from gangline.aggregator.runs.colocation_inputs import read_measured
+from gangline.aggregator.runs.colocation_inputs import input_rows, read_measured
+from gangline.aggregator.runs.colocations import RunColocation
 from gangline.aggregator.runs.interference_models import InterferenceModels
 from gangline.aggregator.scoring.evaluate import Judgement
 from gangline.aggregator.service.interference import InterferenceService
@@ -29,6 +30,7 @@ from gangline.fingerprints.interference_check import CheckedModel
 from gangline.fingerprints.interference_pressure import HOST
 from gangline.fingerprints.interference_training import COLOCATIONS_MIN, Measured
 from gangline.fingerprints.sensitivity import COMPONENTS, KnownWorkloads
+from tests.aggregator.runs.test_colocations import ALONE, BESIDE, Pair
 from tests.aggregator.service.test_score_process import handed_over
 from tests.fingerprints.test_interference import WORLD, measured_world
 
@@ -286,3 +288,40 @@ def test_the_command_reports_the_training(
     assert cli.main([*command, "--json"]) == cli.OK
     document = json.loads(capsys.readouterr().out)
     assert document["accepted"] and document["error_ratio"] == trained.error
+
+
+def test_runs_beside_each_other_store_the_facts_of_a_pair(tmp_path: Path) -> None:
+    """Frames of two jobs on one host become a pair to learn from, with the supply and the GPU model."""
+    pair = Pair(tmp_path)
+    for host in range(2):
+        pair.begin("train", host, 0, 2.0)
+    pair.pass_seconds(ALONE)
+    pair.begin("copy", 0, 1, 1.0)
+    pair.set_step(2.2)
+    pair.pass_seconds(BESIDE)
+    with pair.store.reading() as cursor:
+        (measured,) = read_measured(cursor, HOST)
+    assert measured.ratios[0] == pytest.approx(1.1, abs=0.02)
+    train, copy = measured.colocation.workloads
+    assert train.context == "H100" and train.key.endswith("on H100") and train.key != copy.key
+    assert measured.colocation.supply[SHARED_RESOURCES.index("nvlink")] == np.inf
+    pair.close()
+
+
+def test_runs_that_share_a_gpu_are_no_pair_of_the_host(tmp_path: Path) -> None:
+    """Their form of sharing is not known, so nothing is learned of it."""
+    pair = Pair(tmp_path)
+    pair.begin("train", 0, 0, 2.0)
+    pair.begin("copy", 0, 1, 2.0)
+    pair.pass_seconds(90)
+    runs = [record.run for record in pair.log.windows.records.values()]
+    colocation = RunColocation(runs[0], runs[1], 0, 0, hosts=(0,))
+    ids = (runs[1].run_id, runs[0].run_id)
+    supply = pair.log.supplies.current
+    assert len(input_rows([colocation], pair.log.history, supply, (), 1)) == 1
+    assert input_rows([colocation], pair.log.history, supply, [ids], 1) == []
+    assert pair.log.accumulator.sharing_gpus == set()
+    pair.begin("late", 0, 1, 2.0)
+    pair.pass_seconds(5)
+    assert len(pair.log.accumulator.sharing_gpus) == 1
+    pair.close()
