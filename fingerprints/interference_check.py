@@ -41,7 +41,7 @@ ANSWERED_SHARE_MIN = 0.5
 class CheckedModel(NamedTuple):
     """A model of all co-locations, with the mean relative errors of the throughput on held-out rows.
 
-    `physics_error`: of physics alone on the same rows. `answered`, `rows`: predictions of the model, and all of them.
+    `physics_error`: the error of physics alone on the same rows. `answered`: rows that the model predicts, among `rows`.
     """
 
     model: InterferenceModel
@@ -52,7 +52,7 @@ class CheckedModel(NamedTuple):
 
     @property
     def is_better(self) -> bool:
-        """Whether the model answers often enough, and its error is below that of physics alone."""
+        """Whether the model answers often enough, with a lower error than physics alone."""
         return self.answered >= ANSWERED_SHARE_MIN * self.rows and self.error < self.physics_error
 
 

@@ -157,7 +157,7 @@ def _message(request: BlockedRequest, constraint: str) -> str:
 
 
 def memory_text(memory: MemoryRequirements) -> str:
-    """Return the requested memory as text."""
+    """Describe the requested memory."""
     parts: list[str] = []
     if memory.hbm_bytes:
         parts.append(f"{memory.hbm_bytes / 1e9:.4g} GB of HBM per GPU ({memory.source})")
@@ -167,7 +167,7 @@ def memory_text(memory: MemoryRequirements) -> str:
 
 
 def _largest_memory(table: NodeTable, needs: GangRequirements) -> str:
-    """Return the largest GPU memory of the fleet with its model, as text; "" if it is unknown or enough."""
+    """Describe the GPU with the largest memory of the fleet; "" if that memory is unknown or enough."""
     supplies = table.snapshot.supplies
     known = np.nan_to_num(supplies.hbm_bytes[: len(table)])
     if not known.size or not 0.0 < known.max() < needs.memory.hbm_bytes:

@@ -275,7 +275,7 @@ def _workloads(known: list[Any] | None) -> KnownWorkloads:
         return KnownWorkloads()
     job, description, needs, *demands = known
     table = np.array(demands[0] if demands else (), dtype=np.float32)
-    if table.shape[1:] != (len(DEMANDS), len(QUANTILES)):  # of an older version
+    if table.shape[1:] != (len(DEMANDS), len(QUANTILES)):  # stored by an older version
         table = table[:0]
     return KnownWorkloads(
         {job: 0},

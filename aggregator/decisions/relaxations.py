@@ -454,7 +454,7 @@ def _less_memory(request: BlockedRequest, base: ChangedRequest) -> list[ChangedR
 
 
 def _other_models(request: BlockedRequest, base: ChangedRequest) -> list[ChangedRequest]:
-    """Return, per GPU model with enough memory, the request with the fewest nodes of it that are no candidates now."""
+    """Return a change per GPU model with enough memory: the fewest nodes of the model that must become candidates."""
     table, supplies = request.table, request.table.snapshot.supplies
     more = request.obtainable()
     more = more[~table.excluded[more] & node_search.has_memory(table, base.needs)[more]]

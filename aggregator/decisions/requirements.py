@@ -57,9 +57,9 @@ PRICED_TIERS = (Tier.CORE, Tier.SPINE, Tier.LEAF, Tier.RACK, Tier.NVLINK_DOMAIN)
 
 @dataclass(frozen=True, slots=True)
 class MemoryRequirements:
-    """Memory that a node must have, in bytes; 0: not requested. `source`: origin of `hbm_bytes`, as text."""
+    """Memory that a node must have, in bytes; 0: not requested. `source`: names the origin of `hbm_bytes`."""
 
-    hbm_bytes: float = 0.0  #: of each GPU
+    hbm_bytes: float = 0.0  #: per GPU
     smaller_batch_hbm_bytes: float = 0.0  #: with a smaller batch that the job may use; 0: none
     page_cache_bytes: float = 0.0
     source: str = "the request"

@@ -72,7 +72,7 @@ class TransferEffects:
         return any(self.transfers.bytes_per_step)
 
     def evidence(self, nodes: Indexes, names: Sequence[str]) -> str:
-        """Return the declared transfers, and the slow links of *nodes*, as text; "" without either."""
+        """Describe the declared transfers and the slow links of *nodes*; "" without either."""
         parts: list[str] = []
         for link, size, rate in zip(
             LINKS, self.transfers.bytes_per_step, self.full_rates, strict=True
@@ -125,7 +125,7 @@ def transfer_effects(snapshot: Judgement, transfers: Transfers = NO_TRANSFERS) -
 
 
 def _longer(transfers: Transfers, link: int, full: float, rates: Floats) -> Floats:
-    """Return by how much a step is longer at each of *rates* than at the rate *full*.
+    """Return the added time of a step at each of *rates*, relative to the step at the rate *full*.
 
     Declared transfers: lower limit, value, upper limit.
     """

@@ -1,4 +1,4 @@
-"""Facts of co-locations at their time, in the table `colocation_inputs`, and the pairs that a model learns from.
+"""Stores the facts of co-locations in the table `colocation_inputs`, and reads the pairs that train a model.
 
 Demands of ended runs and supplies of hosts change, so they are stored with the comparison of the paces.
 """
@@ -89,7 +89,7 @@ def read_measured(connection: Connection, sharing: str) -> list[Measured]:
     pairs: dict[frozenset[str], tuple[_PairRow, dict[str, float]]] = {}
     for row in rows:
         if np.size(row.demand) != np.prod(_SHAPE) or np.size(row.supply) != _SHAPE[0]:
-            continue  # of a version with other resources
+            continue  # stored by a version with other resources
         pair = frozenset((row.run_id, row.neighbor_run_id))
         pairs.setdefault(pair, (row, {}))[1][row.run_id] = _ratio(row.slowdown_ratio)
     return [_measured(row, ratios) for row, ratios in pairs.values()]

@@ -80,7 +80,7 @@ _LIMITS = [COMPONENTS.index(_LIMITED_BY[SHARED_RESOURCES[row]]) for row in _LIMI
 class _PreparedDemand(NamedTuple):
     """The demand of a workload: `shared` (SHARED_RESOURCES, QUANTILES), NaN unknown; `measured`: p99 of each of _MEASURED.
 
-    `workload_id`, `gpu_model`: of the run that it is from; "" without one.
+    `workload_id`, `gpu_model`: "" for a demand that no run has.
     """
 
     shared: Floats

@@ -30,6 +30,6 @@ def owner_of_run(name: str) -> str:
 
 
 def similar_names(name: str, known: KnownWorkloads) -> str:
-    """Return up to three known names that resemble *name*, as text; "" if none does. No login's own names are among them."""
+    """List up to three known names that resemble *name*; names of a single login are left out."""
     others = [other for other in known.names if not owner_of_run(other)]
     return ", ".join(difflib.get_close_matches(name, others, 3, 0.6))

@@ -52,7 +52,7 @@ def memory_notes(
 ) -> list[str]:
     """Return notes on nodes whose memory is not known, and on less free memory than the named run used as page cache.
 
-    A run uses the page cache that it gets, so its use is no requirement.
+    A run fills the page cache that it gets, so the use of a run is only a note.
     """
     supplies, count = table.snapshot.supplies, len(table)
     notes: list[str] = []

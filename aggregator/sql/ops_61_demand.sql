@@ -173,3 +173,15 @@ COMMENT ON VIEW ops.oversized_runs IS
     'jobs that run now and whose workload never used more than half of the HBM of a GPU in 14 days, in any phase of at least 3 runs and a day of readings: a smaller GPU, a MIG instance or a larger batch would do: SELECT count(*) AS jobs, sum(gpus * (gpu_bytes - high_bytes)) AS unused_bytes FROM ops.oversized_runs';
 COMMENT ON COLUMN ops.oversized_runs.high_bytes IS 'the high-water mark of HBM over all GPUs and runs of the workload';
 COMMENT ON COLUMN ops.oversized_runs.gpu_bytes IS 'HBM of the smallest GPU of its hosts';
+
+CREATE OR REPLACE VIEW ops.interference_models AS
+SELECT
+    time AS trained, sharing,
+    CASE
+        WHEN row_number() OVER (PARTITION BY sharing ORDER BY time DESC) > 1 THEN 'replaced'
+        WHEN accepted THEN 'in use' ELSE 'refused: physics alone is used'
+    END AS status,
+    pairs, workloads, error_ratio, physics_error_ratio, message
+FROM main.interference_models ORDER BY trained DESC;
+COMMENT ON VIEW ops.interference_models IS
+    'models of how much jobs slow each other that gangline admin train --interference made: their error of the throughput on held-out pairs, and that of physics alone: SELECT count(*) AS models, count(*) FILTER (status = ''in use'') AS in_use FROM ops.interference_models';

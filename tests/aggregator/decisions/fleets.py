@@ -51,7 +51,7 @@ class Node:
     job: str = ""
     price: float = nan  # per GPU-hour, declared
     preemption: float = 0.0  # per hour, declared
-    hbm_bytes: float = nan  # of each GPU
+    hbm_bytes: float = nan  # per GPU
 
     def place(self, tier: Tier) -> str:
         """Return the domain of *tier*."""
