@@ -36,11 +36,6 @@ from tests.fingerprints.test_interference import WORLD, measured_world
 
 GPU_MODEL = "NVIDIA H100 80GB HBM3"
 NOW_NS = 1_790_000_000 * 10**9
-#: Pairs that slow each other as physics says: there is nothing to learn.
-PHYSICAL = [
-    run._replace(ratios=tuple(slowdown.ratio for slowdown in predict(*run.colocation, HOST)))
-    for run in WORLD[:16]
-]
 LEARNED = WORLD[:24]
 
 
@@ -138,14 +133,16 @@ class SnapshotSource:
         self.snapshot = snapshot
 
 
-def predicted(snapshot: Judgement, **fields: str) -> wire.Prediction:
+def predicted(snapshot: Judgement, **fields: str) -> wire.ColocationPrediction:
     colocation = wire.Colocation(
         workloads=[wire.ColocatedWorkload(run=run) for run in ("w0", "w1")], **fields
     )
     service: Any = InterferenceService(SnapshotSource(snapshot))
     request = wire.PredictInterferenceRequest(colocations=[colocation])
-    (prediction,) = asyncio.run(service.PredictInterference(request, None)).predictions
-    return prediction
+    reply: wire.PredictInterferenceResponse = asyncio.run(
+        service.PredictInterference(request, None)
+    )
+    return reply.predictions[0]
 
 
 def test_stored_pairs_become_measured_pairs(store: Store) -> None:
@@ -207,7 +204,11 @@ def test_the_newest_training_decides(
 @pytest.mark.slow
 def test_pairs_that_physics_explains_train_no_model(store: Store) -> None:
     """Negative control: there is nothing to learn."""
-    put_pairs(store, PHYSICAL)
+    pairs: list[Measured] = []
+    for run in WORLD[:16]:
+        first, second = predict(*run.colocation, HOST)
+        pairs.append(run._replace(ratios=(first.ratio, second.ratio)))
+    put_pairs(store, pairs)
     result = models_of(store).train()
     assert not result.accepted, result.reason
 
