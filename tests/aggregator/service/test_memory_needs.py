@@ -23,6 +23,7 @@ from gangline.contract.wire.score_pb2 import Workload
 from gangline.fingerprints.demand import DEMANDS, QUANTILES, SHARED_RESOURCES
 from gangline.fingerprints.sensitivity import COMPONENTS, STORAGE, KnownWorkloads
 from tests.aggregator.decisions.fleets import Node, snapshot_of
+from tests.aggregator.decisions.test_inputs import RecordedService, assert_replayed
 
 PCIE_RATE, DISK_RATE = 50e9, 10e9
 #: Needs of a workload that never waits for PCIe or disks.
@@ -201,6 +202,19 @@ def test_a_cached_table_is_not_another_logins() -> None:
     set_principal(BLUE)
     with pytest.raises(NotFound):
         asyncio.run(service.PlanPlacement(request, None))
+
+
+def test_a_plan_for_a_logins_own_run_comes_out_again() -> None:
+    """An operator replays a plan for the run that `train` names for the login red."""
+    service = RecordedService(snapshot())
+    set_principal(RED)
+    memory = wire.MemoryNeeds(smaller_batch_hbm_bytes=70e9)
+    request = wire.PlanPlacementRequest(
+        gang=wire.GangRequirements(nodes=1, workload=Workload(job="train"), memory=memory)
+    )
+    assert service.ask(service.placement.PlanPlacement, request).blockers
+    set_principal(LOCAL)
+    assert_replayed(service, 1)
 
 
 STEP = Duration(seconds=1)
