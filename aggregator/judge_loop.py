@@ -33,6 +33,7 @@ from .ingest.ingest import Ingest
 from .model import AGGREGATOR_HOST
 from .monitoring.alarms import ALARMS
 from .reservations import Reservations
+from .runs.interference_models import InterferenceModels
 from .runs.run_log import RunLog
 from .scoring.checkpoint import MemoryLog, restore
 from .scoring.evaluate import Judgement, evaluate
@@ -131,6 +132,7 @@ class JudgeLoop:
     reservations: Reservations
     #: Reports of recoveries and throughputs.
     calibration: CalibrationLog
+    interference: InterferenceModels
     #: Duration of the last turn.
     turn_seconds: float = 0.0
     #: Number of early turns since the start.
@@ -293,8 +295,9 @@ class JudgeLoop:
         judged = evaluate(self.fleet, now_ns, previous, model, outcome_feedback, self._jump_ns)
         self._jump_ns = 0
         return replace(
-            judged, workloads=self.runs.workloads(now_ns), supplies=self.runs.supplies.current
-        )
+            judged, workloads=self.runs.workloads(now_ns), supplies=self.runs.supplies.current,
+            interference=self.interference.in_use,
+        )  # fmt: skip
 
     def _with_degradation(self, snapshot: Judgement, now_ns: int) -> Judgement:
         """Return *snapshot* with findings about the aggregator: a failing disk, alarms."""

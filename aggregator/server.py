@@ -48,6 +48,7 @@ from .permits import Permits
 from .recordings import RecordingExchange
 from .reservations import Reservations
 from .rule_catalogue import OVERRIDABLE_RULES
+from .runs.interference_models import InterferenceModels
 from .runs.run_log import RunLog
 from .scoring.evaluate import Judgement
 from .service.admin import AdminService, PermitService
@@ -285,6 +286,8 @@ class Aggregator:
         self.declared.begin(self._wall_ns())
         self.models = ModelRegistry(self.store, self._wall_ns)
         self.models.load()
+        self.interference = InterferenceModels(self.store, self._wall_ns)
+        self.interference.load()
         gangs = ScheduledGangs()
         self.fleet.jobs.scheduled = gangs.scheduled
         self.runs = RunLog(self.fleet, self.store, gangs.scheduled)
@@ -363,7 +366,9 @@ class Aggregator:
                 self.advisory_engine, wall_ns, self._calibration, self.snapshot_holder
             ),
             QUERY: self.query,
-            ADMIN: AdminService(self.store, config.backup_wal_bytes_max, self.models),
+            ADMIN: AdminService(
+                self.store, config.backup_wal_bytes_max, self.models, self.interference
+            ),
             RECORDING: RecordingService(
                 recordings, self._ingest.sessions, self._telemetry.request_recordings, wall_ns
             ),
@@ -374,7 +379,7 @@ class Aggregator:
             self._config, self._wall_ns, self.fleet, self.store, self._ingest, self._clocks, self.access_control,
             self.declared, self.models, self.advisory_engine, self._telemetry, self.snapshot_holder, self.scores, self._health,
             lambda: self._self_monitor.messages, restored, self._jump_detector,
-            self.runs, self._reservations, self._calibration,
+            self.runs, self._reservations, self._calibration, self.interference,
         )  # fmt: skip
 
     async def _listen(self, endpoints: list[Endpoint], undo: AsyncExitStack) -> None:

@@ -102,12 +102,15 @@ class HostSupply(NamedTuple):
     """Supply of each host, by node index; NaN if unknown.
 
     `values`: (hosts, SHARED_RESOURCES), per GPU for resources of GPUs. `hbm_bytes`: HBM of the smallest GPU. `switch`:
-    bytes per second that GPUs behind one PCIe switch share; infinite if no two GPUs share a switch.
+    bytes per second that GPUs behind one PCIe switch share; infinite if no two GPUs share a switch. `memory_bytes`: available
+    memory of the host. `gpu_models`: model of that smallest GPU, "" if unknown.
     """
 
     values: Singles = np.zeros((0, len(SHARED_RESOURCES)), dtype=np.float32)
     hbm_bytes: Singles = np.zeros(0, dtype=np.float32)
     switch: Singles = np.zeros(0, dtype=np.float32)
+    memory_bytes: Singles = np.zeros(0, dtype=np.float32)
+    gpu_models: tuple[str, ...] = ()
 
     def on_hosts(self, hosts: Indexes) -> Floats:
         """Return the supply that workloads on separate GPUs of each host share; infinite if they share nothing."""

@@ -143,6 +143,11 @@ class BaseSlowdowns(NamedTuple):
     has_unseen: Indexes
 
 
+def learned_key(workload_id: str, gpu_model: str) -> str:
+    """Return the key under which a workload is learned: its effects differ between GPU models."""
+    return f"{workload_id} on {gpu_model}" if workload_id and gpu_model else ""
+
+
 def predict(
     workloads: Sequence[ColocatedWorkload],
     supply: Floats,

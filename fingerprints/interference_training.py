@@ -9,6 +9,7 @@ Otherwise they would learn how well the effects fit, not how well they predict. 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -102,8 +103,8 @@ class HeldOutErrors(NamedTuple):
         return HeldOutErrors(**{name: array[rows] for name, array in self._asdict().items()})
 
 
-def corpus_of(measured: Sequence[Measured], sharing: str) -> Corpus:
-    """Return the arrays of *measured*. Raises InterferenceError for wrong data."""
+def check_measured(measured: Sequence[Measured], sharing: str) -> None:
+    """Raise InterferenceError for wrong data, or too few or too many co-locations."""
     if sharing not in SHARINGS or sharing == SEPARATE:
         raise InterferenceError(f"sharing {sharing!r}: nothing is learned of it")
     if not COLOCATIONS_MIN <= len(measured) <= COLOCATIONS_MAX:
@@ -117,6 +118,10 @@ def corpus_of(measured: Sequence[Measured], sharing: str) -> Corpus:
             )
         if any(isfinite(ratio) and not 0.0 < ratio <= 1e6 for ratio in run.ratios):
             raise InterferenceError(f"slowdowns {run.ratios}: expected numbers above 0")
+
+
+def corpus_of(measured: Sequence[Measured], sharing: str) -> Corpus:
+    """Return the arrays of *measured*, which `check_measured` accepts. Raises InterferenceError."""
     workloads = [workload for run in measured for workload in run.colocation.workloads]
     keys, index = names_of([workload.key for workload in workloads])
     if "" in keys:
@@ -232,7 +237,16 @@ def _loss(errors: HeldOutErrors) -> float:
 
 
 def train(measured: Sequence[Measured], sharing: str) -> InterferenceModel:
-    """Return the model of *measured*. Imports scikit-learn: run it in a process of its own (`train_in_child`)."""
+    """Return the model of *measured*. Imports scikit-learn: run it in a process of its own (`train_in_child`).
+
+    Raises InterferenceError for wrong data, or too few or too many co-locations.
+    """
+    check_measured(measured, sharing)
+    return fit_model(measured, sharing)
+
+
+def fit_model(measured: Sequence[Measured], sharing: str) -> InterferenceModel:
+    """Return the model of co-locations that are checked, or of a part of them."""
     corpus = corpus_of(measured, sharing)
     shrinkage, errors = choose_shrinkage(corpus)
     seen = errors.part(errors.has_unseen == 0)
@@ -428,10 +442,18 @@ def decode_measured(text: str) -> tuple[list[Measured], str]:
 
 def train_in_child(measured: Sequence[Measured], sharing: str) -> InterferenceModel:
     """Return the model, trained in a child process. Raises InterferenceError with the child's reason."""
-    command = module_command(__name__)
+    return decode_model(run_child(__name__, encode_measured(measured, sharing)))
+
+
+def run_child(module: str, text: str) -> str:
+    """Return the output of *module* in a child process that gets *text*. Raises InterferenceError with its reason.
+
+    The child has one thread: the trees are small, and threads that wait for each other on a busy machine took 180 times as long.
+    """
     try:
         result = subprocess.run(
-            command, input=encode_measured(measured, sharing), capture_output=True, text=True, timeout=TRAINING_SECONDS_MAX, check=False,
+            module_command(module), input=text, capture_output=True, text=True, timeout=TRAINING_SECONDS_MAX, check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise InterferenceError(
@@ -440,7 +462,7 @@ def train_in_child(measured: Sequence[Measured], sharing: str) -> InterferenceMo
     if result.returncode:
         reason = (result.stderr.strip() or f"exit status {result.returncode}").splitlines()[-1]
         raise InterferenceError(f"the training failed: {reason}")
-    return decode_model(result.stdout)
+    return result.stdout
 
 
 def main() -> int:

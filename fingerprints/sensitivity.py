@@ -70,7 +70,7 @@ class KnownWorkloads:
     """The needs and demands of jobs by name, a row for each run. Immutable.
 
     `needs`: bound and then in use. `demands`: (runs, DEMANDS, QUANTILES), NaN if unknown. `classes`: "" if unknown. `workload_ids`: equal
-    for runs of one workload.
+    for runs of one workload. `gpu_models`: "" if unknown.
     """
 
     names: Mapping[str, int] = field(default_factory=dict)
@@ -83,6 +83,7 @@ class KnownWorkloads:
     )
     classes: Sequence[str] = ()
     workload_ids: Sequence[str] = ()
+    gpu_models: Sequence[str] = ()
 
     def find(self, job: str) -> tuple[WorkloadNeeds, str] | None:
         """Return the needs of *job* and a text that names the run they are from; None for an unknown job."""
@@ -143,15 +144,21 @@ def _memory_share(fingerprint: Fingerprint, compute: float) -> float:
     return min(max(by_memory / total, 0.0), 1.0) if total > 0.0 else 0.0
 
 
-def expected_slowdowns(needs: WorkloadNeeds, speeds: Singles) -> Singles:
+def expected_slowdowns(
+    needs: WorkloadNeeds, speeds: Singles, transfers: Mapping[int, Floats] | None = None
+) -> Singles:
     """Return how much longer a step takes on each host, as a ratio: 0 for no change, 0.1 for a tenth.
 
     *speeds*: (hosts, components), 1 at full speed; NaN for a host without any data, whose slowdown is NaN, too.
+    *transfers*: component -> by how much known transfers lengthen a step on each host, as (hosts) or, with several limits,
+    (limits, hosts): the result has that shape.
     """
     known = np.maximum(speeds, SPEED_MIN)
     longer = 1.0 / known - 1.0
     bound = np.array(needs.bound, dtype=np.float32)
     in_use = np.array(needs.in_use, dtype=np.float32)
-    exposed = np.maximum(bound * longer, in_use / known - 1.0)
-    total = np.maximum(exposed, 0.0).sum(axis=1)
+    exposed = np.maximum(np.maximum(bound * longer, in_use / known - 1.0), 0.0)
+    total = exposed.sum(axis=1)
+    for component, added in (transfers or {}).items():
+        total = total + np.maximum(added - exposed[:, component], 0.0)
     return np.asarray(np.minimum(total, SLOWDOWN_MAX), dtype=np.float32)

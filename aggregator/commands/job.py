@@ -282,7 +282,10 @@ def _notes(story: dict[str, Any]) -> list[str]:
     if len(stragglers) > STRAGGLERS_MAX:
         notes.append(f"{len(stragglers) - STRAGGLERS_MAX} more in ops.stragglers")
     notes = notes or ["Nothing is known to slow it down."]
-    notes += [run_line(story["run"])] if story["run"] else []
+    if story["run"]:
+        notes.append(run_line(story["run"]))
+        if message := story["run"]["memory_message"]:
+            notes.append(printable(f"memory: {message}"))
     return notes + ([forecast_line(story["forecast"])] if story["forecast"] else [])
 
 

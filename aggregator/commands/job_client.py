@@ -152,6 +152,7 @@ def _run_row(run: job_pb2.JobRun) -> Row:
         "earlier_runs": run.earlier_runs, "pace_ratio": _number(run.pace_ratio),
         "pace_ratio_lower": _number(run.pace_ratio_lower), "pace_ratio_upper": _number(run.pace_ratio_upper),
         "slower_than_before": run.slower_than_before, "verdict": run.verdict, "slow_hosts": _hosts(run.slow_nodes),
+        "memory_message": run.memory_message,
     }  # fmt: skip
 
 

@@ -124,8 +124,9 @@ def run_query(job: str) -> str:
     """Return the query for the newest run of a job."""
     return (
         "SELECT workload_class, class_confidence, earlier_runs, pace_ratio, pace_ratio_lower, pace_ratio_upper, "
-        "slower_than_before, verdict, slow_hosts, run_id::VARCHAR AS run_id "
-        f"FROM ops.runs WHERE job = {quoted(job)} ORDER BY begun DESC LIMIT 1"
+        "slower_than_before, verdict, slow_hosts, run_id::VARCHAR AS run_id, o.message AS memory_message "
+        "FROM ops.runs LEFT JOIN (SELECT run_id, message FROM ops.oversized_runs) AS o USING (run_id) "
+        f"WHERE job = {quoted(job)} ORDER BY begun DESC LIMIT 1"
     )
 
 

@@ -43,6 +43,7 @@ from ...contract.wire import placement_pb2 as wire
 from ...contract.wire import reservation_pb2
 from ...contract.wire.placement_pb2_grpc import PlacementServiceStub
 from ...contract.wire.reservation_pb2_grpc import ReservationServiceStub
+from .plan_memory import add_memory_option
 from .plan_picture import TIERS_SHOWN, PlanPicture, picture_lines, picture_svg, plan_picture
 from .plan_sizes import add_size_options, apply_sizes, sizes_lines
 
@@ -240,6 +241,8 @@ def gang_of(options: argparse.Namespace) -> wire.GangRequirements:
         gang.invariants.spread_over = _tier(tier)
     if options.job:
         gang.workload.job = options.job
+    if options.memory is not None:
+        gang.memory.CopyFrom(options.memory)
     gang.workload_name = options.workload
     gang.tenant = options.tenant
     if options.priority is not None:
@@ -396,6 +399,7 @@ def add_gang_options(parser: argparse.ArgumentParser) -> None:
         metavar="TxPxD",
         help="tensor x pipeline x data parallel GPUs, as 8x4x16; ranks follow the groups",
     )
+    add_memory_option(parser)
     add(
         "--priority",
         type=_priority,

@@ -21,6 +21,7 @@ from .relaxations import (
     CANDIDATES,
     FLOOR,
     GPUS,
+    MEMORY,
     NODES,
     RAILS,
     SEGMENTS,
@@ -32,7 +33,7 @@ from .relaxations import (
     PlanRelaxation,
     relaxations_of,
 )
-from .requirements import GangRequirements, Tier
+from .requirements import GangRequirements, MemoryRequirements, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,8 @@ def _excluded_count(request: BlockedRequest, constraint: str) -> int:
         return int(table.excluded.sum())
     if constraint == GPUS:
         return int((~node_search.roomy(table, request.candidates, needs)).sum())
+    if constraint == MEMORY:
+        return int((~node_search.has_memory(table, needs)).sum())
     if constraint == FLOOR:
         return int((table.snapshot.columns.score < np.float32(needs.score_min)).sum())
     if constraint == RAILS:
@@ -149,4 +152,26 @@ def _message(request: BlockedRequest, constraint: str) -> str:
         SPREAD: f"at most {counted(needs.spread_nodes_max, 'node')} in one {over}; unknown for {counted(count, 'node')}",
         SURVIVAL: f"the gang survives {needs.hours:g} h with at least {needs.survival_min:.4g}; shared causes alone leave {shared:.4g}",
         FLOOR: f"below the floor of {needs.score_min:.4g}: {part}",
+        MEMORY: f"{memory_text(needs.memory)}: not on {part}{_largest_memory(table, needs)}",
     }[constraint]
+
+
+def memory_text(memory: MemoryRequirements) -> str:
+    """Describe the requested memory."""
+    parts: list[str] = []
+    if memory.hbm_bytes:
+        parts.append(f"{memory.hbm_bytes / 1e9:.4g} GB of HBM per GPU ({memory.source})")
+    if memory.page_cache_bytes:
+        parts.append(f"{memory.page_cache_bytes / 1e9:.4g} GB of page cache per node")
+    return " and ".join(parts)
+
+
+def _largest_memory(table: NodeTable, needs: GangRequirements) -> str:
+    """Describe the GPU with the largest memory of the fleet; "" if that memory is unknown or enough."""
+    supplies = table.snapshot.supplies
+    known = np.nan_to_num(supplies.hbm_bytes[: len(table)])
+    if not known.size or not 0.0 < known.max() < needs.memory.hbm_bytes:
+        return ""
+    node = int(known.argmax())
+    model = supplies.gpu_models[node] if node < len(supplies.gpu_models) else ""
+    return f"; the largest GPU has {known[node] / 1e9:.4g} GB{f' ({model})' if model else ''}"

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...fingerprints.demand import DEMANDS, QUANTILES, SHARED_RESOURCES, HostSupply
 from ...fingerprints.sensitivity import KnownWorkloads
 from ..arrays import Flags
 from ..declared.model import ExchangeRates
@@ -69,6 +70,10 @@ def input_parts(snapshot: Judgement, excluded: Flags) -> Iterator[tuple[str, byt
             [np.zeros(0, dtype=np.int64), *(nodes.astype(np.int64) for _, nodes in snapshot.reservations)]
         ),
     }  # fmt: skip
+    supplies = snapshot.supplies
+    arrays |= {
+        "supply": supplies.values, "supply_hbm_bytes": supplies.hbm_bytes, "supply_memory_bytes": supplies.memory_bytes,
+    }  # fmt: skip
     # Keep the order: among otherwise equal jobs the first counts.
     jobs = {job: number for number, job in enumerate(dict.fromkeys(snapshot.jobs.values()))}
     count = len(snapshot.jobs)
@@ -79,6 +84,7 @@ def input_parts(snapshot: Judgement, excluded: Flags) -> Iterator[tuple[str, byt
     values: dict[str, Any] = {
         "names": snapshot.names,
         "domain_names": domains.names,
+        "gpu_models": supplies.gpu_models,
         "jobs": list(jobs),
         "reservations": [(name, nodes.size) for name, nodes in snapshot.reservations],
         "tenants": {name: astuple(rates) for name, rates in sorted(snapshot.tenants.items())},
@@ -138,15 +144,19 @@ def _reported(document: Mapping[str, Any] | None) -> ReportedFactors:
     return ReportedFactors(factors, points)
 
 
-def workload_part(snapshot: Judgement, job: str) -> tuple[str, bytes]:
-    """Return the digest and the part of the known facts of *job*, possibly none."""
-    index = snapshot.workloads.names.get(job)
+def workload_part(snapshot: Judgement, job: str, known_as: str) -> tuple[str, bytes]:
+    """Return the digest and the part of the known facts of *job*, possibly none.
+
+    *known_as*: the name of its run, which may be the caller's own of several; "": no run that the caller may name.
+    """
+    index = snapshot.workloads.names.get(known_as)
     known: list[Any] = []
     if index is not None:
         known = [
             job,
             snapshot.workloads.descriptions[index],
             snapshot.workloads.needs[index].tolist(),
+            snapshot.workloads.demands[index : index + 1].tolist(),
         ]
     part = _value_part("workload", known)
     return _digest(part), part
@@ -252,17 +262,37 @@ def _restored(document: Mapping[str, Any]) -> DecisionInputs:
         names=names, columns=columns, jobs={node: jobs[number] for node, number in numbered}, model=about["model"],
         component_speeds=document["component_speeds"], workloads=_workloads(document.get("workload")), facts=facts,
         reservations=reservations, reported_factors=_reported(document.get("reported_factors")),
-        tenants=tenants,
+        tenants=tenants, supplies=_supplies(document),
     )  # fmt: skip
     neighbors = decoded_predictions(document.get("neighbors", ()))
     return DecisionInputs(snapshot, excluded, neighbors)
 
 
+def _supplies(document: Mapping[str, Any]) -> HostSupply:
+    """Return the supplies, which older decisions lack. Raises ValueError for another layout."""
+    values = np.asarray(document.get("supply", ()), dtype=np.float32)
+    values = values.reshape(-1, len(SHARED_RESOURCES))
+    hbm_bytes, memory_bytes = (
+        np.asarray(document.get(f"supply_{name}", ()), dtype=np.float32).reshape(-1)
+        for name in ("hbm_bytes", "memory_bytes")
+    )
+    models = tuple(map(str, document.get("gpu_models", ())))
+    return HostSupply(values, hbm_bytes, memory_bytes=memory_bytes, gpu_models=models)
+
+
 def _workloads(known: list[Any] | None) -> KnownWorkloads:
     if not known:
         return KnownWorkloads()
-    job, description, needs = known
-    return KnownWorkloads({job: 0}, (description,), np.array([needs], dtype=np.float32))
+    job, description, needs, *demands = known
+    table = np.array(demands[0] if demands else (), dtype=np.float32)
+    if table.shape[1:] != (len(DEMANDS), len(QUANTILES)):  # stored by an older version
+        table = table[:0]
+    return KnownWorkloads(
+        {job: 0},
+        (description,),
+        np.array([needs], dtype=np.float32),
+        table.reshape(-1, len(DEMANDS), len(QUANTILES)),
+    )
 
 
 def _digest(part: bytes) -> str:

@@ -19,6 +19,8 @@ from .quantity import Quantity
 from .requirements import PRICED_TIERS, GangRequirements
 
 OPTIONS_MAX = 8
+#: Supplies are single precision, and demands may equal them.
+MEMORY_ROUNDING = 1.001
 #: For a larger gang with one requested option the work is a tenth.
 LARGE_NODES = 1024
 
@@ -87,7 +89,21 @@ class Eligible:
 def usable(table: NodeTable, candidates: Candidates, needs: GangRequirements) -> Flags:
     """Return candidates that are not excluded, healthy enough, and have enough GPUs."""
     healthy = table.snapshot.columns.score >= np.float32(needs.score_min)
-    return candidates.nodes & ~table.excluded & healthy & roomy(table, candidates, needs)
+    fit = candidates.nodes & ~table.excluded & healthy & roomy(table, candidates, needs)
+    return fit & has_memory(table, needs) if needs.memory.is_requested else fit
+
+
+def has_memory(table: NodeTable, needs: GangRequirements) -> Flags:
+    """Return nodes with the requested HBM per GPU and page cache. Unknown memory counts as enough."""
+    fits = np.ones(len(table), dtype=bool)
+    supplies = table.snapshot.supplies
+    for supply, needed in (
+        (supplies.hbm_bytes, needs.memory.hbm_bytes),
+        (supplies.memory_bytes, needs.memory.page_cache_bytes),
+    ):
+        known = supply[: len(table)]
+        fits[: known.size] &= ~(known * MEMORY_ROUNDING < needed)
+    return fits
 
 
 def roomy(table: NodeTable, candidates: Candidates, needs: GangRequirements) -> Flags:

@@ -15,7 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...fingerprints.sensitivity import COMPUTE, SPEED_MIN, WorkloadNeeds, expected_slowdowns
+from ...fingerprints.sensitivity import (
+    COMPUTE,
+    PCIE,
+    SPEED_MIN,
+    Singles,
+    WorkloadNeeds,
+    expected_slowdowns,
+)
 from ..arrays import Codes, Flags, Floats, Indexes
 from ..model import HealthState
 from ..scoring.evaluate import Judgement
@@ -24,6 +31,7 @@ from ..scoring.score import SPEED_UNKNOWN
 from ..scoring.score_columns import EXCLUDED
 from .repeatability import lasting_speeds
 from .requirements import PRICED_TIERS, Tier
+from .transfers import NO_TRANSFERS, TransferEffects, Transfers, transfer_effects
 
 #: Speed of a reporting idle node, with its 90 % interval: 0.5 % of hosts are 10 % slow, the others
 #: spread by 2 to 3 % (assumed, `design`: public figures of same-model GPUs).
@@ -86,6 +94,8 @@ class NodeTable:
     preemption: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float64))
     #: By node index: predictions for the gang beside running jobs (`neighbors.py`). `speed` includes them.
     neighbors: Mapping[int, NeighborPrediction] = field(default_factory=dict)
+    #: Links of the nodes and the effect of transfers; None: neither a workload nor transfers are requested.
+    transfers: TransferEffects | None = None
     _orders: dict[Tier | None, TreeOrder] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -155,8 +165,9 @@ def node_table(
     needs: WorkloadNeeds | None = None,
     workload_source: str = "",
     excluded: Flags | None = None,
+    transfers: Transfers | None = None,
 ) -> NodeTable:
-    """Return the nodes of *snapshot* for *needs*. *excluded*: default, those excluded now."""
+    """Return the nodes of *snapshot* for *needs* and *transfers*. *excluded*: default, those excluded now."""
     columns, facts = snapshot.columns, snapshot.facts
     count = columns.hazard_per_hour.size
     hazard = columns.hazard_per_hour.astype(np.float64)
@@ -192,13 +203,10 @@ def node_table(
         may_be_faster[is_remembered] = pace[is_remembered]
         relative = np.minimum(relative, pace)
         components = np.minimum(components, pace[:, None])
-    if needs is not None:
-        # For an idle host only its symptoms are known, not its spread.
-        known = 1.0 / (1.0 + expected_slowdowns(needs, components).astype(np.float64))
-    else:
-        with np.errstate(invalid="ignore"):
-            slowest = components.astype(np.float64).min(axis=1)
-        known = np.where(np.isfinite(relative), relative, slowest)
+    effects = None
+    if needs is not None or transfers is not None:
+        effects = transfer_effects(snapshot, transfers or NO_TRANSFERS)
+    known_lower, known, known_upper = _speeds(needs, components, relative, effects)
     has_value = np.isfinite(known) & facts.is_reporting
     is_seen = measured | before
     speed = np.where(has_value, np.where(is_seen, known, known * SPEED_IDLE[0]), SPEED_SILENT[0])
@@ -207,6 +215,8 @@ def node_table(
     half = np.where(measured, reach, 0.0)
     lower = np.where(measured, speed - half, known * SPEED_IDLE[1])
     upper = np.where(measured, speed + half, known * SPEED_IDLE[2]) / may_be_faster
+    if effects is not None and effects.is_declared:
+        lower, upper = lower * (known_lower / known), upper * (known_upper / known)
     lower = np.where(has_value, lower, np.minimum(SPEED_SILENT[1], speed))
     upper = np.where(has_value, upper, SPEED_SILENT[2])
     out = excluded_now(snapshot) if excluded is None else excluded
@@ -228,7 +238,35 @@ def node_table(
         excluded=out,
         workload_source=workload_source,
         preemption=preemption,
+        transfers=effects,
     )
+
+
+def _speeds(
+    needs: WorkloadNeeds | None,
+    components: Singles,
+    relative: Floats,
+    effects: TransferEffects | None,
+) -> tuple[Floats, Floats, Floats]:
+    """Return the speed of each node with the limits that transfers leave open; NaN if unknown."""
+    if needs is not None and effects is not None:
+        components = components.copy()
+        components[:, PCIE] = np.minimum(components[:, PCIE], effects.shares[0])
+        # For an idle host only its symptoms are known, not its spread.
+        longer = expected_slowdowns(needs, components, effects.longer).astype(np.float64)
+        speeds = 1.0 / (1.0 + longer)
+    else:
+        others = components.astype(np.float64)
+        if effects is not None:  # declared transfers say how much these components slow
+            others[:, effects.transfers.components] = 1.0
+        with np.errstate(invalid="ignore"):
+            speeds = np.where(np.isfinite(relative), relative, others.min(axis=1))
+        if effects is not None:
+            speeds = 1.0 / (1.0 / speeds + sum(effects.longer.values(), start=0.0))
+    if speeds.ndim == 1:
+        return speeds, speeds, speeds
+    upper, value, lower = speeds
+    return lower, value, upper
 
 
 def excluded_now(snapshot: Judgement) -> Flags:

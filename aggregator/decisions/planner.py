@@ -70,6 +70,11 @@ def members_of(
     evidence = f"speed of now measured on {measured} of {counted(nodes.size, 'node')}"
     if table.workload_source:
         evidence += f"; as a workload feels it: {table.workload_source}"
+    if table.transfers is not None:
+        if about := table.transfers.evidence(nodes, table.snapshot.names):
+            evidence += f"; {about}"
+        if table.transfers.is_declared:
+            source = QuantitySource.ASSUMED
     hazard, hazard_lower, hazard_upper, speed, speed_lower, speed_upper = columns
     prices = table.gpu_prices
     beside = shared_evidence(table, nodes)

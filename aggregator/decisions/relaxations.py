@@ -22,16 +22,19 @@ from .node_search import Candidates, Search, SearchEffort, eligible, usable
 from .node_table import NodeTable
 from .price import REPAIR_HOURS, GangPrice, PricePart, lost_time
 from .quantity import Quantity, QuantitySource, assumed, declared
-from .requirements import PRICED_TIERS, GangRequirements
+from .requirements import NO_MEMORY, PRICED_TIERS, GangRequirements
 
 CANDIDATES, STATES = "candidates", "node states"
 NODES, GPUS = "gang.nodes", "gang.gpus_per_node"
 FLOOR, SURVIVAL = "gang.node_score_min", "gang.survival_min"
 WITHIN, SEGMENTS = "gang.invariants.within", "gang.invariants.segment_nodes"
 RAILS, SPREAD = "gang.invariants.same_rails", "gang.invariants.spread_nodes_max"
+MEMORY = "gang.memory"
 #: The constraint whose change hurts most comes first. If two sets conflict, the set with the
 #: earlier constraint is reported.
-CONSTRAINTS = (NODES, CANDIDATES, STATES, GPUS, WITHIN, SEGMENTS, RAILS, SPREAD, SURVIVAL, FLOOR)
+CONSTRAINTS = (
+    MEMORY, NODES, CANDIDATES, STATES, GPUS, WITHIN, SEGMENTS, RAILS, SPREAD, SURVIVAL, FLOOR,
+)  # fmt: skip
 
 #: Maximum jobs tried for giving up nodes, and steps of the search for a survival.
 JOBS_MAX, SURVIVAL_STEPS = 32, 16
@@ -141,6 +144,7 @@ class BlockedRequest:
             SEGMENTS: replace(needs, segment_nodes=1, segment_tier=None),
             RAILS: replace(needs, same_rails=False),
             SPREAD: replace(needs, spread_over=None, spread_nodes_max=0),
+            MEMORY: replace(needs, memory=NO_MEMORY),
         }
         return replace(changed, needs=removed[constraint])
 
@@ -185,6 +189,7 @@ class BlockedRequest:
             CANDIDATES: self.obtainable().size > 0,
             STATES: self.repairable().size > 0,
             GPUS: needs.gpus_per_node != 1,
+            MEMORY: not node_search.has_memory(self.table, needs).all(),
             WITHIN: needs.within is not None,
             SEGMENTS: needs.segment_nodes > 1,
             RAILS: needs.same_rails,
@@ -236,10 +241,13 @@ def relaxations_of(
         for position, other in enumerate(rest):
             base = _restored(request, changed, rest[position:], rest[position + 1 :])
             milder = _mildest(request, other, base, rest[position + 1 :])
+            if not milder and other == MEMORY:
+                break  # no change makes a workload fit into less memory than it uses
             changed = milder[0] if milder else request.without([other, *rest[position + 1 :]], base)
-        relaxation = _priced(request, changed)
-        if relaxation is not None:
-            relaxations.append(relaxation)
+        else:
+            relaxation = _priced(request, changed)
+            if relaxation is not None:
+                relaxations.append(relaxation)
 
     def order(relaxation: PlanRelaxation) -> tuple[bool, float]:
         # Without an exchange rate a delay has no known cost: changes that start now come first.
@@ -257,7 +265,7 @@ def _restored(
     fields: dict[str, tuple[str, ...]] = {
         NODES: ("nodes", "elastic"), GPUS: ("gpus_per_node",), FLOOR: ("score_min",), SURVIVAL: ("survival_min",),
         WITHIN: ("within",), SEGMENTS: ("segment_nodes", "segment_tier"), RAILS: ("same_rails",),
-        SPREAD: ("spread_over", "spread_nodes_max"),
+        SPREAD: ("spread_over", "spread_nodes_max"), MEMORY: ("memory",),
     }  # fmt: skip
     for constraint in back:
         if constraint == CANDIDATES:
@@ -288,6 +296,8 @@ def _mildest(
         return _lower_floor(request, base)
     if constraint == SURVIVAL:
         return _lower_survival(request, base)
+    if constraint == MEMORY:
+        return [*_less_memory(request, base), *_other_models(request, base)]
     if constraint == NODES:
         step = needs.segment_nodes
 
@@ -418,6 +428,53 @@ def _lower_survival(request: BlockedRequest, base: ChangedRequest) -> list[Chang
     digit = 10.0 ** (floor(log10(low)) - 3) if low > 0.0 else 1.0
     # round down: the value fits as the message shows it
     return [changed(floor(low / digit) * digit)]
+
+
+def _less_memory(request: BlockedRequest, base: ChangedRequest) -> list[ChangedRequest]:
+    """Return the request with the declared smaller batch, or with as much page cache as fits."""
+    memory = base.needs.memory
+    if smaller := memory.smaller_batch_hbm_bytes:
+        changed = replace(memory, hbm_bytes=smaller, smaller_batch_hbm_bytes=0.0)
+        change = f"the smaller batch: {memory.hbm_bytes / 1e9:.4g} -> {smaller / 1e9:.4g} GB of HBM per GPU"
+        values = [(replace(base.needs, memory=changed), change)]
+        if fitting := _first_that_fit(request, base, values):
+            return fitting
+    available = np.unique(request.table.snapshot.supplies.memory_bytes.astype(np.float64))
+    sizes = available[available < memory.page_cache_bytes][::-1]
+
+    def changed_to(at: int) -> ChangedRequest:
+        size = float(sizes[sizes.size - at])
+        text = f"page cache {memory.page_cache_bytes / 1e9:.4g} -> {size / 1e9:.4g} GB per node"
+        return base.changed(
+            text, needs=replace(base.needs, memory=replace(memory, page_cache_bytes=size))
+        )
+
+    at = _largest(1, sizes.size, lambda index: request.fits(changed_to(index)))
+    return [changed_to(at)] if at else []
+
+
+def _other_models(request: BlockedRequest, base: ChangedRequest) -> list[ChangedRequest]:
+    """Return a change per GPU model with enough memory: the fewest nodes of the model that must become candidates."""
+    table, supplies = request.table, request.table.snapshot.supplies
+    more = request.obtainable()
+    more = more[~table.excluded[more] & node_search.has_memory(table, base.needs)[more]]
+    by_model: dict[str, list[int]] = {}
+    for node in more.tolist():
+        if node < len(supplies.gpu_models) and (model := supplies.gpu_models[node]):
+            by_model.setdefault(model, []).append(node)
+    changes: list[ChangedRequest] = []
+    for model, of_model in by_model.items():
+        nodes = np.array(of_model, dtype=np.intp)
+        nodes = nodes[np.argsort(table.hazard[nodes], kind="stable")]
+        size = float(supplies.hbm_bytes[nodes[0]])
+        text = f"another GPU model, {model} of {size / 1e9:.4g} GB: others give up"
+        giving = base.changed(text, priority_text=request.priority_text(""))
+
+        def with_nodes(few: Indexes, giving: ChangedRequest = giving) -> ChangedRequest:
+            return replace(giving, added=np.union1d(base.added, few))
+
+        changes += _fewest(request, nodes, with_nodes)
+    return changes
 
 
 def _given_up(request: BlockedRequest, base: ChangedRequest) -> list[ChangedRequest]:

@@ -56,6 +56,24 @@ PRICED_TIERS = (Tier.CORE, Tier.SPINE, Tier.LEAF, Tier.RACK, Tier.NVLINK_DOMAIN)
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryRequirements:
+    """Memory that a node must have, in bytes; 0: not requested. `source`: names the origin of `hbm_bytes`."""
+
+    hbm_bytes: float = 0.0  #: per GPU
+    smaller_batch_hbm_bytes: float = 0.0  #: with a smaller batch that the job may use; 0: none
+    page_cache_bytes: float = 0.0
+    source: str = "the request"
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether any memory is requested."""
+        return self.hbm_bytes > 0.0 or self.page_cache_bytes > 0.0
+
+
+NO_MEMORY = MemoryRequirements()
+
+
+@dataclass(frozen=True, slots=True)
 class GangRequirements:
     """A gang, checked by `service/placement_messages.py`. Hours are NaN if unknown."""
 
@@ -95,6 +113,7 @@ class GangRequirements:
     gpu_share: float = 1.0
     cores: float = 0.0
     memory_bytes: float = 0.0
+    memory: MemoryRequirements = NO_MEMORY
     #: Parallelism, in GPUs; 0: unknown.
     tensor_parallel: int = 0
     pipeline_parallel: int = 0

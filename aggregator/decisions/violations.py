@@ -6,6 +6,7 @@ import numpy as np
 
 from ...contract.text import counted
 from ..arrays import Indexes
+from .node_search import has_memory
 from .node_table import NodeTable
 from .price import hazard_sum_max, shared_hazard
 from .requirements import GangRequirements
@@ -26,6 +27,8 @@ def violations(table: NodeTable, needs: GangRequirements, nodes: Indexes) -> lis
         )
     if (table.facts.gpus[nodes] < max(needs.gpus_per_node, 1)).any():
         violated.append(f"a node has fewer than {counted(max(needs.gpus_per_node, 1), 'GPU')}")
+    if (small := int((~has_memory(table, needs)[nodes]).sum())) and needs.memory.is_requested:
+        violated.append(f"less memory than requested: {counted(small, 'node')}")
     if needs.within is not None:
         ids = domains.ids[needs.within.row][nodes]
         if (ids < 0).any() or np.unique(ids).size > 1:

@@ -183,6 +183,11 @@ class RunHistory:
             self._demands[run_id] = demand
             self.version += 1
 
+    def known_run(self, run_id: str) -> KnownRun | None:
+        """Return a run; None if it is too short, or no longer known."""
+        number = self._number.get(run_id)
+        return None if number is None else self._runs[number]
+
     def demand(self, run_id: str) -> Floats:
         """Return the demand (DEMANDS, QUANTILES) of a run, NaN if unknown."""
         unknown = np.full((len(DEMANDS), len(QUANTILES)), nan)
@@ -194,6 +199,7 @@ class RunHistory:
         descriptions: list[str] = []
         classes: list[str] = []
         workload_ids: list[str] = []
+        gpu_models: list[str] = []
         rows: list[tuple[float, ...]] = []
         demands: list[Floats] = []
         for run in islice(reversed(self._runs.values()), names_max):
@@ -209,12 +215,13 @@ class RunHistory:
             demands.append(self.demand(run.run_id))
             classes.append(run.workload_class)
             workload_ids.append(run.workload_id)
+            gpu_models.append(run.fingerprint.gpu_model)
         table = np.array(rows, dtype=np.float32).reshape(len(rows), 2 * len(COMPONENTS))
         demand_table = np.array(demands, dtype=np.float32)
         demand_table = demand_table.reshape(-1, len(DEMANDS), len(QUANTILES))
         return KnownWorkloads(
-            names, tuple(descriptions), table, demand_table, tuple(classes), tuple(workload_ids)
-        )
+            names, tuple(descriptions), table, demand_table, tuple(classes), tuple(workload_ids), tuple(gpu_models)
+        )  # fmt: skip
 
     def _put(self, run: KnownRun) -> None:
         self.version += 1

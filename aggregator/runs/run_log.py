@@ -28,6 +28,7 @@ from ..scoring.reported_factors import NOTHING_REPORTED
 from ..store.rows import replace_rows
 from ..store.store import Store
 from .accumulator import ActiveRun, RunAccumulator, RunSummary, resumed, run_key
+from .colocation_inputs import input_rows, put_inputs
 from .colocations import (
     Colocations,
     Contention,
@@ -66,6 +67,8 @@ WRITE_SECONDS = 5.0
 FORECASTS_SECONDS = 10.0
 #: Minimum time between updates of the workloads that schedulers query.
 WORKLOADS_SECONDS = 10.0
+#: Minimum time between readings of `ops.oversized_runs`.
+OVERSIZED_SECONDS = 600.0
 #: Minimum time between searches for drifting hosts.
 DRIFT_SECONDS = 300.0
 _SECOND_NS = 1_000_000_000
@@ -94,6 +97,7 @@ _STORED = f"""
 SELECT * REPLACE (epoch_ns(begun) AS begun, epoch_ns(time) AS time, epoch_ns(ended) AS ended)
 FROM (FROM runs ORDER BY time DESC LIMIT {RUNS_MAX}) ORDER BY time
 """
+_OVERSIZED = "SELECT run_id, message FROM ops.oversized_runs"
 
 
 def _kind(column: str) -> str:
@@ -130,6 +134,9 @@ class RunLog:
         self.reported_factors = NOTHING_REPORTED
         #: The last minutes of each job, and its verdicts, for `gangline job`.
         self.windows, self.verdicts = JobWindows(), JobVerdicts()
+        #: Run id -> message on HBM that its workload never uses (`ops.oversized_runs`).
+        self.oversized: Mapping[str, str] = {}
+        self._oversized_ns = 0
         self._forecasts_version, self._forecasts_ns = 0, 0
         self._due_ns: dict[str, int] = {}
         self._ended: deque[RunSummary] = deque(maxlen=WAITING_MAX)
@@ -356,6 +363,7 @@ class RunLog:
         changes = self.verdicts.take_changes() if with_forecasts else None
         measured = self.supplies.take_changes() if with_forecasts else []
         colocations = self.colocations.take_changes() if with_forecasts else []
+        inputs = input_rows(colocations, self.history, self.supplies.current, self._write_ns)
         version, now_ns = self.forecasts.version, self._write_ns
 
         def put(connection: Connection) -> None:
@@ -368,11 +376,15 @@ class RunLog:
                 put_verdicts(connection, changes, now_ns)
                 put_measured(connection, measured, now_ns)
                 put_colocations(connection, colocations, now_ns)
+                put_inputs(connection, inputs)
 
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(None, self._store.in_transaction, put)
             self.demands.forget(taken)
+            if rows and not 0 <= now_ns - self._oversized_ns < OVERSIZED_SECONDS * _SECOND_NS:
+                self._oversized_ns = now_ns
+                self.oversized = await loop.run_in_executor(None, self._read_oversized)
             if with_forecasts:
                 self._forecasts_version = version
         except asyncio.CancelledError:  # written anyway or not: writing a row again is harmless
@@ -389,6 +401,14 @@ class RunLog:
             self.colocations.put_back(colocations)
             if changes is not None:
                 self.verdicts.put_back(changes)
+
+    def _read_oversized(self) -> Mapping[str, str]:
+        try:
+            with self._store.reading() as cursor:
+                return dict(cursor.execute(_OVERSIZED).fetchall())
+        except Exception as error:  # noqa: BLE001 - the store reports its own failures
+            log.debug("ops.oversized_runs cannot be read: %s", error)
+            return self.oversized
 
     async def settle(self) -> None:
         """Wait for the current write. Never raises."""

@@ -49,9 +49,11 @@ class HostSupplies:
         self._highest: dict[tuple[str, str], float] = {}
         self._changed: dict[tuple[str, str], float] = {}
         self._due_ns = 0
-        #: Read when the fleet's shape changes: hosts with GPUs behind one switch (NaN: unknown), NVLink rate of each GPU.
+        #: Read when the fleet's shape changes: hosts with GPUs behind one switch (NaN: unknown), model and NVLink rate of each GPU.
         self._shape = (-1, 0, 0)
         self._has_switch: Floats = np.zeros(0)
+        self._models: list[str] = []
+        self._total: Floats = np.zeros(0)
         self._nvlink_rates: Floats = np.zeros(0)
 
     def restore(self, measured: Iterable[MeasuredSupply]) -> None:
@@ -71,7 +73,8 @@ class HostSupplies:
         shape = fleet.shape_version, len(fleet), gpus.count
         if self._shape != shape:
             self._shape = shape
-            self._has_switch, self._nvlink_rates = _shared_switches(fleet), _nvlink_rates(fleet)
+            self._has_switch, self._models = _shared_switches(fleet), _models(fleet)
+            self._nvlink_rates = _nvlink_rates(self._models)
         supplies = np.full((len(fleet), len(SHARED_RESOURCES)), np.nan)
         has_gpu = np.bincount(gpus.host, minlength=len(fleet)) > 0
         for name in ("sm", "hbm_bandwidth"):
@@ -85,10 +88,16 @@ class HostSupplies:
             if (index := fleet.index.get(host)) is not None:
                 supplies[index, _INDEX[resource]] = value
         total = fleet.tables["gpu_10s"].gauge("memory_total_bytes")
+        smallest = _smallest(total, gpus.host, len(fleet))
+        available = np.full(len(fleet), np.nan)
+        readings = fleet.tables["host_1s"]
+        available[readings.devices.host] = readings.gauge("memory_available_bytes")
         self.current = HostSupply(
             supplies.astype(np.float32),
-            _smallest(total, gpus.host, len(fleet)).astype(np.float32),
+            smallest.astype(np.float32),
             np.where(self._has_switch == 1.0, link, self._has_switch).astype(np.float32),
+            available.astype(np.float32),
+            self._smallest_models(total, smallest, gpus.host),
         )
 
     def take_changes(self) -> list[MeasuredSupply]:
@@ -101,6 +110,16 @@ class HostSupplies:
         """Return changes that could not be written."""
         for host, resource, value in changes:
             self._changed.setdefault((host, resource), value)
+
+    def _smallest_models(self, total: Floats, smallest: Floats, hosts: Codes) -> tuple[str, ...]:
+        before = self.current.gpu_models
+        if len(before) == smallest.size and np.array_equal(total, self._total, equal_nan=True):
+            return before
+        self._total = total
+        models = [""] * smallest.size
+        for row in np.flatnonzero(total == smallest[hosts]).tolist():
+            models[hosts[row]] = self._models[row]
+        return tuple(models)
 
     def _measure(self, fleet: Fleet) -> None:
         everyone = np.arange(len(fleet), dtype=np.intp)
@@ -152,11 +171,15 @@ def _shared_switches(fleet: Fleet) -> Floats:
     return result
 
 
-def _nvlink_rates(fleet: Fleet) -> Floats:
-    """Return the capacity of all NVLinks of each GPU in both directions, by model."""
+def _models(fleet: Fleet) -> list[str]:
+    """Return the model of each GPU; "" if unknown."""
     gpus = fleet.devices["gpu"]
     keys = zip(gpus.host.tolist(), gpus.names, strict=True)
-    models = [fleet.attributes[host].get(("gpu", name), {}).get("name", "") for host, name in keys]
+    return [fleet.attributes[host].get(("gpu", name), {}).get("name", "") for host, name in keys]
+
+
+def _nvlink_rates(models: Sequence[str]) -> Floats:
+    """Return the capacity of all NVLinks of each GPU in both directions, by model."""
     rates = {model: known_link_rates(model) for model in set(models)}
     by_model = {model: 2.0 * known.nvlink if known else np.nan for model, known in rates.items()}
     return np.array([by_model[model] for model in models], dtype=np.float64)

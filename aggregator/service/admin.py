@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 from ...contract.durable_file import CopyError
 from ...contract.wire import admin_pb2, permit_pb2
 from ...contract.wire.admin_pb2_grpc import AdminServiceServicer
 from ...contract.wire.permit_pb2_grpc import PermitServiceServicer
+from ...fingerprints.interference import InterferenceError
 from ..errors import CAPACITY_RETRY_SECONDS, InsufficientData, ResourceExhausted, ServiceUnavailable
 from ..hazard.events import EventsError
-from ..hazard.models import ModelRegistry, TrainingResult
+from ..hazard.models import ModelRegistry
 from ..permits import Permits
 from ..principal import Principal, current_principal
+from ..runs.interference_models import InterferenceModels, TrainedInterferenceModel
 from ..store.maintenance.compact import CompactionResult, compact
 from ..store.maintenance.consistent_view import CheckpointHold, hold_checkpoints
 from ..store.store import Store
 from ..store.store_folder import StoreError
 from .idempotency import IdempotencyCache
+
+Trained = TypeVar("Trained")
 
 #: Size of the journal's pieces, one per message.
 PIECE_BYTES = 1 << 20
@@ -31,11 +36,18 @@ POLL_SECONDS = 0.5
 class AdminService(AdminServiceServicer):
     """Coroutines of grpc.aio. A `ServiceError` becomes its status in the interceptor."""
 
-    def __init__(self, store: Store, hold_bytes_max: int, models: ModelRegistry) -> None:
+    def __init__(
+        self,
+        store: Store,
+        hold_bytes_max: int,
+        models: ModelRegistry,
+        interference: InterferenceModels,
+    ) -> None:
         """*hold_bytes_max*: a backup fails when this many bytes arrive while it copies."""
-        self._store, self._hold_bytes_max, self._models = store, hold_bytes_max, models
+        self._store, self._hold_bytes_max = store, hold_bytes_max
+        self._models, self._interference = models, interference
         self._compacting: asyncio.Future[CompactionResult] | None = None
-        self._training: asyncio.Future[TrainingResult] | None = None
+        self._training: asyncio.Future[Any] | None = None
 
     async def HoldStore(self, request: admin_pb2.HoldStoreRequest, context: Any) -> None:
         """Hold the store until the caller disconnects.
@@ -74,24 +86,38 @@ class AdminService(AdminServiceServicer):
         self, request: admin_pb2.TrainHazardRequest, context: Any
     ) -> admin_pb2.TrainedHazard:
         """Train a model. Raises InsufficientData, ResourceExhausted, ServiceUnavailable."""
+        try:
+            done = await self._trained(lambda: self._models.train(simulated=request.simulated))
+        except EventsError as error:
+            raise InsufficientData(str(error)) from error
+        return admin_pb2.TrainedHazard(
+            accepted=done.accepted, message=done.reason, model=done.model.to_text()
+        )
+
+    async def TrainInterference(
+        self, request: admin_pb2.TrainInterferenceRequest, context: Any
+    ) -> admin_pb2.TrainedInterference:
+        """Train a model. Raises InsufficientData, ResourceExhausted, ServiceUnavailable."""
+        try:
+            done = await self._trained(self._interference.train)
+        except InterferenceError as error:
+            raise InsufficientData(str(error)) from error
+        return trained_message(done)
+
+    async def _trained(self, work: Callable[[], Trained]) -> Trained:
+        """Run *work* in a thread, one training at a time. Raises ResourceExhausted, ServiceUnavailable."""
         if self._training is not None and not self._training.done():
             raise ResourceExhausted(
                 "a model is already being trained. Wait until that ends", CAPACITY_RETRY_SECONDS
             )
         # Disconnecting does not end it: repeated requests would fill the thread pool.
-        self._training = asyncio.get_running_loop().run_in_executor(
-            None, lambda: self._models.train(simulated=request.simulated)
-        )
-        self._training.add_done_callback(lambda done: done.cancelled() or done.exception())
+        training = asyncio.get_running_loop().run_in_executor(None, work)
+        self._training = training
+        training.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
-            done = await asyncio.shield(self._training)
-        except EventsError as error:
-            raise InsufficientData(str(error)) from error
+            return await asyncio.shield(training)
         except StoreError as error:
             raise ServiceUnavailable(str(error)) from error
-        return admin_pb2.TrainedHazard(
-            accepted=done.accepted, message=done.reason, model=done.model.to_text()
-        )
 
     async def _compact(self, context: Any, stop: threading.Event) -> None:
         so_far = admin_pb2.CompactedStore()
@@ -124,6 +150,18 @@ class AdminService(AdminServiceServicer):
             stood_still_microseconds=done.paused_microseconds,
         )
         await context.write(result)
+
+
+def trained_message(done: TrainedInterferenceModel) -> admin_pb2.TrainedInterference:
+    """Return a training as a message."""
+    return admin_pb2.TrainedInterference(
+        accepted=done.accepted,
+        message=done.reason,
+        pairs=done.pairs,
+        workloads=len(done.checked.model.keys),
+        error_ratio=done.checked.error,
+        physics_error_ratio=done.checked.physics_error,
+    )
 
 
 async def _end(

@@ -29,6 +29,7 @@ from ..principal import current_principal
 from ..scoring.evaluate import Judgement
 from ..store.decision_records import DecisionRecord, OptionSummary
 from .decision_summary import HOSTS_MAX, kind_name, summary_of
+from .known_runs import visible_name
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class DecisionAnswered:
     excluded: Flags
     #: Predictions for the gang beside running jobs, by node index.
     neighbors: Mapping[int, NeighborPrediction]
+    known_as: str  #: name of the run that the caller's `workload.job` is; "" without one
 
 
 class DecisionRecorder:
@@ -138,6 +140,7 @@ class DecisionRecorder:
                 snapshot=snapshot,
                 excluded=excluded,
                 neighbors=neighbors,
+                known_as=visible_name(request.gang.workload.job, snapshot.workloads) or "",
             )
         )
         self._changed.set()
@@ -209,7 +212,7 @@ async def _encoded_batch(
     for decision in answered:
         digests, new = await snapshot_parts.of(decision.snapshot, decision.excluded)
         if job := decision.request.gang.workload.job:
-            digest, part = workload_part(decision.snapshot, job)
+            digest, part = workload_part(decision.snapshot, job, decision.known_as)
             digests, new = (*digests, digest), {**new, digest: part}
         if decision.neighbors:
             digest, part = neighbors_part(decision.neighbors)

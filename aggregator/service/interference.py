@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import defaultdict
 from collections.abc import Sequence
 from math import inf, isfinite, nan
@@ -24,15 +23,15 @@ from ...fingerprints.interference import (
     Colocation,
     InterferenceModel,
     Slowdown,
+    learned_key,
     predict_groups,
 )
 from ...fingerprints.interference_pressure import HOST, MIG, MPS, TIME_SLICING, memory_blocker
 from ...fingerprints.sensitivity import KnownWorkloads, LinkRates, known_link_rates
-from ..advisories.workloads import owner_of, qualified_name
 from ..decisions.neighbors import MEASURED_ROWS, supplies_now, without_negligible
 from ..errors import InvalidArgument, NotFound, ServiceUnavailable
-from ..principal import Role, current_login, current_role
 from ..scoring.evaluate import Judgement
+from .known_runs import similar_names, visible_name
 from .score import SnapshotSource
 from .validation import check_range, check_text, node_of
 
@@ -58,21 +57,30 @@ _NVLINK = SHARED_RESOURCES.index("nvlink")
 class _PreparedDemand(NamedTuple):
     """The demand of a workload: `shared` (SHARED_RESOURCES, QUANTILES), NaN unknown; `measured`: p99 of each of MEASURED_ROWS.
 
-    `key` names what was learned of the workload; "": nothing.
+    `workload_id`, `gpu_model`: "" for a demand that no run has.
     """
 
     shared: Floats
     measured: tuple[float, ...]
     hbm_bytes: float
-    key: str = ""
+    workload_id: str = ""
+    gpu_model: str = ""
+
+    def on(self, gpu_model: str, *, has_node: bool) -> ColocatedWorkload:
+        """Return the workload on GPUs of a model. Without a node *gpu_model* may be a part of the name of the run's own GPUs."""
+        if not has_node and gpu_model in self.gpu_model:
+            gpu_model = self.gpu_model
+        key = learned_key(self.workload_id, gpu_model)
+        return ColocatedWorkload(key, gpu_model, demand=self.shared)
 
 
 class _PreparedSupply(NamedTuple):
-    """Capacity for the workloads of a co-location, and the HBM of one GPU."""
+    """Capacity for the workloads of a co-location, the HBM of one GPU, and the GPU model of the node ("" if unknown)."""
 
     values: Floats
     measured: tuple[float, ...]
     hbm_bytes: float
+    gpu_model: str = ""
 
 
 class _RequestedColocation(NamedTuple):
@@ -101,7 +109,8 @@ class _KnownDemands:
         row = known.names[visible]
         if row not in self._runs:
             demand = known.demands[row].astype(np.float64)
-            self._runs[row] = _prepared(demand, known.workload_ids[row])
+            model = known.gpu_models[row] if row < len(known.gpu_models) else ""
+            self._runs[row] = _prepared(demand, known.workload_ids[row], model)
         return self._runs[row]
 
     def of_class(self, name: str) -> _PreparedDemand:
@@ -182,10 +191,9 @@ class InterferenceService(InterferenceServiceServicer):
             if sum(demand.measured[at] for demand in demands) > supply.measured[at]:
                 values = values.copy()
                 values[row] = nan  # the host may supply more than was ever seen
-        model = colocation.gpu_model or DEFAULT_MODEL
-        workloads = [
-            ColocatedWorkload(demand.key, model, demand=demand.shared) for demand in demands
-        ]
+        model = supply.gpu_model or colocation.gpu_model or DEFAULT_MODEL
+        has_node = bool(colocation.node)
+        workloads = [demand.on(model, has_node=has_node) for demand in demands]
         hbm_bytes = inf if sharing == HOST else supply.hbm_bytes
         return _RequestedColocation(demands, Colocation(workloads, values), sharing, hbm_bytes)
 
@@ -202,24 +210,9 @@ class InterferenceService(InterferenceServiceServicer):
         return self._demands.of_run(workload.run)
 
 
-def visible_name(name: str, known: KnownWorkloads) -> str | None:
-    """Return the name of the caller's run *name*; None if it is unknown, or of another login.
-
-    A login that reported a job under a name in use by another gets its own. Operators see every run.
-    """
-    login = current_login()
-    own = qualified_name(name, login)
-    if own in known.names:
-        return own
-    owner = owner_of(name) if name.endswith(")") else ""
-    may_see = owner in ("", login) or current_role() in (Role.OPERATOR, Role.ADMIN)
-    return name if name in known.names and may_see else None
-
-
 def _unknown(name: str, known: KnownWorkloads) -> str:
-    visible = [other for other in known.names if not owner_of(other)]
-    near = difflib.get_close_matches(name, visible, 3, 0.6)
-    hint = f"did you mean {', '.join(near)}?" if near else "ops.run_demand has those that are known"
+    near = similar_names(name, known)
+    hint = f"did you mean {near}?" if near else "ops.run_demand has those that are known"
     return f"no run {name!r} has a known demand; {hint}"
 
 
@@ -251,7 +244,7 @@ def _supply(
     snapshot: Judgement, field: str, colocation: wire.Colocation, sharing: str
 ) -> _PreparedSupply:
     """Return the supply of the node as it is now, or of a healthy host; and the HBM of a GPU."""
-    model = colocation.gpu_model or DEFAULT_MODEL
+    model, node_model = colocation.gpu_model or DEFAULT_MODEL, ""
     if not colocation.node:
         rates = known_link_rates(model)
         hbm_bytes = next((size for name, size in HBM_BYTES.items() if name in model), nan)
@@ -271,10 +264,12 @@ def _supply(
             raise NotFound(f"node {name!r} has sent no readings of its supply")
         values = supplies_now(snapshot, np.array([index]), sharing)[0]
         hbm_bytes = float(supplies.hbm_bytes[index])
+        node_model = supplies.gpu_models[index] if index < len(supplies.gpu_models) else ""
     if sharing == HOST:
         values[_NVLINK] = inf  # every GPU has NVLinks of its own
     measured = tuple(values[MEASURED_ROWS].tolist())
-    return _PreparedSupply(values, measured, hbm_bytes if isfinite(hbm_bytes) else inf)
+    hbm_bytes = hbm_bytes if isfinite(hbm_bytes) else inf
+    return _PreparedSupply(values, measured, hbm_bytes, node_model)
 
 
 def _healthy_supply(rates: LinkRates) -> Floats:
@@ -309,11 +304,11 @@ def _blocker(group: _RequestedColocation) -> str:
     return memory_blocker(np.array(needed), group.hbm_bytes)
 
 
-def _prepared(demand: Floats, key: str = "") -> _PreparedDemand:
+def _prepared(demand: Floats, workload_id: str = "", gpu_model: str = "") -> _PreparedDemand:
     """Return a demand (DEMANDS, QUANTILES) without what is negligible."""
     shared = without_negligible(demand)
     measured = tuple(np.nan_to_num(shared[MEASURED_ROWS, -1]).tolist())
-    return _PreparedDemand(shared, measured, float(demand[_HBM, -1]), key)
+    return _PreparedDemand(shared, measured, float(demand[_HBM, -1]), workload_id, gpu_model)
 
 
 def _median(demands: Floats) -> Floats:

@@ -190,6 +190,7 @@ class JobService(JobServiceServicer):
             slower_than_before=bool(pace and pace.is_slower),
             verdict=assessment.verdict.value,
             slow_nodes=[f"nodes/{host}" for host in assessment.slow_hosts],
+            memory_message=self._runs.oversized.get(record.run.run_id, ""),
         )
 
     def _put_steps(self, story: wire.JobStory, record: JobRecord) -> None:

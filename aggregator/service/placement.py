@@ -12,7 +12,7 @@ import numpy as np
 
 from ...contract.wire import decision_pb2, placement_pb2
 from ...contract.wire.placement_pb2_grpc import PlacementServiceServicer
-from ...fingerprints.sensitivity import NETWORK, NVLINK
+from ...fingerprints.sensitivity import NETWORK, NVLINK, WorkloadNeeds
 from ..arrays import Flags
 from ..decisions import elastic, node_search
 from ..decisions.inputs import DecisionInputs
@@ -28,12 +28,13 @@ from ..decisions.planner import PlacementChoice
 from ..decisions.quantity import Quantity, QuantitySource
 from ..decisions.violations import violations
 from ..errors import NotFound, ServiceUnavailable
-from ..principal import current_login
+from ..principal import current_login, current_role
 from ..scoring.evaluate import Judgement
 from . import placement_messages as messages
 from .caller_slots import CallerSlots
 from .decision_recorder import DecisionRecorder, decision_id
 from .exchange_rates import notes_of
+from .memory_needs import memory_notes, requirements_in, transfers_of
 from .plan_reply import PlanReply, plan_reply
 from .plan_watch import PlanQuestion, PlanWatches, WatchedPlan
 from .resize_messages import resize_question
@@ -159,7 +160,7 @@ class PlacementService(PlacementServiceServicer):
         gang.CopyFrom(request.gang)
         if not gang.HasField("sizes"):
             gang.nodes = nodes.size
-        needs = messages.requirements_of(gang, snapshot.reported_factors, snapshot.tenants)
+        needs = requirements_in(snapshot, gang)
         candidates = messages.candidates_of(placement_pb2.PlacementCandidates(), snapshot)
         table, communication = self.table(snapshot, gang)
         messages.check_groups(needs, nodes.size, node_search.gpus_of(table, needs))
@@ -183,7 +184,7 @@ class PlacementService(PlacementServiceServicer):
             degraded=bool(snapshot.degraded_reason),
             degraded_reason=snapshot.degraded_reason,
             decision_id=decision_id(decision_pb2.DECISION_EVALUATION, request, snapshot),
-            notes=notes_of(gang, snapshot),
+            notes=[*notes_of(gang, snapshot), *memory_notes(table, needs, gang)],
         )
         self.record(decision_pb2.DECISION_EVALUATION, request, reply, table)
         return reply
@@ -214,7 +215,7 @@ class PlacementService(PlacementServiceServicer):
         """Return *request*, checked, with its terms from the current snapshot."""
         snapshot = self.snapshot()
         check_text("request_id", request.request_id, messages.REQUEST_ID_CHARACTERS_MAX)
-        needs = messages.requirements_of(request.gang, snapshot.reported_factors, snapshot.tenants)
+        needs = requirements_in(snapshot, request.gang)
         candidates = messages.candidates_of(request.candidates, snapshot)
         table, communication = self.table(snapshot, request.gang)
         needs = messages.grouped_sizes(needs, node_search.gpus_of(table, needs))
@@ -244,24 +245,21 @@ class PlacementService(PlacementServiceServicer):
             excluded = excluded_since(snapshot, self._excluded)
             self._begin(snapshot, node_table(snapshot, excluded=excluded))
         plain, _ = self._tables[b""]
-        if not gang.HasField("workload"):
+        transfers = transfers_of(gang, snapshot)
+        if not gang.HasField("workload") and transfers is None:
             return plain, None
-        key = gang.workload.SerializeToString(deterministic=True)
+        named: Any = placement_pb2.GangRequirements(workload=gang.workload, memory=gang.memory)
+        # A name may be the run of another login for another caller.
+        key = f"{current_login()} {current_role()} ".encode()
+        key += named.SerializeToString(deterministic=True)
         entry = self._tables.get(key)
         if entry is None:
-            workload: Any = gang.workload
-            needs, source = requested_workload(snapshot, workload)
-            share = needs.bound[NETWORK] + needs.bound[NVLINK]
-            by_job = bool(gang.workload.job)
-            communication = Quantity(
-                share,
-                share * SHARE_INTERVAL[0],
-                min(share * SHARE_INTERVAL[1], 1.0),
-                QuantitySource.MEASURED if by_job else QuantitySource.DECLARED,
-                f"share of a step bound by network and NVLink: {source}",
-            )
-            entry = (node_table(snapshot, needs, source, plain.excluded), communication)
-            self._tables[key] = entry
+            needs, source, communication = None, "", None
+            if gang.HasField("workload"):
+                needs, source = requested_workload(snapshot, named.workload)
+                communication = _communication(needs, source, by_job=bool(named.workload.job))
+            table = node_table(snapshot, needs, source, plain.excluded, transfers)
+            entry = self._tables[key] = table, communication
             while len(self._tables) > TABLES_MAX:
                 self._tables.pop(next(cached_key for cached_key in self._tables if cached_key))
         return entry
@@ -278,8 +276,7 @@ class PlacementService(PlacementServiceServicer):
         except NotFound:
             if gang.workload.job not in snapshot.jobs.values():
                 raise
-            plain = placement_pb2.GangRequirements()
-            return self.table(snapshot, plain)
+            return self.table(snapshot, placement_pb2.GangRequirements(memory=gang.memory))
 
     def begin_with(self, inputs: DecisionInputs) -> None:
         """Answer from the stored *inputs*, for a replay."""
@@ -319,3 +316,15 @@ class PlacementService(PlacementServiceServicer):
         with self._plans.slot(PLANS_MAX, reason, RETRY_SECONDS):
             async with self._lock:
                 return await asyncio.to_thread(work)
+
+
+def _communication(needs: WorkloadNeeds, source: str, *, by_job: bool) -> Quantity:
+    """Return the communication share of a workload, with its interval."""
+    share = needs.bound[NETWORK] + needs.bound[NVLINK]
+    return Quantity(
+        share,
+        share * SHARE_INTERVAL[0],
+        min(share * SHARE_INTERVAL[1], 1.0),
+        QuantitySource.MEASURED if by_job else QuantitySource.DECLARED,
+        f"share of a step bound by network and NVLink: {source}",
+    )

@@ -535,6 +535,11 @@ def apply_change(gang: placement_pb2.GangRequirements, needs: GangRequirements) 
         groups.tensor, groups.pipeline = needs.tensor_parallel, needs.pipeline_parallel
         groups.data = needs.data_parallel
     gang.node_score_min, gang.survival_min = needs.score_min, needs.survival_min
+    if gang.HasField("memory"):
+        memory = gang.memory
+        memory.hbm_bytes = needs.memory.hbm_bytes
+        memory.smaller_batch_hbm_bytes = needs.memory.smaller_batch_hbm_bytes
+        memory.page_cache_bytes = needs.memory.page_cache_bytes
     invariants = gang.invariants
     invariants.within = _number(needs.within)
     invariants.segment_nodes = needs.segment_nodes if needs.segment_nodes > 1 else 0

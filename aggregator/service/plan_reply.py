@@ -11,6 +11,7 @@ from . import placement_messages as messages
 from .decision_recorder import decision_id
 from .exchange_rates import notes_of
 from .gang_sizes import add_sizes
+from .memory_needs import memory_notes
 from .plan_watch import PlanQuestion
 
 
@@ -28,7 +29,11 @@ class PlanReply:
             candidates_source=question.candidates.source,
             degraded=bool(snapshot.degraded_reason),
             degraded_reason=snapshot.degraded_reason,
-            notes=[*notes_of(request.gang, snapshot), *messages.size_notes(question.needs)],
+            notes=[
+                *notes_of(request.gang, snapshot),
+                *messages.size_notes(question.needs),
+                *memory_notes(question.table, question.needs, request.gang),
+            ],
         )
 
     def add_options(self, options_max: int) -> None:

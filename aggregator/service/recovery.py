@@ -27,6 +27,7 @@ from ..scoring.evaluate import Judgement
 from . import placement_messages as messages
 from .decision_recorder import decision_id
 from .exchange_rates import notes_of
+from .memory_needs import requirements_in
 from .placement import PlacementService
 from .score import WORKLOAD_CHARACTERS_MAX
 from .score_messages import packed
@@ -67,7 +68,7 @@ class RecoveryService(RecoveryServiceServicer):
             reason = f"{gang.nodes}, expected {current.size}, as in current_node_index, or 0"
             raise InvalidArgument("gang.nodes", reason)
         gang.nodes = current.size
-        needs = messages.requirements_of(gang, snapshot.reported_factors, snapshot.tenants)
+        needs = requirements_in(snapshot, gang)
         candidates = messages.candidates_of(requested_candidates, snapshot)
         table, communication = self._placement.running_table(snapshot, gang)
         messages.check_groups(needs, current.size, gpus_of(table, needs))

@@ -17,6 +17,7 @@ from ..decisions.resize import ResizeChoice, ResizePlan, ResizeTimes, plan_resiz
 from ..errors import InvalidArgument
 from ..scoring.evaluate import Judgement
 from . import placement_messages as messages
+from .memory_needs import requirements_in
 from .validation import check_real, hours_of
 
 GAIN_GPU_HOURS_MAX = 1e9
@@ -100,7 +101,7 @@ def resize_question(
         reason = f"{gang.nodes}, expected {current.size}, the size of now, or 0"
         raise InvalidArgument("gang.nodes", reason)
     gang.nodes = current.size
-    needs = messages.requirements_of(gang, snapshot.reported_factors, snapshot.tenants)
+    needs = requirements_in(snapshot, gang)
     if (gpus := snapshot.facts.gpus[current]).size and not np.all(
         gpus >= max(gang.gpus_per_node, 1)
     ):

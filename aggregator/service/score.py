@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -31,6 +30,7 @@ from ..scoring.score_columns import Columns
 from ..scoring.score_rows import differs
 from . import score_messages
 from .caller_slots import CallerSlots
+from .known_runs import similar_names, visible_name
 from .score_messages import RequestedWorkload, packed
 from .validation import node_of, page_size_of, span_seconds
 
@@ -459,10 +459,11 @@ def requested_workload(snapshot: Judgement, workload: score_pb2.Workload) -> Req
             f"{len(workload.job)} characters, expected at most {WORKLOAD_CHARACTERS_MAX}",
         )
     known = snapshot.workloads
-    if needs := known.find(workload.job):
+    visible = visible_name(workload.job, known)
+    if visible is not None and (needs := known.find(visible)):
         return RequestedWorkload(*needs)
-    near = difflib.get_close_matches(workload.job, known.names, 3, 0.6)
-    hint = f"; did you mean {', '.join(near)}?" if near else "; ops.runs has those that are known"
+    near = similar_names(workload.job, known)
+    hint = f"; did you mean {near}?" if near else "; ops.runs has those that are known"
     raise NotFound(f"no run of job {workload.job!r} is long enough to know what it needs{hint}")
 
 

@@ -134,3 +134,54 @@ COMMENT ON VIEW ops.colocations IS
     'each job beside another on a host: its pace beside the neighbor against its own pace alone, worst first (until NULL: still); effect says whether the neighbor slowed it: SELECT count(*) AS pairs, count(*) FILTER (effect = ''slower'') AS slower FROM ops.colocations';
 COMMENT ON COLUMN ops.colocations.slowdown_ratio IS 'the share of its speed that the job lost, with a 90 % interval';
 COMMENT ON COLUMN ops.colocations.resource IS 'the resource that both need more of than the host has; NULL: none is known';
+
+-- Jobs that hold far more HBM than their workload ever uses. The high-water mark is the maximum over all phases and GPUs of all
+-- runs of the workload in 14 days, never a mean. No advice without enough evidence: 3 runs of an hour or more, a day of readings
+-- per GPU in all, and no run whose memory is unknown. The operators' file has the newest demands only: fewer days then count.
+CREATE OR REPLACE VIEW ops.oversized_runs AS
+WITH counted AS (
+    SELECT greatest(ops.taken() - INTERVAL 14 DAY, min(time)) AS since FROM main.run_demand
+),
+uses AS (
+    SELECT r.workload_id, r.gpu_model, r.begun, d.high, d.readings / greatest(r.gpus, 1) AS seconds
+    FROM main.runs AS r LEFT JOIN main.run_demand AS d ON d.run_id = r.run_id AND d.resource = 'hbm_bytes'
+    WHERE r.time >= (SELECT since FROM counted)
+),
+workloads AS (
+    SELECT
+        workload_id, gpu_model, max(high) AS high_bytes, count(*) AS runs, sum(seconds) / 3600 AS observed_hours,
+        greatest(min(begun), (SELECT since FROM counted)) AS since
+    FROM uses GROUP BY workload_id, gpu_model
+    HAVING count(*) FILTER (high IS NULL) = 0 AND count(*) FILTER (seconds >= 3600) >= 3 AND observed_hours >= 24
+),
+hosts AS (SELECT host, min(memory_total_bytes) AS gpu_bytes FROM latest.gpu_10s GROUP BY host),
+held AS (
+    SELECT r.run_id, min(h.gpu_bytes) AS gpu_bytes
+    FROM (SELECT run_id, unnest(host_names) AS host FROM main.runs WHERE ended IS NULL) AS r JOIN hosts AS h USING (host)
+    GROUP BY r.run_id
+)
+SELECT
+    r.job, r.run_id, r.gpus, r.gpu_model, h.gpu_bytes, w.high_bytes, w.runs, w.observed_hours, w.since,
+    'holds ' || r.gpus || ' x ' || round(h.gpu_bytes / 1e9)::BIGINT || ' GB and never used more than '
+        || ceil(w.high_bytes / 1e9)::BIGINT || ' GB of a GPU in ' || ceil(epoch(ops.taken() - w.since) / 86400)::BIGINT || ' days ('
+        || w.runs || ' runs, ' || floor(w.observed_hours)::BIGINT || ' h of readings)' AS message,
+    coalesce(r.simulated, false) AS simulated
+FROM main.runs AS r JOIN workloads AS w USING (workload_id, gpu_model) JOIN held AS h ON h.run_id = r.run_id
+WHERE r.ended IS NULL AND w.high_bytes <= 0.5 * h.gpu_bytes
+ORDER BY r.gpus * (h.gpu_bytes - w.high_bytes) DESC, r.job;
+COMMENT ON VIEW ops.oversized_runs IS
+    'jobs that run now and whose workload never used more than half of the HBM of a GPU in 14 days, in any phase of at least 3 runs and a day of readings: a smaller GPU, a MIG instance or a larger batch would do: SELECT count(*) AS jobs, sum(gpus * (gpu_bytes - high_bytes)) AS unused_bytes FROM ops.oversized_runs';
+COMMENT ON COLUMN ops.oversized_runs.high_bytes IS 'the high-water mark of HBM over all GPUs and runs of the workload';
+COMMENT ON COLUMN ops.oversized_runs.gpu_bytes IS 'HBM of the smallest GPU of its hosts';
+
+CREATE OR REPLACE VIEW ops.interference_models AS
+SELECT
+    time AS trained, sharing,
+    CASE
+        WHEN row_number() OVER (PARTITION BY sharing ORDER BY time DESC) > 1 THEN 'replaced'
+        WHEN accepted THEN 'in use' ELSE 'refused: physics alone is used'
+    END AS status,
+    pairs, workloads, error_ratio, physics_error_ratio, message
+FROM main.interference_models ORDER BY trained DESC;
+COMMENT ON VIEW ops.interference_models IS
+    'models of how much jobs slow each other that gangline admin train --interference made: their error of the throughput on held-out pairs, and that of physics alone: SELECT count(*) AS models, count(*) FILTER (status = ''in use'') AS in_use FROM ops.interference_models';

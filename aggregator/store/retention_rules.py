@@ -67,6 +67,7 @@ _RETENTION_RULES: Iterable[_RetentionRule] = (
     _RetentionRule("job_verdicts", "time", days=RUNS_RETAINED_DAYS),
     _RetentionRule("run_demand", "time", days=RUNS_RETAINED_DAYS),
     _RetentionRule("colocations", "time", days=RUNS_RETAINED_DAYS),
+    _RetentionRule("colocation_inputs", "time", days=RUNS_RETAINED_DAYS),
     _RetentionRule("outcomes", "time", days=OUTCOMES_DAYS),
     _RetentionRule("recoveries", "time", days=OUTCOMES_DAYS),
 )

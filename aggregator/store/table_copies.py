@@ -80,6 +80,7 @@ COPIES: tuple[TableCopy, ...] = (
     TableCopy("run_demand", 20_000, "time", RUNS_SECONDS),
     TableCopy("measured_supply"),
     TableCopy("colocations", 20_000, "time", RUNS_SECONDS),
+    TableCopy("interference_models", 20, "time"),
     TableCopy("job_paces"),
     TableCopy("job_verdicts", 100_000, "time", RUNS_SECONDS),
     TableCopy("runs", 20_000, "time", RUNS_SECONDS),

@@ -70,3 +70,23 @@ class TrainedHazard(_message.Message):
     message: str
     model: str
     def __init__(self, accepted: bool = ..., message: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
+
+class TrainInterferenceRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TrainedInterference(_message.Message):
+    __slots__ = ("accepted", "message", "pairs", "workloads", "error_ratio", "physics_error_ratio")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
+    WORKLOADS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_RATIO_FIELD_NUMBER: _ClassVar[int]
+    PHYSICS_ERROR_RATIO_FIELD_NUMBER: _ClassVar[int]
+    accepted: bool
+    message: str
+    pairs: int
+    workloads: int
+    error_ratio: float
+    physics_error_ratio: float
+    def __init__(self, accepted: bool = ..., message: _Optional[str] = ..., pairs: _Optional[int] = ..., workloads: _Optional[int] = ..., error_ratio: _Optional[float] = ..., physics_error_ratio: _Optional[float] = ...) -> None: ...

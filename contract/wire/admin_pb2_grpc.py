@@ -49,6 +49,11 @@ class AdminServiceStub(object):
                 request_serializer=gangline_dot_contract_dot_wire_dot_admin__pb2.TrainHazardRequest.SerializeToString,
                 response_deserializer=gangline_dot_contract_dot_wire_dot_admin__pb2.TrainedHazard.FromString,
                 _registered_method=True)
+        self.TrainInterference = channel.unary_unary(
+                '/gangline.v1.AdminService/TrainInterference',
+                request_serializer=gangline_dot_contract_dot_wire_dot_admin__pb2.TrainInterferenceRequest.SerializeToString,
+                response_deserializer=gangline_dot_contract_dot_wire_dot_admin__pb2.TrainedInterference.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -76,6 +81,14 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TrainInterference(self, request, context):
+        """Train a model of interference on the co-locations of real runs that were seen. It is used if it predicts pairs that it has not
+        learned from better than physics alone does. FAILED_PRECONDITION: there are too few of them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -93,6 +106,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.TrainHazard,
                     request_deserializer=gangline_dot_contract_dot_wire_dot_admin__pb2.TrainHazardRequest.FromString,
                     response_serializer=gangline_dot_contract_dot_wire_dot_admin__pb2.TrainedHazard.SerializeToString,
+            ),
+            'TrainInterference': grpc.unary_unary_rpc_method_handler(
+                    servicer.TrainInterference,
+                    request_deserializer=gangline_dot_contract_dot_wire_dot_admin__pb2.TrainInterferenceRequest.FromString,
+                    response_serializer=gangline_dot_contract_dot_wire_dot_admin__pb2.TrainedInterference.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(

@@ -132,7 +132,7 @@ class JobRank(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., node: _Optional[str] = ..., step_seconds: _Optional[float] = ..., spread_seconds: _Optional[float] = ..., since_seconds: _Optional[float] = ..., steps_count: _Optional[int] = ...) -> None: ...
 
 class JobRun(_message.Message):
-    __slots__ = ("workload_class", "class_confidence", "earlier_runs", "pace_ratio", "pace_ratio_lower", "pace_ratio_upper", "slower_than_before", "verdict", "slow_nodes")
+    __slots__ = ("workload_class", "class_confidence", "earlier_runs", "pace_ratio", "pace_ratio_lower", "pace_ratio_upper", "slower_than_before", "verdict", "slow_nodes", "memory_message")
     WORKLOAD_CLASS_FIELD_NUMBER: _ClassVar[int]
     CLASS_CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
     EARLIER_RUNS_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +142,7 @@ class JobRun(_message.Message):
     SLOWER_THAN_BEFORE_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     SLOW_NODES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     workload_class: str
     class_confidence: float
     earlier_runs: int
@@ -151,7 +152,8 @@ class JobRun(_message.Message):
     slower_than_before: bool
     verdict: str
     slow_nodes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, workload_class: _Optional[str] = ..., class_confidence: _Optional[float] = ..., earlier_runs: _Optional[int] = ..., pace_ratio: _Optional[float] = ..., pace_ratio_lower: _Optional[float] = ..., pace_ratio_upper: _Optional[float] = ..., slower_than_before: bool = ..., verdict: _Optional[str] = ..., slow_nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+    memory_message: str
+    def __init__(self, workload_class: _Optional[str] = ..., class_confidence: _Optional[float] = ..., earlier_runs: _Optional[int] = ..., pace_ratio: _Optional[float] = ..., pace_ratio_lower: _Optional[float] = ..., pace_ratio_upper: _Optional[float] = ..., slower_than_before: bool = ..., verdict: _Optional[str] = ..., slow_nodes: _Optional[_Iterable[str]] = ..., memory_message: _Optional[str] = ...) -> None: ...
 
 class JobForecastEvent(_message.Message):
     __slots__ = ("at", "until", "probability", "reason")

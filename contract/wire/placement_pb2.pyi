@@ -142,7 +142,7 @@ class ParallelGroups(_message.Message):
     def __init__(self, tensor: _Optional[int] = ..., pipeline: _Optional[int] = ..., data: _Optional[int] = ..., tensor_traffic: _Optional[float] = ..., pipeline_traffic: _Optional[float] = ..., data_traffic: _Optional[float] = ...) -> None: ...
 
 class GangRequirements(_message.Message):
-    __slots__ = ("nodes", "gpus_per_node", "length", "workload", "groups", "invariants", "preferences", "node_score_min", "survival_min", "communication_share", "detect", "decide", "restart", "checkpoint_interval", "checkpoint_write", "repair", "gpu_hours_per_stranded_gpu_hour", "gpu_hours_per_delay_hour", "gpu_hours_per_currency_unit", "tenant", "priority", "sizes", "throughputs", "workload_name")
+    __slots__ = ("nodes", "gpus_per_node", "length", "workload", "groups", "invariants", "preferences", "node_score_min", "survival_min", "communication_share", "detect", "decide", "restart", "checkpoint_interval", "checkpoint_write", "repair", "gpu_hours_per_stranded_gpu_hour", "gpu_hours_per_delay_hour", "gpu_hours_per_currency_unit", "tenant", "priority", "sizes", "throughputs", "workload_name", "memory")
     NODES_FIELD_NUMBER: _ClassVar[int]
     GPUS_PER_NODE_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +167,7 @@ class GangRequirements(_message.Message):
     SIZES_FIELD_NUMBER: _ClassVar[int]
     THROUGHPUTS_FIELD_NUMBER: _ClassVar[int]
     WORKLOAD_NAME_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     nodes: int
     gpus_per_node: int
     length: _duration_pb2.Duration
@@ -191,7 +192,24 @@ class GangRequirements(_message.Message):
     sizes: GangSizes
     throughputs: _containers.RepeatedCompositeFieldContainer[ThroughputPoint]
     workload_name: str
-    def __init__(self, nodes: _Optional[int] = ..., gpus_per_node: _Optional[int] = ..., length: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., workload: _Optional[_Union[_score_pb2.Workload, _Mapping]] = ..., groups: _Optional[_Union[ParallelGroups, _Mapping]] = ..., invariants: _Optional[_Union[PlacementInvariants, _Mapping]] = ..., preferences: _Optional[_Iterable[_Union[TierPreference, _Mapping]]] = ..., node_score_min: _Optional[float] = ..., survival_min: _Optional[float] = ..., communication_share: _Optional[float] = ..., detect: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., decide: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., restart: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., checkpoint_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., checkpoint_write: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., repair: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., gpu_hours_per_stranded_gpu_hour: _Optional[float] = ..., gpu_hours_per_delay_hour: _Optional[float] = ..., gpu_hours_per_currency_unit: _Optional[float] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., sizes: _Optional[_Union[GangSizes, _Mapping]] = ..., throughputs: _Optional[_Iterable[_Union[ThroughputPoint, _Mapping]]] = ..., workload_name: _Optional[str] = ...) -> None: ...
+    memory: MemoryNeeds
+    def __init__(self, nodes: _Optional[int] = ..., gpus_per_node: _Optional[int] = ..., length: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., workload: _Optional[_Union[_score_pb2.Workload, _Mapping]] = ..., groups: _Optional[_Union[ParallelGroups, _Mapping]] = ..., invariants: _Optional[_Union[PlacementInvariants, _Mapping]] = ..., preferences: _Optional[_Iterable[_Union[TierPreference, _Mapping]]] = ..., node_score_min: _Optional[float] = ..., survival_min: _Optional[float] = ..., communication_share: _Optional[float] = ..., detect: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., decide: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., restart: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., checkpoint_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., checkpoint_write: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., repair: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., gpu_hours_per_stranded_gpu_hour: _Optional[float] = ..., gpu_hours_per_delay_hour: _Optional[float] = ..., gpu_hours_per_currency_unit: _Optional[float] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., sizes: _Optional[_Union[GangSizes, _Mapping]] = ..., throughputs: _Optional[_Iterable[_Union[ThroughputPoint, _Mapping]]] = ..., workload_name: _Optional[str] = ..., memory: _Optional[_Union[MemoryNeeds, _Mapping]] = ...) -> None: ...
+
+class MemoryNeeds(_message.Message):
+    __slots__ = ("hbm_bytes", "smaller_batch_hbm_bytes", "host_bytes_per_step", "nvme_bytes_per_step", "page_cache_bytes", "step")
+    HBM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SMALLER_BATCH_HBM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_BYTES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    NVME_BYTES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    PAGE_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    hbm_bytes: float
+    smaller_batch_hbm_bytes: float
+    host_bytes_per_step: float
+    nvme_bytes_per_step: float
+    page_cache_bytes: float
+    step: _duration_pb2.Duration
+    def __init__(self, hbm_bytes: _Optional[float] = ..., smaller_batch_hbm_bytes: _Optional[float] = ..., host_bytes_per_step: _Optional[float] = ..., nvme_bytes_per_step: _Optional[float] = ..., page_cache_bytes: _Optional[float] = ..., step: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class GangSizes(_message.Message):
     __slots__ = ("min_nodes", "max_nodes", "multiple_of", "powers_of_two", "allowed_nodes", "free_gpu_value")

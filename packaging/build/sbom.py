@@ -54,6 +54,7 @@ ALIASES = {
     "3-Clause BSD License": "BSD-3-Clause",
     "Apache 2.0": "Apache-2.0",
     "BSD": "BSD-3-Clause",
+    "Copyright (c) 2001-2002 Enthought, Inc. 2003, SciPy Developers.": "BSD-3-Clause",  # the first line of its text
     "LGPLv2+": "LGPL-2.1-or-later",  # ClusterShell, which has the text of 2.1
     "License :: OSI Approved :: BSD License": "BSD-3-Clause",
     "License :: OSI Approved :: MIT License": "MIT",
@@ -69,6 +70,8 @@ LIBRARIES = {
     "sqlite3": ("blessing", "sqlite", "sqlite"),
     "zlib": ("Zlib", "zlib", "zlib"),
 }
+#: Libraries that a wheel's SBOM names without a license.
+UNLICENSED = {"libgomp": "GPL-3.0-or-later WITH GCC-exception-3.1"}
 #: Libraries inside the wheels that have no SBOM.
 BUNDLED = Path(__file__).with_name("bundled.toml")
 _NAMESPACE = uuid.UUID("6f0b6d5e-5d8c-5c1b-9a57-2f6f0f3c1c11")
@@ -139,10 +142,11 @@ def _own_documents(wheel: dict[str, Any], folder: Path) -> Iterator[dict[str, An
         except (ValueError, LookupError, TypeError) as error:
             raise BuildError(f"{wheel['name']}: {file.name} is no CycloneDX: {error!r}") from None
         for row, name, version in rows:
+            if name.replace("_", "-") == wheel["name"]:
+                continue  # the wheel itself
             named = [one.get("expression", "") for one in row.get("licenses", ())]
-            component = _inner(
-                wheel, name, version, named[0] if named else LIBRARIES.get(name, ("",))[0]
-            )
+            named = named or [UNLICENSED.get(name) or LIBRARIES.get(name, ("",))[0]]
+            component = _inner(wheel, name, version, named[0])
             component["purl"] = row.get("purl", component["purl"])
             if not component["purl"].startswith("pkg:generic/"):
                 component.pop("cpe", None)  # the Rust crate openssl is not OpenSSL itself

@@ -37,7 +37,7 @@ FOLDERS = {
 #: Kubernetes' model classes, which executors do not load.
 WHEELS_WITHOUT = (
     "bin", "pyarrow/include", "pyarrow/tests", "pyarrow/src", "numpy/_core/include", "numpy/*/tests", "numpy/tests",
-    "numpy/f2py", "numpy/distutils", "psutil/tests", "kubernetes/aio", "kubernetes/client/api/[a-z]*.py", "kubernetes/client/models/[a-z]*.py",
+    "numpy/distutils", "scipy/**/tests", "sklearn/**/tests", "psutil/tests", "kubernetes/aio", "kubernetes/client/api/[a-z]*.py", "kubernetes/client/models/[a-z]*.py",
     "**/*.pxd", "**/*.pyx", "**/*.c", "**/*.h", "**/*.hpp", "**/*.lib", "**/*.a",
     "*.dist-info/RECORD", "*.dist-info/INSTALLER", "*.dist-info/REQUESTED", "*.dist-info/direct_url.json",
 )  # fmt: skip

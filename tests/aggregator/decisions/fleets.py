@@ -15,12 +15,13 @@ from gangline.aggregator.decisions import relaxations as blockers
 from gangline.aggregator.decisions.node_search import Candidates
 from gangline.aggregator.decisions.node_table import NodeTable, node_table
 from gangline.aggregator.decisions.planner import members_of
-from gangline.aggregator.decisions.requirements import GangRequirements, Tier
+from gangline.aggregator.decisions.requirements import NO_MEMORY, GangRequirements, Tier
 from gangline.aggregator.model import HealthState
 from gangline.aggregator.scoring.evaluate import Judgement
 from gangline.aggregator.scoring.node_facts import DOMAIN_FIELDS, NodeCosts, NodeDomains, NodeFacts
 from gangline.aggregator.scoring.reported_factors import ReportedFactor, ReportedFactors
 from gangline.aggregator.scoring.score_columns import Columns
+from gangline.fingerprints.demand import SHARED_RESOURCES, HostSupply
 
 #: Factors of a cluster whose leaves are slow to cross and whose restarts are quick.
 REPORTS = ReportedFactors(
@@ -50,6 +51,7 @@ class Node:
     job: str = ""
     price: float = nan  # per GPU-hour, declared
     preemption: float = 0.0  # per hour, declared
+    hbm_bytes: float = nan  # per GPU
 
     def place(self, tier: Tier) -> str:
         """Return the domain of *tier*."""
@@ -98,11 +100,16 @@ def snapshot_of(nodes: Sequence[Node], degraded: str = "") -> Judgement:
         ended=np.zeros(count, dtype=bool),
         simulated=np.zeros(count, dtype=bool),
     )
+    supplies = HostSupply(
+        np.full((count, len(SHARED_RESOURCES)), nan, dtype=np.float32),
+        np.array([node.hbm_bytes for node in nodes], dtype=np.float32),
+        gpu_models=tuple(f"GPU of {node.hbm_bytes / 1e9:.0f} GB" for node in nodes),
+    )
     return Judgement(
         version=1, computed_ns=1_700_000_000_000_000_000, horizon_seconds=28800.0, hosts=(),
         degraded_reason=degraded, dictionary_version=7, names=tuple(node.name for node in nodes),
         columns=columns, facts=facts, component_speeds=np.ones((count, 7), dtype=np.float32),
-        jobs={index: node.job for index, node in enumerate(nodes) if node.job},
+        jobs={index: node.job for index, node in enumerate(nodes) if node.job}, supplies=supplies,
     )  # fmt: skip
 
 
@@ -127,6 +134,11 @@ def violations(nodes: Sequence[Node], chosen: Sequence[int], needs: GangRequirem
         f"{member.name} has {member.gpus} GPUs"
         for member in members
         if member.gpus < needs.gpus_per_node
+    ]
+    broken += [
+        f"{member.name} has GPUs of {member.hbm_bytes:g} bytes"
+        for member in members
+        if member.hbm_bytes < needs.memory.hbm_bytes
     ]
     broken += [
         f"{member.name} is below the floor"
@@ -228,6 +240,8 @@ def without(
             needs = replace(needs, segment_nodes=1, segment_tier=None)
         elif constraint == blockers.RAILS:
             needs = replace(needs, same_rails=False)
+        elif constraint == blockers.MEMORY:
+            needs = replace(needs, memory=NO_MEMORY)
         else:
             assert constraint == blockers.SPREAD
             needs = replace(needs, spread_over=None, spread_nodes_max=0)

@@ -12,7 +12,7 @@ from gangline.aggregator.decisions import planner
 from gangline.aggregator.decisions import relaxations as blockers
 from gangline.aggregator.decisions.blockers import find_blockers, quick_xplain
 from gangline.aggregator.decisions.relaxations import repair_wait_hours
-from gangline.aggregator.decisions.requirements import GangRequirements, Tier
+from gangline.aggregator.decisions.requirements import GangRequirements, MemoryRequirements, Tier
 from tests.aggregator.decisions.fleets import Node, cheapest, table_of, violations, without
 from tests.aggregator.decisions.test_planner import fleets, gangs
 
@@ -44,7 +44,8 @@ def test_a_change_that_is_advised_helps(nodes: list[Node], needs: GangRequiremen
             for relaxation in blocker.relaxations
         ]
         assert costs == sorted(costs)
-        assert blocker.relaxations
+        # Nothing makes a workload fit into less memory than it uses.
+        assert blocker.relaxations or needs.memory.is_requested
         for relaxation in blocker.relaxations:
             assert relaxation.change
             later = list(nodes)
@@ -70,6 +71,8 @@ def rack(name: str, count: int, hazard: float = 1e-4) -> list[Node]:
     ]
 
 
+SMALL = [replace(node, hbm_bytes=80e9) for node in rack("a", 4)]
+LARGE = [replace(node, hbm_bytes=141e9, free=False, job="81") for node in rack("b", 3)]
 TABLE = [
     # Four nodes within one rack: five nodes are free, but in two racks.
     (GangRequirements(4, within=Tier.RACK), [*rack("a", 2), *rack("b", 3)],
@@ -86,6 +89,12 @@ TABLE = [
      {blockers.NODES: "4 -> 1 node", blockers.SURVIVAL: "survival of the gang 0.99 -> 0.9528"}),
     (GangRequirements(2), [*rack("a", 1), Node("x", free=False, job="81")],
      {blockers.NODES: "2 -> 1 node", blockers.CANDIDATES: "job 81 gives up 1 node (the gang's priority is not known)"}),
+    # 100 GB do not fit into GPUs of 80 GB: a job on larger ones, or the smaller batch of the request.
+    (GangRequirements(2, memory=MemoryRequirements(100e9)), [*SMALL, *LARGE],
+     {blockers.MEMORY: "another GPU model, GPU of 141 GB of 141 GB: others give up 2 nodes (the gang's priority is not known)",
+      blockers.CANDIDATES: "job 81 gives up 2 nodes (the gang's priority is not known)"}),
+    (GangRequirements(2, memory=MemoryRequirements(100e9, 60e9)), SMALL,
+     {blockers.MEMORY: "the smaller batch: 100 -> 60 GB of HBM per GPU"}),
 ]  # fmt: skip
 
 
@@ -103,6 +112,16 @@ def test_the_mildest_change_is_told(
     assert set(changes) == set(told)
     for constraint, change in told.items():
         assert change in changes[constraint]
+
+
+def test_memory_that_no_gpu_has_is_a_blocker_without_a_change() -> None:
+    """No other constraint is blamed, and no change that drops the memory is advised."""
+    table, candidates = table_of(SMALL)
+    needs = GangRequirements(2, memory=MemoryRequirements(200e9, source="p95 of job 7"))
+    (blocker,) = find_blockers(table, candidates, needs).blockers
+    assert blocker.constraint == blockers.MEMORY and not blocker.relaxations
+    assert "200 GB of HBM per GPU (p95 of job 7)" in blocker.message
+    assert "the largest GPU has 80 GB (GPU of 80 GB)" in blocker.message
 
 
 def test_of_an_empty_fleet_there_is_a_blocker_too() -> None:

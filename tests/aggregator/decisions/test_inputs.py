@@ -38,6 +38,7 @@ from gangline.aggregator.service.placement import PlacementService
 from gangline.aggregator.service.recovery import RecoveryService
 from gangline.aggregator.store.decision_records import DecisionRecord
 from gangline.contract.wire import placement_pb2, recovery_pb2
+from gangline.fingerprints.demand import DEMANDS, QUANTILES, SHARED_RESOURCES
 from gangline.fingerprints.sensitivity import COMPONENTS, KnownWorkloads
 from tests.aggregator.decisions.fleets import Node, snapshot_of
 from tests.aggregator.decisions.test_planner import fleets, gangs
@@ -100,7 +101,11 @@ def workloads(source: Any) -> KnownWorkloads:
     """Return the known needs of two jobs."""
     rows = [[source.random() for _ in range(2 * len(COMPONENTS))] for _ in range(2)]
     needs = np.array(rows, dtype=np.float32) / np.float32(2 * len(COMPONENTS))
-    return KnownWorkloads({"seven": 1, "eight": 0}, ("a run of eight", "a run of seven"), needs)
+    demands = np.full((2, len(DEMANDS), len(QUANTILES)), nan, dtype=np.float32)
+    demands[0, DEMANDS.index("hbm_bytes")] = source.choice((60e9, 100e9))
+    demands[1, DEMANDS.index("pcie_received")] = 40e9
+    texts = ("a run of eight", "a run of seven")
+    return KnownWorkloads({"seven": 1, "eight": 0}, texts, needs, demands)
 
 
 @given(nodes=fleets(), needs=gangs(), source=st.randoms(use_true_random=False))
@@ -118,6 +123,9 @@ def test_any_decision_comes_out_again(
         tenants={"vision": ExchangeRates(2.0, nan, 0.1)},
         workloads=workloads(source), version=source.randrange(1, 1 << 40), model="lognormal-3",
     )  # fmt: skip
+    links = snapshot.supplies.values
+    links[:, SHARED_RESOURCES.index("pcie_received")] = source.choice((nan, 50e9))
+    links[0, SHARED_RESOURCES.index("pcie_received")] = 25e9
     service = RecordedService(snapshot, is_dedicated=source.random() < 0.5)
     gang = placement_pb2.GangRequirements()
     placement_messages.apply_change(gang, needs)
@@ -126,6 +134,10 @@ def test_any_decision_comes_out_again(
     if source.random() < 0.5:
         gang.gpu_hours_per_currency_unit = needs.currency_rate
     gang.groups.tensor, gang.groups.pipeline = source.choice(((0, 0), (4, 2), (8, 1)))
+    if source.random() < 0.3:
+        gang.memory.hbm_bytes, gang.memory.page_cache_bytes = needs.memory.hbm_bytes, 1e9
+        gang.memory.host_bytes_per_step = 20e9
+        gang.memory.step.FromSeconds(2)
     if job := source.choice(("", "seven", "eight", "nine")):
         gang.workload.job = job
     plan = placement_pb2.PlanPlacementRequest(

@@ -15,7 +15,12 @@ from gangline.aggregator.decisions import planner
 from gangline.aggregator.decisions.node_search import Candidates, SearchEffort
 from gangline.aggregator.decisions.node_table import node_table
 from gangline.aggregator.decisions.planner import PlacementChoice
-from gangline.aggregator.decisions.requirements import GangRequirements, Tier
+from gangline.aggregator.decisions.requirements import (
+    NO_MEMORY,
+    GangRequirements,
+    MemoryRequirements,
+    Tier,
+)
 from gangline.aggregator.model import HealthState
 from gangline.aggregator.scoring.reported_factors import NOTHING_REPORTED
 from tests.aggregator.decisions.fleets import (
@@ -37,6 +42,9 @@ STATES = (
     HealthState.STALE,
     HealthState.MAINTENANCE,
 )
+MEMORIES = (
+    NO_MEMORY, NO_MEMORY, MemoryRequirements(80e9), MemoryRequirements(100e9), MemoryRequirements(200e9, 120e9),
+)  # fmt: skip
 
 
 @st.composite
@@ -46,6 +54,7 @@ def fleets(draw: Any, most: int = 10) -> list[Node]:
     nested = draw(st.booleans())
     prices = draw(st.sampled_from(((nan,), (nan,), (2.0, 2.1, 0.5))))
     preemptions = draw(st.sampled_from(((0.0,), (0.0, 0.0, 0.02))))
+    sizes = draw(st.sampled_from(((nan,), (80e9, nan), (80e9, 80e9, 141e9))))
     nodes = []
     for number in range(count):
         rack = draw(st.integers(0, 3))
@@ -68,6 +77,7 @@ def fleets(draw: Any, most: int = 10) -> list[Node]:
                 draw(st.integers(0, 7)) > 0,
                 price=draw(st.sampled_from(prices)),
                 preemption=draw(st.sampled_from(preemptions)),
+                hbm_bytes=draw(st.sampled_from(sizes)),
             )
         )
     return nodes
@@ -83,6 +93,7 @@ def gangs(draw: Any, most: int = 8) -> GangRequirements:
         nodes,
         gpus_per_node=draw(st.sampled_from((4, 8))),
         hours=draw(st.sampled_from((1.0, 24.0, 500.0))),
+        memory=draw(st.sampled_from(MEMORIES)),
         within=draw(st.sampled_from((None, None, Tier.SPINE, Tier.LEAF, Tier.RACK))),
         segment_nodes=segment,
         segment_tier=draw(st.sampled_from((Tier.RACK, Tier.LEAF, Tier.NVLINK_DOMAIN)))

@@ -488,7 +488,7 @@ async def test_who_hangs_up_does_not_have_two_models_trained_at_once() -> None:
             assert go.wait(GUARD_SECONDS)
             raise EventsError("no fault is on record")
 
-    service, request = AdminService(None, 0, Slow()), admin_pb2.TrainHazardRequest()  # type: ignore[arg-type]
+    service, request = AdminService(None, 0, Slow(), None), admin_pb2.TrainHazardRequest()  # type: ignore[arg-type]
     request_task = asyncio.create_task(service.TrainHazard(request, None))
     await asyncio.to_thread(begun.wait, GUARD_SECONDS)
     request_task.cancel()

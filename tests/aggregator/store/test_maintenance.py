@@ -774,7 +774,7 @@ def test_a_connection_that_breaks_ends_its_compaction_before_another_begins(
     monkeypatch.setattr(service, "POLL_SECONDS", 0.01)
 
     async def run() -> None:
-        admins = service.AdminService(None, 0, None)  # type: ignore[arg-type]
+        admins = service.AdminService(None, 0, None, None)  # type: ignore[arg-type]
         async with asyncio.timeout(GUARD_SECONDS):
             with pytest.raises(RuntimeError, match="broke"):
                 await admins.CompactStore(admin_pb2.CompactStoreRequest(), Broken())
@@ -798,7 +798,7 @@ def test_a_compaction_outlasts_who_is_cancelled_twice(monkeypatch: pytest.Monkey
     monkeypatch.setattr(service, "compact", compacting)
 
     async def run() -> None:
-        admins = service.AdminService(None, 0, None)  # type: ignore[arg-type]
+        admins = service.AdminService(None, 0, None, None)  # type: ignore[arg-type]
 
         async def compact_store() -> None:
             await admins.CompactStore(admin_pb2.CompactStoreRequest(), None)
