@@ -27,6 +27,8 @@ RIGHT = ("SCORE", "HAZARD/DAY", "SPEED", "SLOWER", "HEARD")
 NARROW_CHARACTERS, NOT_WHEN_NARROW = 100, ("HAZARD/DAY", "HEARD")
 HOST_CHARACTERS_MAX, JOB_CHARACTERS_MAX, NEIGHBOR_CHARACTERS_MAX = 32, 16, 12
 REASON_CHARACTERS_MIN = 24
+#: A smaller slowdown by neighbors, as a ratio, does not keep a host out of a shared row.
+SLOWED_MIN = 0.01
 #: Larger hazards are printed as above this value.
 HAZARD_PER_DAY_MAX = 99.0
 #: Shown as hazard if the host is UNHEALTHY with a score below the limit: it interrupts any job.
@@ -277,15 +279,22 @@ def fold_causes(scores: Sequence[score_pb2.NodeScore]) -> list[Row]:
     return [FoldedHosts(tuple(group)) if len(group) > 1 else group[0] for group in groups.values()]
 
 
-def folded(scores: Sequence[score_pb2.NodeScore], count_max: int | None) -> list[Row]:
+def folded(
+    scores: Sequence[score_pb2.NodeScore],
+    count_max: int | None,
+    slowdowns: ExpectedSlowdowns | None = None,
+) -> list[Row]:
     """Return *scores*, worst first, with shared rows by cause and for HEALTHY simulated hosts.
 
     HEALTHY real hosts also share rows if there would be more than *count_max* rows. Hosts that wait
-    for the same host of their job share a row, and so do all others.
+    for the same host of their job share a row, and so do all others. *slowdowns*: a job's; hosts on which
+    a neighbor slows the job have rows of their own.
     """
-    rows = _folded(scores, lambda score: score.simulated)
+    neighbors = slowdowns.neighbors if slowdowns else {}
+    slowed = {host for host, own in neighbors.items() if own.slowdown >= SLOWED_MIN}
+    rows = _folded(scores, lambda score: score.simulated and host_of(score) not in slowed)
     if count_max is not None and len(rows) > count_max:
-        rows = _folded(scores, lambda score: True)
+        rows = _folded(scores, lambda score: host_of(score) not in slowed)
     return rows
 
 

@@ -60,7 +60,7 @@ def _run(options: argparse.Namespace) -> int:
     if is_terminal and not options.all:
         rows = fold_causes(chosen.scores)
         if len(rows) + 4 > screen_rows():
-            rows = folded(chosen.scores, screen_rows() - 4)
+            rows = folded(chosen.scores, screen_rows() - 4, slowdowns)
     if listing.scores and not chosen.scores:
         print(_none_in_state(listing, options.state))
     else:
@@ -293,7 +293,7 @@ def hosts_text(
     below = notes(0)
     is_long = 1 + len(shown) + len(below) > rows
     if is_terminal and (fold is FoldMode.ALWAYS or (is_long and fold is FoldMode.WHEN_LONG)):
-        shown = folded(listing.scores, rows - 1 - len(below))
+        shown = folded(listing.scores, rows - 1 - len(below), slowdowns)
         below = notes(0)
     if in_place and 1 + len(shown) + len(below) > rows:
         room = max(1, rows - 1 - len(notes(len(listing.scores))))

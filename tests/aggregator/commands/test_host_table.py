@@ -102,6 +102,9 @@ def test_neighbors_are_shown_with_their_effect(width: int) -> None:
     assert ("JOB" in heading) == (width > 80) and "NEIGHBORS" not in render(hosts, width)
     folded_row = FoldedHosts(tuple(hosts))
     assert "a-very-long… +1 ~20 %" in render([folded_row], 120, slowdowns=SLOWDOWNS)
+    healthy = [score(name, simulated=True) for name in "abcd"]
+    own_rows = [row for row in folded(healthy, 1, SLOWDOWNS) if not isinstance(row, FoldedHosts)]
+    assert [host_of(row) for row in own_rows] == ["a", "b"]
 
 
 def test_neighbors_are_in_the_document() -> None:
