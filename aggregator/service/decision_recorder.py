@@ -27,7 +27,6 @@ from ..principal import current_principal
 from ..scoring.evaluate import Judgement
 from ..store.decision_records import DecisionRecord, OptionSummary
 from .decision_summary import HOSTS_MAX, kind_name, summary_of
-from .known_runs import visible_name
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +105,13 @@ class DecisionRecorder:
         self.dropped = 0
 
     def record(
-        self, kind: int, request: Any, reply: Any, snapshot: Judgement, excluded: Flags
+        self,
+        kind: int,
+        request: Any,
+        reply: Any,
+        snapshot: Judgement,
+        excluded: Flags,
+        known_as: str = "",
     ) -> None:
         """Queue a decision, which must have its `decision_id`. Never raises or waits."""
         key = snapshot.dictionary_version, snapshot.version
@@ -129,7 +134,7 @@ class DecisionRecorder:
                 reply=reply,
                 snapshot=snapshot,
                 excluded=excluded,
-                known_as=visible_name(request.gang.workload.job, snapshot.workloads) or "",
+                known_as=known_as,
             )
         )
         self._changed.set()
