@@ -228,8 +228,8 @@ def lost_by_neighbors(table: NodeTable, nodes: Indexes, hours: float) -> Quantit
     """
     worst: dict[str, JobLoss] = {}
     for node in nodes.tolist():
-        prediction = table.neighbors.get(node)
-        for loss in prediction.losses if prediction is not None else ():
+        of_node = table.neighbors.get(node)
+        for loss in of_node.losses if of_node is not None else ():
             if loss.job not in worst or worst[loss.job].share < loss.share:
                 worst[loss.job] = loss
     if not any(loss.upper > 0.0 for loss in worst.values()):

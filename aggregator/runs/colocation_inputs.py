@@ -16,7 +16,7 @@ from ...fingerprints.colocation import Effect
 from ...fingerprints.demand import QUANTILES, SHARED_RESOURCES, Floats, HostSupply
 from ...fingerprints.interference import ColocatedWorkload, Colocation, learned_key
 from ...fingerprints.interference_pressure import HOST
-from ...fingerprints.interference_training import COLOCATIONS_MAX, Measured
+from ...fingerprints.interference_training import Measured
 from ..store.rows import replace_rows
 from .colocations import RunColocation
 from .run_history import RunHistory
@@ -26,6 +26,8 @@ _COLUMNS = (
     "demand:floats neighbor_demand:floats supply:floats"
 )
 _SHAPE = len(SHARED_RESOURCES), len(QUANTILES)
+#: Rows that a training reads, two for most pairs: with many more, the check of the model exceeds its time limit.
+ROWS_MAX = 4000
 #: Comparisons with a known effect of real runs, the newest first. A slowdown that did not end with the neighbor teaches nothing.
 _PAIRS = f"""
 SELECT
@@ -33,7 +35,7 @@ SELECT
     c.slowdown_ratio
 FROM colocations AS c JOIN colocation_inputs AS i USING (run_id, neighbor_run_id)
 WHERE c.effect IN ('{Effect.SLOWER.value}', '{Effect.NONE.value}') AND NOT c.simulated AND i.sharing = ?
-ORDER BY c.time DESC, i.run_id LIMIT {COLOCATIONS_MAX}
+ORDER BY c.time DESC, i.run_id LIMIT {ROWS_MAX}
 """
 
 

@@ -91,8 +91,8 @@ def _targets(fleet: Fleet, neighbor: ActiveRun, hosts: Sequence[int]) -> tuple[s
     fresh_ns = int(fleet.last_received_ns.max()) - TARGET_AGE_NS_MAX
     free = (fleet.gpus >= needed) & (fleet.last_received_ns >= fresh_ns)
     free &= fleet.simulated == neighbor.simulated
-    for host in set(neighbor.hosts) | {fleet.names[shared] for shared in hosts}:
-        if (index := fleet.index.get(host)) is not None:
+    for name in set(neighbor.hosts) | {fleet.names[shared] for shared in hosts}:
+        if (index := fleet.index.get(name)) is not None:
             free[index] = False
     names: list[str] = []
     for host in np.flatnonzero(free).tolist():

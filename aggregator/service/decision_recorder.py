@@ -16,20 +16,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from mmap import mmap
-from types import MappingProxyType
 from typing import Any
 
 from ...contract.wire import decision_pb2
 from ..arrays import Flags
 from ..decisions.inputs import input_parts, neighbors_part, workload_part
-from ..decisions.node_table import NeighborPrediction
+from ..decisions.node_table import NeighborPrediction, NodeTable
 from ..errors import PermissionDenied
 from ..model import gangline_version
 from ..principal import current_principal
 from ..scoring.evaluate import Judgement
 from ..store.decision_records import DecisionRecord, OptionSummary
 from .decision_summary import HOSTS_MAX, kind_name, summary_of
-from .known_runs import visible_name
 
 log = logging.getLogger(__name__)
 
@@ -114,11 +112,14 @@ class DecisionRecorder:
         kind: int,
         request: Any,
         reply: Any,
-        snapshot: Judgement,
-        excluded: Flags,
-        neighbors: Mapping[int, NeighborPrediction] = MappingProxyType({}),
+        table: NodeTable,
+        known_as: str = "",
     ) -> None:
-        """Queue a decision, which must have its `decision_id`. Never raises or waits."""
+        """Queue a decision, which must have its `decision_id`. Never raises or waits.
+
+        *known_as*: name of the run that the caller's `workload.job` is.
+        """
+        snapshot = table.snapshot
         key = snapshot.dictionary_version, snapshot.version
         is_new = key not in self._snapshots
         if len(self._waiting) >= DECISIONS_WAITING_MAX or (
@@ -138,9 +139,9 @@ class DecisionRecorder:
                 request=request,
                 reply=reply,
                 snapshot=snapshot,
-                excluded=excluded,
-                neighbors=neighbors,
-                known_as=visible_name(request.gang.workload.job, snapshot.workloads) or "",
+                excluded=table.excluded,
+                neighbors=table.neighbors,
+                known_as=known_as,
             )
         )
         self._changed.set()

@@ -34,6 +34,7 @@ from . import placement_messages as messages
 from .caller_slots import CallerSlots
 from .decision_recorder import DecisionRecorder, decision_id
 from .exchange_rates import notes_of
+from .known_runs import visible_name
 from .memory_needs import memory_notes, requirements_in, transfers_of
 from .plan_reply import PlanReply, plan_reply
 from .plan_watch import PlanQuestion, PlanWatches, WatchedPlan
@@ -192,9 +193,8 @@ class PlacementService(PlacementServiceServicer):
     def record(self, kind: int, request: Any, reply: Any, table: NodeTable) -> None:
         """Record a decision; *table*: its nodes."""
         if self._recorder is not None:
-            self._recorder.record(
-                kind, request, reply, table.snapshot, table.excluded, table.neighbors
-            )
+            known_as = visible_name(request.gang.workload.job, table.snapshot.workloads) or ""
+            self._recorder.record(kind, request, reply, table, known_as)
 
     def snapshot(self) -> Judgement:
         """Return the last snapshot. Raises ServiceUnavailable."""

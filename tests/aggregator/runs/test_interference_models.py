@@ -33,6 +33,7 @@ from gangline.fingerprints.sensitivity import COMPONENTS, KnownWorkloads
 from tests.aggregator.runs.test_colocations import ALONE, BESIDE, Pair
 from tests.aggregator.service.test_score_process import handed_over
 from tests.fingerprints.test_interference import WORLD, measured_world
+from tests.processes import GUARD_SECONDS
 
 GPU_MODEL = "NVIDIA H100 80GB HBM3"
 NOW_NS = 1_790_000_000 * 10**9
@@ -323,3 +324,20 @@ def test_runs_that_share_a_gpu_are_no_pair_of_the_host(tmp_path: Path) -> None:
     pair.pass_seconds(5)
     assert input_rows([colocation], pair.log.history, supply, 1) == []
     pair.close()
+
+
+@pytest.mark.slow
+async def test_a_running_aggregator_trains_and_judges_with_the_model(
+    lab: Any, trained: CheckedModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a restart, the next snapshot has the new model."""
+    async with lab.aggregator() as aggregator:
+        address = ["--data", str(lab.folder), "--aggregator", f"127.0.0.1:{aggregator.port}"]
+        command = ["admin", "train", "--interference", *address]
+        assert await asyncio.to_thread(cli.main, command) == cli.OK
+        assert "in use from now on" in capsys.readouterr().out
+        async with asyncio.timeout(GUARD_SECONDS):
+            while not aggregator.snapshot_holder.snapshot.interference:
+                await asyncio.sleep(0.05)
+        (model,) = aggregator.snapshot_holder.snapshot.interference
+        assert encode_model(model) == encode_model(trained.model)

@@ -407,10 +407,11 @@ def test_the_recorder_numbers_its_batches() -> None:
     """The aggregator learns of each batch before its first decision is answered."""
     begun: list[int] = []
     recorder = decision_recorder.DecisionRecorder(lambda *_: True, lambda: 0, begun.append)
-    snapshot: Any = SimpleNamespace(dictionary_version=1, version=1)
+    snapshot = SimpleNamespace(dictionary_version=1, version=1)
     none: Any = None
+    table: Any = SimpleNamespace(snapshot=snapshot, excluded=none, neighbors={})
     for _ in range(2):
-        recorder.record(1, none, none, snapshot, none)
+        recorder.record(1, none, none, table)
     assert begun == [1] and recorder.batch_number == 0
 
 
