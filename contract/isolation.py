@@ -376,7 +376,8 @@ def _block_io(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
     for job in (first, second):
         limits = job.words("io_max")
         free = host.disks - limits.each if host.disks is not None else frozenset[str]()
-        if limits.is_complete and (free or not limits.each):
+        above = limits.each - host.disks if host.disks is not None else frozenset[str]()
+        if limits.is_complete and (not limits.each or (free and not above)):
             disks = f"on disk {_list(free)}" if free else "on any disk"
             return Verdict.VIOLATED, f"{job.name} has no limit of reads and writes {disks}"
     for job in (first, second):
@@ -387,8 +388,8 @@ def _block_io(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
                 Verdict.NOT_VERIFIED,
                 f"limits of {job.name} are of version 1: buffered writes are exempt",
             )
-    if host.disks is None:
-        return Verdict.NOT_VERIFIED, "the disks of the host are unknown"
+        if host.disks is None or host.disks - job.words("io_max").each:
+            return Verdict.NOT_VERIFIED, f"limits of {job.name} are on {_list(job.words('io_max').each)}, on unknown disks"
     return Verdict.VERIFIED, f"both are limited on disk {_list(host.disks)}"
 
 

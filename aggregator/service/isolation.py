@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Container, Mapping
 from typing import NamedTuple
 
@@ -36,6 +37,8 @@ STATUSES = {
     Verdict.NOT_VERIFIED: wire.BOUNDARY_STATUS_NOT_VERIFIED,
 }
 PLANNED = "(planned)"
+#: A path of an NVMe subsystem, which is hidden and has no number.
+_PATH = re.compile(r"nvme\d+c\d+n\d+")
 VisibleName = Callable[[str, Container[str]], str | None]
 
 
@@ -101,7 +104,7 @@ def host_facts(inventory: Inventory) -> HostFacts:
     for (kind, key), attributes in inventory.items():
         if kind == "gpu":
             gpus[key] = _gpu_facts(attributes, inventory)
-        elif kind == "disk":
+        elif kind == "disk" and not _PATH.fullmatch(key):
             disks.add(attributes.get("device_number", ""))
         elif kind == "numa" and key.removeprefix("node").isdigit():
             nodes[int(key.removeprefix("node"))] = (
