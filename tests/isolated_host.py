@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gangline.agent.collectors.gpu_processes import EVENT, GpuJobs
+from gangline.agent.collectors.gpu_processes import GpuJobs
 from gangline.agent.collectors.process_listing import GpuProcess
 from gangline.agent.inventory import host as inventory
 from gangline.aggregator.fleet.fleet import Fleet
@@ -26,7 +26,10 @@ CORES = ("0-15,32-47", "16-31,48-63")
 DISK = "259:0"
 TRAINING, INFERENCE = "ml/trainer-0", "serving/llm-0"
 PIDS = {TRAINING: 4711, INFERENCE: 4712}
-UIDS = {TRAINING: "11111111-1111-4111-8111-111111111111", INFERENCE: "22222222-2222-4222-8222-222222222222"}
+UIDS = {
+    TRAINING: "11111111-1111-4111-8111-111111111111",
+    INFERENCE: "22222222-2222-4222-8222-222222222222",
+}
 CONTAINER = {TRAINING: "a" * 64, INFERENCE: "b" * 64}
 SNAPSHOT = Judgement(version=3, computed_ns=1, horizon_seconds=1.0, hosts=(), names=("h0",))
 
@@ -39,6 +42,8 @@ class IsolatedHost(JobsHost):
         self.v1 = v1
         self.dev = folder / "dev"
         self.mig: set[str] = set()
+        self.threads: dict[int, str] = {}
+        self.memory = ""
         self.holds: dict[str, list[GpuProcess]] = {
             TRAINING: [GpuProcess(GPUS[0], PIDS[TRAINING])],
             INFERENCE: [GpuProcess(GPUS[2], PIDS[INFERENCE])],
@@ -46,16 +51,28 @@ class IsolatedHost(JobsHost):
         self._groups_root = self.roots.sys / "fs/cgroup"
         self._groups_root.mkdir(parents=True)
         if not v1:
-            (self._groups_root / "cgroup.controllers").write_text("cpuset cpu io memory pids rdma\n")
+            (self._groups_root / "cgroup.controllers").write_text(
+                "cpuset cpu io memory pids rdma\n"
+            )
         for number, bus in enumerate(BUSES):
             node = number // 2
-            self._function(f"0000:{bus}:00.0", f"0000:{'15' if node == 0 else '95'}:00.0", "0x030200", node, 40 + number)
+            self._function(
+                f"0000:{bus}:00.0",
+                f"0000:{'15' if node == 0 else '95'}:00.0",
+                "0x030200",
+                node,
+                40 + number,
+            )
             gpu = self.proc / f"driver/nvidia/gpus/0000:{bus}:00.0"
             gpu.mkdir(parents=True)
-            (gpu / "information").write_text(f"GPU UUID: \t {GPUS[number]}\nDevice Minor: \t {number}\n")
+            (gpu / "information").write_text(
+                f"GPU UUID: \t {GPUS[number]}\nDevice Minor: \t {number}\n"
+            )
         for node, bus in enumerate(("18", "98")):
             address = f"0000:{bus}:00.0"
-            self._function(address, f"0000:{'15' if node == 0 else '95'}:00.0", "0x020700", node, 50 + node)
+            self._function(
+                address, f"0000:{'15' if node == 0 else '95'}:00.0", "0x020700", node, 50 + node
+            )
             verbs = self.roots.sys / f"class/infiniband_verbs/uverbs{node}"
             verbs.mkdir(parents=True)
             (verbs / "ibdev").write_text(f"mlx5_{node}\n")
@@ -109,9 +126,14 @@ class IsolatedHost(JobsHost):
         (root / f"nvidia{2 * index}").touch()
         (root / "nvidiactl").touch()
         (root / f"infiniband/uverbs{index}").touch()
-        self.group(job, cpus=CORES[index], io=f"{DISK} rbps=1048576 wbps=1048576 riops=max wiops=max\n", rdma=f"mlx5_{index} hca_handle=2 hca_object=2000\n")
+        self.group(
+            job,
+            cpus=CORES[index],
+            io=f"{DISK} rbps=1048576 wbps=1048576 riops=max wiops=max\n",
+            rdma=f"mlx5_{index} hca_handle=2 hca_object=2000\n",
+        )
         if self.v1:
-            self.rules(job, f"c 195:{2 * index} rw\nc 195:255 rw\nc 231:{192 + index} rw\nc 231:{index} rw\n")
+            self.rules(job, f"c 195:{2 * index} rw\nc 195:255 rw\nc 231:{192 + index} rw\n")
 
     def link(self, pid: int, namespace: str) -> None:
         path = self.proc / str(pid) / "ns/ipc"
@@ -132,7 +154,9 @@ class IsolatedHost(JobsHost):
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def group(self, job: str, *, cpus: str | None = None, io: str | None = None, rdma: str | None = None) -> None:
+    def group(
+        self, job: str, *, cpus: str | None = None, io: str | None = None, rdma: str | None = None
+    ) -> None:
         """Write the files of a job's control group."""
         if cpus is not None:
             name = "cpuset.effective_cpus" if self.v1 else "cpuset.cpus.effective"
@@ -140,7 +164,9 @@ class IsolatedHost(JobsHost):
         if io is not None and self.v1:
             limit = f"{DISK} 1048576\n" if io else ""
             for direction in ("read", "write"):
-                (self.folder_of(job, "blkio") / f"blkio.throttle.{direction}_bps_device").write_text(limit)
+                (
+                    self.folder_of(job, "blkio") / f"blkio.throttle.{direction}_bps_device"
+                ).write_text(limit)
         elif io is not None:
             (self.folder_of(job, "io") / "io.max").write_text(io)
         if rdma is not None:
@@ -172,7 +198,9 @@ class IsolatedHost(JobsHost):
             TRAINING: [GpuProcess(GPUS[0], PIDS[TRAINING], first, 0)],
             INFERENCE: [GpuProcess(GPUS[0], PIDS[INFERENCE], second, 0)],
         }
-        (self.proc / str(PIDS[INFERENCE]) / "root/dev/nvidia2").rename(self.proc / str(PIDS[INFERENCE]) / "root/dev/nvidia0")
+        (self.proc / str(PIDS[INFERENCE]) / "root/dev/nvidia2").rename(
+            self.proc / str(PIDS[INFERENCE]) / "root/dev/nvidia0"
+        )
         for instance, minor, job in ((first, 21, TRAINING), (second, 30, INFERENCE)):
             access = self.proc / f"driver/nvidia/capabilities/gpu0/mig/gi{instance}/access"
             access.parent.mkdir(parents=True, exist_ok=True)
@@ -182,10 +210,9 @@ class IsolatedHost(JobsHost):
     def share(self, *threads: str, memory: str = "0=1000MB") -> None:
         """Put both jobs onto the first GPU, with these limits of MPS; "": none."""
         self.holds = {job: [GpuProcess(GPUS[0], pid)] for job, pid in PIDS.items()}
+        self.hide(INFERENCE, "root/dev/nvidia2")
+        self.node(INFERENCE, "nvidia0")
         self.threads, self.memory = dict(zip(PIDS.values(), threads, strict=True)), memory
-
-    threads: dict[int, str] = {}
-    memory = ""
 
     def devices(self) -> list[Device]:
         """Return the inventory; NVML's part of it is written here."""
@@ -194,7 +221,11 @@ class IsolatedHost(JobsHost):
         ]  # fmt: skip
         devices = [Device(kind=d.kind, key=d.key, attributes=d.attributes) for d in found]
         for number, gpu in enumerate(GPUS):
-            attributes = {"pci_address": f"0000:{BUSES[number]}:00.0", "minor_number": str(number), "mig_mode": str(int(gpu in self.mig))}
+            attributes = {
+                "pci_address": f"0000:{BUSES[number]}:00.0",
+                "minor_number": str(number),
+                "mig_mode": str(int(gpu in self.mig)),
+            }
             devices.append(Device(kind="gpu", key=gpu, attributes=attributes))
         return devices
 
@@ -254,7 +285,3 @@ def statuses(response: wire.VerifyIsolationResponse) -> dict[str, str]:
         check.boundary: wire.BoundaryStatus.Name(check.status).removeprefix(prefix).lower()
         for check in response.boundaries
     }
-
-
-Mutation = Callable[[IsolatedHost], object]
-process_event = EVENT

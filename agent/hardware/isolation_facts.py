@@ -31,6 +31,8 @@ LEVELS_MAX = 24
 CAPABILITY_TURNS = 10
 #: Major numbers (Documentation/admin-guide/devices.txt), for nodes that show none.
 _NVIDIA_MAJOR, _UVERBS_MAJOR = 195, 231
+#: Minor number of `uverbs0`.
+_UVERBS_MINOR = 192
 _MEMORY_FILESYSTEMS = ("tmpfs", "devtmpfs", "ramfs")
 _LISTS = {
     "affinity": re.compile(rb"^Cpus_allowed_list:\t([0-9,-]+)$", re.MULTILINE),
@@ -102,15 +104,17 @@ class IsolationReader:
             names = os.listdir(dev)[:FOLDER_NAMES_MAX]
         except OSError:
             return {}
-        gpus = _permitted(dev, names, _GPU_NODE, _NVIDIA_MAJOR, rules)
+        gpus = _permitted(dev, names, _GPU_NODE, rules, (_NVIDIA_MAJOR, 0))
         facts = {"gpus": numbers_text(gpus)}
         capabilities = f"{dev}/nvidia-caps"
-        minors = _permitted(capabilities, names_in(capabilities), _CAPABILITY_NODE, None, rules)
+        minors = _permitted(capabilities, names_in(capabilities), _CAPABILITY_NODE, rules)
         if minors:
             self._refresh_instances()
         facts["instances"] = _words(self._instances.get(minor, "") for minor in minors)
         nodes = f"{dev}/infiniband"
-        uverbs = _permitted(nodes, names_in(nodes), _UVERBS_NODE, _UVERBS_MAJOR, rules)
+        uverbs = _permitted(
+            nodes, names_in(nodes), _UVERBS_NODE, rules, (_UVERBS_MAJOR, _UVERBS_MINOR)
+        )
         facts["rdma"] = _words(self._rdma_device(number) for number in uverbs)
         return facts
 
@@ -160,7 +164,8 @@ class IsolationReader:
             facts |= {"io_max": _words(sorted(set.intersection(*throttled))), "io": "1"}
         if not self._is_unified and (folder := self._folder(paths, "devices")):
             rules = read_text(f"{folder}/devices.list")
-            facts |= {} if rules is None else {"devices": rules}
+            # A list that permits all devices may have exceptions, which the kernel does not show.
+            facts |= {} if rules is None or rules.startswith("a ") else {"devices": rules}
         return facts
 
     def _throttled(self, paths: Mapping[str, str]) -> list[set[str]]:
@@ -275,8 +280,7 @@ def parse_rules(text: str) -> list[tuple[str, str]]:
 def parse_io_max(text: str) -> set[str]:
     """Return the disks with a limit of reads and a limit of writes in `io.max`."""
     disks: set[str] = set()
-    for line in text.splitlines():
-        disk, *words = line.split()
+    for disk, *words in filter(None, map(str.split, text.splitlines())):
         limited = {name for name, _, value in (w.partition("=") for w in words) if value.isdigit()}
         if _DISK.fullmatch(disk) and limited & {"rbps", "riops"} and limited & {"wbps", "wiops"}:
             disks.add(disk)
@@ -286,8 +290,7 @@ def parse_io_max(text: str) -> set[str]:
 def parse_rdma_max(text: str) -> set[str]:
     """Return the devices with limits of handles and of objects in `rdma.max`."""
     devices: set[str] = set()
-    for line in text.splitlines():
-        device, *words = line.split()
+    for device, *words in filter(None, map(str.split, text.splitlines())):
         limited = {name for name, _, value in (w.partition("=") for w in words) if value.isdigit()}
         if _RDMA_DEVICE.fullmatch(device) and limited >= {"hca_handle", "hca_object"}:
             devices.add(device)
@@ -298,30 +301,26 @@ def _permitted(
     folder: str,
     names: Iterable[str],
     pattern: re.Pattern[str],
-    major: int | None,
     rules: Sequence[tuple[str, str]] | None,
+    first: tuple[int | None, int] = (None, 0),
 ) -> set[int]:
-    """Return the numbers of the nodes of one kind that *rules* permit."""
+    """Return the numbers of the nodes of one kind that *rules* permit. *first*: major and minor of number 0, if known."""
     numbers: set[int] = set()
     for name in names:
         match = pattern.fullmatch(name)
         number = parse_unsigned(match[1]) if match else None
-        if number is not None and (
-            rules is None or _is_permitted(f"{folder}/{name}", (major, number), rules)
+        if number is None:
+            continue
+        node = first[0], first[1] + number
+        with contextlib.suppress(OSError):
+            result = os.stat(f"{folder}/{name}", follow_symlinks=False)
+            if stat.S_ISCHR(result.st_mode):
+                node = os.major(result.st_rdev), os.minor(result.st_rdev)
+        if rules is None or any(
+            m in ("*", str(node[0])) and n in ("*", str(node[1])) for m, n in rules
         ):
             numbers.add(number)
     return numbers
-
-
-def _is_permitted(
-    node: str, default: tuple[int | None, int], rules: Sequence[tuple[str, str]]
-) -> bool:
-    major, minor = default
-    with contextlib.suppress(OSError):
-        result = os.stat(node, follow_symlinks=False)
-        if stat.S_ISCHR(result.st_mode):
-            major, minor = os.major(result.st_rdev), os.minor(result.st_rdev)
-    return any(m in ("*", str(major)) and n in ("*", str(minor)) for m, n in rules)
 
 
 def _words(items: Iterable[str]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gangline.aggregator.model import HealthState, Reason
 from tests.worlds import World, gpu_of
 
@@ -41,3 +43,44 @@ def test_processes_of_whom_nobody_knows_are_none() -> None:
     host.set(TABLE, gpu_of(host, 0), processes_count=8, unknown_count=8, dead_count=0)
     world.run(90)
     assert world.score(host).state is HealthState.HEALTHY
+
+
+ISOLATION = "host.isolation"
+
+
+def isolation_event(world: World, state: str, **more: Any) -> None:
+    evidence = {
+        "job": "12",
+        "other_job": "13",
+        "boundaries": "cpus",
+        "cpus": "both may run on cores 4-7",
+    }
+    world.event(
+        world.hosts[0], 0, "12 and 13", ISOLATION, message="jobs 12 and 13 are not isolated: cpus",
+        event_id="isolation/1", attributes={"state": state, **evidence}, **more,
+    )  # fmt: skip
+
+
+def test_jobs_that_are_not_isolated_are_a_finding_and_no_fault_of_their_host() -> None:
+    """A host was drained at night because two tenants shared four cores, as a user had asked for."""
+    world = World(seconds=10)
+    isolation_event(world, "violated")
+    world.run(5)
+    score = world.score(world.hosts[0])
+    assert (score.state, score.reason) == (HealthState.HEALTHY, Reason.NONE)
+    (finding,) = [f for f in world.fleet.findings.values() if f.name == ISOLATION]
+    assert "jobs 12 and 13 are not isolated: cpus" in finding.message
+    assert any("not isolated" in evidence.message for evidence in score.evidence)
+    isolation_event(world, "ended", lasted=1.0)
+    world.run(5)
+    assert [f for f in world.fleet.findings.values() if f.name == ISOLATION] == []
+
+
+def test_a_breach_ends_by_itself_if_its_end_was_lost() -> None:
+    """An agent that was restarted does not know which breaches it had reported."""
+    world = World(seconds=10)
+    isolation_event(world, "violated", ago=3890.0)
+    world.run(5)
+    assert [f for f in world.fleet.findings.values() if f.name == ISOLATION]
+    world.run(15)
+    assert [f for f in world.fleet.findings.values() if f.name == ISOLATION] == []
