@@ -40,6 +40,7 @@ LISTED_MAX = 8
 _IDENTITY = "identity"
 #: A `nodes` that shows which nodes a process can open, not only see.
 _CERTAIN = ("list", "own")
+_NODES = (*_CERTAIN, "host")
 Facts = Mapping[str, str]
 T = TypeVar("T", int, str)
 
@@ -383,13 +384,17 @@ def _block_io(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
     for job in (first, second):
         if not job.words("io_max").is_complete:
             return Verdict.NOT_VERIFIED, f"the limits of block I/O of {job.name} are not visible"
-        if job.texts("io").any != {"2"}:
+        versions = job.texts("io")
+        if not versions.is_complete or versions.any != {"2"}:
             return (
                 Verdict.NOT_VERIFIED,
-                f"limits of {job.name} are of version 1: buffered writes are exempt",
+                f"limits of {job.name} are not of version 2, so buffered writes are exempt",
             )
         if host.disks is None or host.disks - job.words("io_max").each:
-            return Verdict.NOT_VERIFIED, f"limits of {job.name} are on {_list(job.words('io_max').each)}, on unknown disks"
+            return (
+                Verdict.NOT_VERIFIED,
+                f"limits of {job.name} are on {_list(job.words('io_max').each)}, on unknown disks",
+            )
     return Verdict.VERIFIED, f"both are limited on disk {_list(host.disks)}"
 
 
@@ -457,7 +462,11 @@ def _devices(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
                     or f"{job.name} sees {_list(seen & foreign)} of {other.name} in the host's /dev"
                 )
             needs_instances = any(h.gpu_instance is not None for h in other.gpus)
-            if gpus is None or "nodes" not in facts or (needs_instances and instances is None):
+            if (
+                gpus is None
+                or facts.get("nodes") not in _NODES
+                or (needs_instances and instances is None)
+            ):
                 doubt = doubt or f"the device nodes of {job.name} are not visible"
         if not job.processes:
             doubt = doubt or f"the device nodes of {job.name} are not visible"

@@ -80,7 +80,7 @@ class Pair:
             JobOnHost(
                 f"job{number}",
                 frozenset({HeldGpu(f"GPU-{number}")}),
-                (self.reader.read(process.pid),),
+                (self.facts(number),),
             )
             for number in range(2)
         ]
