@@ -31,7 +31,7 @@ from .process_tracker import Identity, TrackedProcess
 
 EVENT = "host.isolation"
 #: Processes read per turn; further ones are read in the turns after it.
-READS_MAX = 64
+READS_MAX = 32
 #: Turns after which the facts on a host with one job are read again.
 REFRESH_TURNS = 60
 #: Pairs of jobs that are compared; further pairs are left out.

@@ -45,6 +45,8 @@ _UVERBS_NODE = re.compile(r"uverbs([0-9]{1,4})")
 _RULE = re.compile(r"([abc]) ([0-9]{1,7}|\*):([0-9]{1,7}|\*) ([rwm]{1,3})")
 _DISK = re.compile(r"[0-9]{1,7}:[0-9]{1,7}")
 _RDMA_DEVICE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+#: Mount point -> device and root (`0:45/`), and type.
+Mounts = dict[str, tuple[str, str]]
 
 
 class IsolationReader:
@@ -59,10 +61,12 @@ class IsolationReader:
         self._turns = 0
         #: What was read of control groups in this turn; many processes share one.
         self._groups: dict[str, dict[str, str]] = {}
+        self._mounts: dict[tuple[str, str], Mounts] = {}
 
     def begin_turn(self) -> None:
-        """Forget what was read of control groups."""
+        """Forget what was read of control groups and mounts."""
         self._groups.clear()
+        self._mounts.clear()
         self._turns -= 1
 
     def read(self, pid: int) -> dict[str, str]:
@@ -85,7 +89,7 @@ class IsolationReader:
         cgroup = _read_part(f"{folder}/cgroup", CGROUP_BYTES_MAX).decode(errors="replace")
         groups = self._group_facts(cgroup)
         facts |= {key: value for key, value in groups.items() if key != "devices"}
-        mounts = parse_mounts(_read_part(f"{folder}/mountinfo", MOUNTS_BYTES_MAX))
+        mounts = self._mounts_of(folder)
         if shm := shm_of(mounts):
             facts["shm"] = shm
         if "/dev" in mounts and mounts["/dev"][1] in _MEMORY_FILESYSTEMS:
@@ -97,6 +101,17 @@ class IsolationReader:
             known = "list" if rules is not None else "host" if is_host else "own"
             facts |= {"nodes": known} if "gpus" in facts else {}
         return {key: value for key, value in facts.items() if len(value) <= FACT_CHARACTERS_MAX}
+
+    def _mounts_of(self, folder: str) -> Mounts:
+        """Return the mounts that a process sees; read once per turn for one namespace and root."""
+        try:
+            view = os.readlink(f"{folder}/ns/mnt"), os.readlink(f"{folder}/root")
+        except OSError:
+            view = folder, ""
+        if view not in self._mounts:
+            data = _read_part(f"{folder}/mountinfo", MOUNTS_BYTES_MAX)
+            self._mounts[view] = parse_mounts(data)
+        return self._mounts[view]
 
     def _nodes(self, dev: str, rules: Sequence[tuple[str, str]] | None) -> dict[str, str]:
         """Return the nodes that the process sees, and that *rules* permit; None: no rules are visible."""
@@ -239,12 +254,12 @@ def _levels(folder: str) -> list[str]:
     return levels
 
 
-def parse_mounts(data: bytes) -> dict[str, tuple[str, str]]:
+def parse_mounts(data: bytes) -> Mounts:
     """Return mount point -> device and root (`0:45/`), and type, of `/`, `/dev` and `/dev/shm`.
 
     Empty for a truncated file. The last mount of a point hides the others.
     """
-    mounts: dict[str, tuple[str, str]] = {}
+    mounts: Mounts = {}
     if len(data) >= MOUNTS_BYTES_MAX:
         return mounts
     for line in data.decode(errors="replace").splitlines():
@@ -255,7 +270,7 @@ def parse_mounts(data: bytes) -> dict[str, tuple[str, str]]:
     return mounts
 
 
-def shm_of(mounts: Mapping[str, tuple[str, str]]) -> str:
+def shm_of(mounts: Mounts) -> str:
     """Return device and folder of /dev/shm; "" if unknown."""
     for point in ("/dev/shm", "/dev", "/"):
         if point in mounts:
