@@ -30,6 +30,8 @@ from typing import Generic, NamedTuple, TypeVar
 #: Attribute of `gpu.process` with the facts.
 ATTRIBUTE = "isolation"
 EMPTY = "-"
+#: Key of the GPU that a process holds, among the facts of a `JobOnHost`; the attribute does not have it.
+HELD = "gpu"
 #: Larger numbers and longer sets are refused.
 NUMBER_MAX, SET_MAX = 1 << 20, 8192
 #: Characters of the evidence of a verdict; longer evidence is cut.
@@ -45,7 +47,7 @@ Facts = Mapping[str, str]
 T = TypeVar("T", int, str)
 
 
-class Verdict(StrEnum):
+class BoundaryStatus(StrEnum):
     """What is known about a boundary."""
 
     VERIFIED = "verified"
@@ -57,7 +59,7 @@ class BoundaryVerdict(NamedTuple):
     """The verdict on one boundary. Never VERIFIED if a fact is missing."""
 
     boundary: str
-    verdict: Verdict
+    verdict: BoundaryStatus
     evidence: str
 
 
@@ -110,8 +112,8 @@ class JobOnHost:
     def numbers(self, key: str) -> KnownItems[int]:
         return _known([parse_numbers(facts.get(key, "")) for facts in self.processes])
 
-    def words(self, key: str) -> KnownItems[str]:
-        return _known([parse_words(facts.get(key, "")) for facts in self.processes])
+    def items(self, key: str) -> KnownItems[str]:
+        return _known([parse_items(facts.get(key, "")) for facts in self.processes])
 
     def texts(self, key: str) -> KnownItems[str]:
         """Return the values of *key* as they are."""
@@ -171,7 +173,7 @@ def numbers_text(numbers: Iterable[int]) -> str:
     return ",".join(texts) or EMPTY
 
 
-def parse_words(text: str) -> frozenset[str] | None:
+def parse_items(text: str) -> frozenset[str] | None:
     """Return the words of `a,b`, no words of EMPTY, and None for no text."""
     if not text:
         return None
@@ -187,7 +189,7 @@ def verify(first: JobOnHost, second: JobOnHost, host: HostFacts) -> list[Boundar
     return verdicts
 
 
-_Judged = tuple[Verdict, str]
+_Judged = tuple[BoundaryStatus, str]
 
 
 def _shared(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _SharedGpus:
@@ -211,7 +213,7 @@ def _holds_unknown(first: JobOnHost, second: JobOnHost) -> str:
 
 def _mig(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
     if name := _holds_unknown(first, second):
-        return Verdict.NOT_VERIFIED, f"the GPUs of {name} are unknown"
+        return BoundaryStatus.NOT_VERIFIED, f"the GPUs of {name} are unknown"
     shared = _shared(first, second, host)
     if shared.undivided:
         gpu = shared.undivided[0]
@@ -219,34 +221,45 @@ def _mig(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
             {str(h.gpu_instance) for h in first.gpus & second.gpus if h.gpu == gpu} - {"None"}
         )
         inside = f"GPU instance {instances[0]} of " if instances else ""
-        return Verdict.VIOLATED, f"both use {inside}{gpu}, whose memory and SMs they share"
+        return BoundaryStatus.VIOLATED, f"both use {inside}{gpu}, whose memory and SMs they share"
     if shared.unknown:
-        return Verdict.NOT_VERIFIED, f"both use {shared.unknown[0]}, in unknown instances"
+        return BoundaryStatus.NOT_VERIFIED, f"both use {shared.unknown[0]}, in unknown instances"
     if shared.divided:
-        return Verdict.VERIFIED, f"each has GPU instances of its own on {_list(shared.divided)}"
-    return Verdict.VERIFIED, "they share no GPU"
+        return (
+            BoundaryStatus.VERIFIED,
+            f"each has GPU instances of its own on {_list(shared.divided)}",
+        )
+    return BoundaryStatus.VERIFIED, "they share no GPU"
 
 
 def _mps(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
     """Judge limits of MPS. They hold for each process, so those of all processes add up."""
     if name := _holds_unknown(first, second):
-        return Verdict.NOT_VERIFIED, f"the GPUs of {name} are unknown"
+        return BoundaryStatus.NOT_VERIFIED, f"the GPUs of {name} are unknown"
     shared = _shared(first, second, host)
     if not shared.undivided and not shared.unknown:
-        return Verdict.VERIFIED, "they share no GPU outside of MIG"
-    processes = [facts for job in (first, second) for facts in job.processes]
+        return BoundaryStatus.VERIFIED, "they share no GPU outside of MIG"
+    verdicts = [_mps_on(gpu, first, second) for gpu in (*shared.undivided, *shared.unknown)]
+    for status in (BoundaryStatus.VIOLATED, BoundaryStatus.NOT_VERIFIED):
+        if found := next((verdict for verdict in verdicts if verdict[0] is status), None):
+            return found
+    return verdicts[0]
+
+
+def _mps_on(gpu: str, first: JobOnHost, second: JobOnHost) -> _Judged:
+    processes = [f for job in (first, second) for f in job.processes if f.get(HELD, gpu) == gpu]
     threads = [_percentage(facts.get("mps_threads", "")) for facts in processes]
     total = sum(share for share in threads if share is not None)
     if total > 100.0:
-        return Verdict.VIOLATED, f"the thread percentages of their processes add up to {total:g} %"
-    if None in threads or not threads:
+        return BoundaryStatus.VIOLATED, f"thread percentages on {gpu} add up to {total:g} %"
+    if None in threads or not all(job.processes for job in (first, second)):
         return (
-            Verdict.NOT_VERIFIED,
+            BoundaryStatus.NOT_VERIFIED,
             "a process shows no thread percentage; a default of the MPS server is not visible",
         )
     if any("mps_memory" not in facts for facts in processes):
-        return Verdict.NOT_VERIFIED, "a process has no limit of pinned device memory"
-    return Verdict.VERIFIED, f"thread percentages add up to {total:g} %, and memory is limited"
+        return BoundaryStatus.NOT_VERIFIED, "a process has no limit of pinned device memory"
+    return BoundaryStatus.VERIFIED, f"thread percentages add up to {total:g} %, memory is limited"
 
 
 def _percentage(text: str) -> float | None:
@@ -263,56 +276,59 @@ def _cpus(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
     if both := own & other:
         apart = not known[0][1] & known[1][1] and known[0][1] and known[1][1]
         now = ", although their present affinities differ" if apart else ""
-        return Verdict.VIOLATED, f"both may run on cores {numbers_text(both)}{now}"
+        return BoundaryStatus.VIOLATED, f"both may run on cores {numbers_text(both)}{now}"
     if name := _incomplete(first, second, [cpus for cpus, _ in known]):
-        return Verdict.NOT_VERIFIED, f"the control group of {name} does not show its cores"
-    return Verdict.VERIFIED, f"cores {numbers_text(own)} and {numbers_text(other)}"
+        return BoundaryStatus.NOT_VERIFIED, f"the control group of {name} does not show its cores"
+    return BoundaryStatus.VERIFIED, f"cores {numbers_text(own)} and {numbers_text(other)}"
 
 
 def _memory_nodes(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
     own, other = first.numbers("mems"), second.numbers("mems")
     if both := own.any & other.any:
-        return Verdict.VIOLATED, f"both may allocate on memory nodes {numbers_text(both)}"
+        return BoundaryStatus.VIOLATED, f"both may allocate on memory nodes {numbers_text(both)}"
     if name := _incomplete(first, second, [own, other]):
-        return Verdict.NOT_VERIFIED, f"the memory nodes of {name} are unknown"
-    return Verdict.VERIFIED, f"nodes {numbers_text(own.any)} and {numbers_text(other.any)}"
+        return BoundaryStatus.NOT_VERIFIED, f"the memory nodes of {name} are unknown"
+    return BoundaryStatus.VERIFIED, f"nodes {numbers_text(own.any)} and {numbers_text(other.any)}"
 
 
 def _pcie_switch(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
     if name := _holds_unknown(first, second):
-        return Verdict.NOT_VERIFIED, f"the GPUs of {name} are unknown"
+        return BoundaryStatus.NOT_VERIFIED, f"the GPUs of {name} are unknown"
     own, other = ({held.gpu for held in job.gpus} for job in (first, second))
     if both := own & other:
-        return Verdict.VIOLATED, f"both use the PCIe link of {_list(both)}"
+        return BoundaryStatus.VIOLATED, f"both use the PCIe link of {_list(both)}"
     missing = sorted(gpu for gpu in own | other if not host.gpus.get(gpu, GpuFacts()).parents)
     bridges = [
         {b for gpu in gpus if gpu not in missing for b in host.gpus[gpu].parents}
         for gpus in (own, other)
     ]
     if common := bridges[0] & bridges[1]:
-        return Verdict.VIOLATED, f"GPUs of both are behind the bridge {_list(common)}"
+        return BoundaryStatus.VIOLATED, f"GPUs of both are behind the bridge {_list(common)}"
     if missing:
-        return Verdict.NOT_VERIFIED, f"the PCIe bridges above {missing[0]} are unknown"
-    return Verdict.VERIFIED, "no PCIe bridge is above GPUs of both"
+        return BoundaryStatus.NOT_VERIFIED, f"the PCIe bridges above {missing[0]} are unknown"
+    return BoundaryStatus.VERIFIED, "no PCIe bridge is above GPUs of both"
 
 
 def _nic(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
     """Judge adapters by the device nodes of RDMA: sysfs shows all of them to each container."""
-    known = [job.words("rdma") for job in (first, second)]
+    known = [job.items("rdma") for job in (first, second)]
     own, other = ({_adapter(item) for item in items.any} for items in known)
     if both := own & other:
         if all(_opens_for_certain(job, both) for job in (first, second)):
-            return Verdict.VIOLATED, f"both can open the adapter {_list(both)}"
-        return Verdict.NOT_VERIFIED, f"both see the nodes of {_list(both)} in the host's /dev"
+            return BoundaryStatus.VIOLATED, f"both can open the adapter {_list(both)}"
+        return (
+            BoundaryStatus.NOT_VERIFIED,
+            f"both see the nodes of {_list(both)} in the host's /dev",
+        )
     if name := _incomplete(first, second, known):
-        return Verdict.NOT_VERIFIED, f"the RDMA devices of {name} are unknown"
+        return BoundaryStatus.NOT_VERIFIED, f"the RDMA devices of {name} are unknown"
     for job, adapters in ((first, own), (second, other)):
         if not adapters:
             return (
-                Verdict.NOT_VERIFIED,
+                BoundaryStatus.NOT_VERIFIED,
                 f"{job.name} opens no RDMA device: its TCP interface is unknown",
             )
-    return Verdict.VERIFIED, f"adapters {_list(own)} and {_list(other)}; TCP is not covered"
+    return BoundaryStatus.VERIFIED, f"adapters {_list(own)} and {_list(other)}; TCP is not covered"
 
 
 def _adapter(item: str) -> str:
@@ -323,79 +339,94 @@ def _opens_for_certain(job: JobOnHost, adapters: Iterable[str]) -> bool:
     """Return whether a process of *job* can open one of *adapters*, not only see its node."""
     return any(
         facts.get("nodes") in _CERTAIN
-        and {_adapter(item) for item in parse_words(facts.get("rdma", "")) or ()} & set(adapters)
+        and {_adapter(item) for item in parse_items(facts.get("rdma", "")) or ()} & set(adapters)
         for facts in job.processes
     )
 
 
 def _iommu(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
     if name := _holds_unknown(first, second):
-        return Verdict.NOT_VERIFIED, f"the GPUs of {name} are unknown"
+        return BoundaryStatus.NOT_VERIFIED, f"the GPUs of {name} are unknown"
     own, other = ({held.gpu for held in job.gpus} for job in (first, second))
     if both := own & other:
-        return Verdict.VIOLATED, f"{_list(both)} is one device for both"
+        return BoundaryStatus.VIOLATED, f"{_list(both)} is one device for both"
     facts = {gpu: host.gpus.get(gpu, GpuFacts()) for gpu in own | other}
     groups = [{facts[gpu].iommu_group for gpu in gpus} - {""} for gpus in (own, other)]
     if common := groups[0] & groups[1]:
-        return Verdict.VIOLATED, f"GPUs of both are in the IOMMU group {_list(common)}"
+        return BoundaryStatus.VIOLATED, f"GPUs of both are in the IOMMU group {_list(common)}"
     if through := sorted(gpu for gpu in facts if facts[gpu].iommu_type == _IDENTITY):
-        return Verdict.VIOLATED, f"the IOMMU passes DMA of {through[0]} through to all memory"
+        return (
+            BoundaryStatus.VIOLATED,
+            f"the IOMMU passes DMA of {through[0]} through to all memory",
+        )
     if unknown := sorted(
         gpu for gpu in facts if not facts[gpu].iommu_group or not facts[gpu].iommu_type
     ):
-        return Verdict.NOT_VERIFIED, f"{unknown[0]} shows no IOMMU group: the IOMMU may be off"
-    return Verdict.VERIFIED, f"groups {_list(groups[0])} and {_list(groups[1])}"
+        return (
+            BoundaryStatus.NOT_VERIFIED,
+            f"{unknown[0]} shows no IOMMU group: the IOMMU may be off",
+        )
+    return BoundaryStatus.VERIFIED, f"groups {_list(groups[0])} and {_list(groups[1])}"
 
 
 def _rdma_limits(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
-    known = [job.words("rdma") for job in (first, second)]
+    known = [job.items("rdma") for job in (first, second)]
     own, other = ({_adapter(item) for item in items.any} for items in known)
     common = own & other
     if common and not all(_opens_for_certain(job, common) for job in (first, second)):
-        return Verdict.NOT_VERIFIED, f"both see the nodes of {_list(common)} in the host's /dev"
+        return (
+            BoundaryStatus.NOT_VERIFIED,
+            f"both see the nodes of {_list(common)} in the host's /dev",
+        )
     for job, items in zip((first, second), known, strict=True):
         devices = {item.partition("@")[0] for item in items.any if _adapter(item) in common}
-        limits = job.words("rdma_max")
+        limits = job.items("rdma_max")
         if limits.is_complete and (free := devices - limits.each):
             return (
-                Verdict.VIOLATED,
+                BoundaryStatus.VIOLATED,
                 f"{job.name} has no limit of handles and objects on {_list(free)}",
             )
         if devices and not limits.is_complete:
-            return Verdict.NOT_VERIFIED, f"the RDMA control group of {job.name} is not visible"
+            return (
+                BoundaryStatus.NOT_VERIFIED,
+                f"the RDMA control group of {job.name} is not visible",
+            )
     if name := _incomplete(first, second, known):
-        return Verdict.NOT_VERIFIED, f"the RDMA devices of {name} are unknown"
+        return BoundaryStatus.NOT_VERIFIED, f"the RDMA devices of {name} are unknown"
     if common:
-        return Verdict.VERIFIED, f"both are limited on the adapter {_list(common)}"
-    return Verdict.VERIFIED, "they can open no adapter in common"
+        return BoundaryStatus.VERIFIED, f"both are limited on the adapter {_list(common)}"
+    return BoundaryStatus.VERIFIED, "they can open no adapter in common"
 
 
 def _block_io(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
     """Judge limits of block I/O. Both jobs need one on each disk: an unlimited job fills the queue of the other."""
     if host.disks is not None and not host.disks:
-        return Verdict.VERIFIED, "the host has no disk"
+        return BoundaryStatus.VERIFIED, "the host has no disk"
     for job in (first, second):
-        limits = job.words("io_max")
+        limits = job.items("io_max")
         free = host.disks - limits.each if host.disks is not None else frozenset[str]()
         above = limits.each - host.disks if host.disks is not None else frozenset[str]()
         if limits.is_complete and (not limits.each or (free and not above)):
             disks = f"on disk {_list(free)}" if free else "on any disk"
-            return Verdict.VIOLATED, f"{job.name} has no limit of reads and writes {disks}"
+            return BoundaryStatus.VIOLATED, f"{job.name} has no limit of reads and writes {disks}"
     for job in (first, second):
-        if not job.words("io_max").is_complete:
-            return Verdict.NOT_VERIFIED, f"the limits of block I/O of {job.name} are not visible"
+        if not job.items("io_max").is_complete:
+            return (
+                BoundaryStatus.NOT_VERIFIED,
+                f"the limits of block I/O of {job.name} are not visible",
+            )
         versions = job.texts("io")
         if not versions.is_complete or versions.any != {"2"}:
             return (
-                Verdict.NOT_VERIFIED,
+                BoundaryStatus.NOT_VERIFIED,
                 f"limits of {job.name} are not of version 2, so buffered writes are exempt",
             )
-        if host.disks is None or host.disks - job.words("io_max").each:
+        if host.disks is None or host.disks - job.items("io_max").each:
             return (
-                Verdict.NOT_VERIFIED,
-                f"limits of {job.name} are on {_list(job.words('io_max').each)}, on unknown disks",
+                BoundaryStatus.NOT_VERIFIED,
+                f"limits of {job.name} are on {_list(job.items('io_max').each)}, on unknown disks",
             )
-    return Verdict.VERIFIED, f"both are limited on disk {_list(host.disks)}"
+    return BoundaryStatus.VERIFIED, f"both are limited on disk {_list(host.disks)}"
 
 
 def _shm(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
@@ -405,17 +436,17 @@ def _shm(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
         for seen in other.any:
             if _nested(mount, seen) or _nested(seen, mount):
                 return (
-                    Verdict.VIOLATED,
+                    BoundaryStatus.VIOLATED,
                     f"both see /dev/shm of the mount {min(mount, seen, key=len)}",
                 )
     namespaces = [job.texts("ipc") for job in (first, second)]
     if both := namespaces[0].any & namespaces[1].any:
-        return Verdict.VIOLATED, f"both are in the IPC namespace {_list(both)}"
+        return BoundaryStatus.VIOLATED, f"both are in the IPC namespace {_list(both)}"
     if name := _incomplete(first, second, [own, other]):
-        return Verdict.NOT_VERIFIED, f"the mount under /dev/shm of {name} is unknown"
+        return BoundaryStatus.NOT_VERIFIED, f"the mount under /dev/shm of {name} is unknown"
     if name := _incomplete(first, second, namespaces):
-        return Verdict.NOT_VERIFIED, f"the IPC namespace of {name} is unknown"
-    return Verdict.VERIFIED, f"mounts {_list(own.any)} and {_list(other.any)}"
+        return BoundaryStatus.NOT_VERIFIED, f"the IPC namespace of {name} is unknown"
+    return BoundaryStatus.VERIFIED, f"mounts {_list(own.any)} and {_list(other.any)}"
 
 
 def _nested(outer: str, inner: str) -> bool:
@@ -425,13 +456,13 @@ def _nested(outer: str, inner: str) -> bool:
 
 def _devices(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
     if name := _holds_unknown(first, second):
-        return Verdict.NOT_VERIFIED, f"the GPUs of {name} are unknown"
+        return BoundaryStatus.NOT_VERIFIED, f"the GPUs of {name} are unknown"
     minors = {
         held.gpu: host.gpus.get(held.gpu, GpuFacts()).minor
         for job in (first, second)
         for held in job.gpus
     }
-    doubt = ""
+    uncertainty = ""
     for job, other in ((first, second), (second, first)):
         foreign = {
             f"/dev/nvidia{minors[h.gpu]}"
@@ -446,19 +477,19 @@ def _devices(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
         for facts in job.processes:
             gpus, instances = (
                 parse_numbers(facts.get("gpus", "")),
-                parse_words(facts.get("instances", "")),
+                parse_items(facts.get("instances", "")),
             )
             seen = {f"/dev/nvidia{minor}" for minor in gpus or ()} | {
                 f"instance {i}" for i in instances or ()
             }
             if seen & foreign and facts.get("nodes") in _CERTAIN:
                 return (
-                    Verdict.VIOLATED,
+                    BoundaryStatus.VIOLATED,
                     f"{job.name} can open {_list(seen & foreign)} of {other.name}",
                 )
             if seen & foreign:
-                doubt = (
-                    doubt
+                uncertainty = (
+                    uncertainty
                     or f"{job.name} sees {_list(seen & foreign)} of {other.name} in the host's /dev"
                 )
             needs_instances = any(h.gpu_instance is not None for h in other.gpus)
@@ -467,19 +498,19 @@ def _devices(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
                 or facts.get("nodes") not in _NODES
                 or (needs_instances and instances is None)
             ):
-                doubt = doubt or f"the device nodes of {job.name} are not visible"
+                uncertainty = uncertainty or f"the device nodes of {job.name} are not visible"
         if not job.processes:
-            doubt = doubt or f"the device nodes of {job.name} are not visible"
+            uncertainty = uncertainty or f"the device nodes of {job.name} are not visible"
     shared = _shared(first, second, host)
     if shared.undivided:
-        return Verdict.VIOLATED, f"both open {_list(shared.undivided)}"
+        return BoundaryStatus.VIOLATED, f"both open {_list(shared.undivided)}"
     if unknown := sorted(gpu for gpu, minor in minors.items() if minor is None):
-        doubt = doubt or f"the device node of {unknown[0]} is unknown"
+        uncertainty = uncertainty or f"the device node of {unknown[0]} is unknown"
     if shared.unknown:
-        doubt = doubt or f"the instances of {shared.unknown[0]} are unknown"
-    if doubt:
-        return Verdict.NOT_VERIFIED, doubt
-    return Verdict.VERIFIED, "neither can open a GPU or instance of the other"
+        uncertainty = uncertainty or f"the instances of {shared.unknown[0]} are unknown"
+    if uncertainty:
+        return BoundaryStatus.NOT_VERIFIED, uncertainty
+    return BoundaryStatus.VERIFIED, "neither can open a GPU or instance of the other"
 
 
 def _known(sets: list[frozenset[T] | None]) -> KnownItems[T]:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from ..contract.isolation import (
     EMPTY,
+    BoundaryStatus,
     BoundaryVerdict,
     GpuFacts,
     HostFacts,
     JobOnHost,
-    Verdict,
     numbers_text,
 )
 
@@ -51,7 +51,7 @@ def propose(
     verdicts: Iterable[BoundaryVerdict],
 ) -> tuple[list[JobLayout], list[str]]:
     """Return a layout of each job, and advice on each violated boundary; both empty if none is violated."""
-    violated = {v.boundary for v in verdicts if v.verdict is Verdict.VIOLATED}
+    violated = {v.boundary for v in verdicts if v.verdict is BoundaryStatus.VIOLATED}
     if not violated:
         return [], []
     advice = [text for boundary, text in _ADVICE.items() if boundary in violated]

@@ -9,14 +9,15 @@ from itertools import combinations
 from typing import NamedTuple
 
 from ...contract.isolation import (
+    HELD,
     REPORTED,
+    BoundaryStatus,
     BoundaryVerdict,
     Facts,
     GpuFacts,
     HeldGpu,
     HostFacts,
     JobOnHost,
-    Verdict,
     facts_text,
     verify,
 )
@@ -140,7 +141,8 @@ class JobIsolation:
 
     def _facts_of(self, process: TrackedProcess) -> Facts:
         known = self._facts.get(process.identity) if process.identity else None
-        return known.read | known.limits if known else {}
+        facts = known.read | known.limits if known else {}
+        return {**facts, HELD: process.gpu_process.gpu}
 
     def publish(
         self,
@@ -195,7 +197,9 @@ class JobIsolation:
         for pair in pairs[:PAIRS_MAX]:
             verdicts = verify(pair[0].job, pair[1].job, host)
             violated = tuple(
-                v for v in verdicts if v.verdict is Verdict.VIOLATED and v.boundary in REPORTED
+                v
+                for v in verdicts
+                if v.verdict is BoundaryStatus.VIOLATED and v.boundary in REPORTED
             )
             if violated:
                 yield (pair[0].job.name, pair[1].job.name), (pair, violated)

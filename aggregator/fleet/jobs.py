@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...contract.isolation import ATTRIBUTE, HeldGpu, JobOnHost, parse_facts
+from ...contract.isolation import ATTRIBUTE, HELD, HeldGpu, JobOnHost, parse_facts
 from ...contract.job_names import CLUSTER_MANAGERS, job_name
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ..arrays import Codes, Flags, Indexes, Times
@@ -226,7 +226,7 @@ class Jobs:
         return JobOnHost(
             job.name,
             frozenset(HeldGpu(gpu, parse_count(i) if i else None) for gpu, _, i in held),
-            tuple(parse_facts(p.isolation) for p in own),
+            tuple({**parse_facts(p.isolation), HELD: p.gpu.partition("/")[0]} for p in own),
         )
 
     def gpu_assignments(self, host: int) -> Iterator[tuple[Job, str]]:

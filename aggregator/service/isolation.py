@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from ...contract.isolation import (
     BOUNDARIES,
+    BoundaryStatus,
     BoundaryVerdict,
     GpuFacts,
     HeldGpu,
     HostFacts,
     JobOnHost,
-    Verdict,
     parse_numbers,
     verify,
 )
@@ -30,11 +30,11 @@ from .validation import check_range, check_text, node_of
 NAME_CHARACTERS_MAX = 512
 #: Limits of a planned layout.
 GPUS_MAX, LIST_CHARACTERS_MAX, GPU_CHARACTERS_MAX = 64, 256, 96
-#: Verdict -> its value on the wire.
+#: BoundaryStatus -> its value on the wire.
 STATUSES = {
-    Verdict.VERIFIED: wire.BOUNDARY_STATUS_VERIFIED,
-    Verdict.VIOLATED: wire.BOUNDARY_STATUS_VIOLATED,
-    Verdict.NOT_VERIFIED: wire.BOUNDARY_STATUS_NOT_VERIFIED,
+    BoundaryStatus.VERIFIED: wire.BOUNDARY_STATUS_VERIFIED,
+    BoundaryStatus.VIOLATED: wire.BOUNDARY_STATUS_VIOLATED,
+    BoundaryStatus.NOT_VERIFIED: wire.BOUNDARY_STATUS_NOT_VERIFIED,
 }
 PLANNED = "(planned)"
 #: A path of an NVMe subsystem, which is hidden and has no number.
@@ -130,10 +130,10 @@ def _gpu_facts(attributes: Mapping[str, str], inventory: Inventory) -> GpuFacts:
     )
 
 
-def _accepted(request: wire.VerifyIsolationRequest) -> dict[Verdict, frozenset[str]]:
+def _accepted(request: wire.VerifyIsolationRequest) -> dict[BoundaryStatus, frozenset[str]]:
     fields = {
-        Verdict.NOT_VERIFIED: ("accept_not_verified", request.accept_not_verified),
-        Verdict.VIOLATED: ("accept_violated", request.accept_violated),
+        BoundaryStatus.NOT_VERIFIED: ("accept_not_verified", request.accept_not_verified),
+        BoundaryStatus.VIOLATED: ("accept_violated", request.accept_violated),
     }
     for field, names in fields.values():
         check_range(field, len(names), 0, len(BOUNDARIES))
@@ -195,7 +195,7 @@ def _planned(request: wire.VerifyIsolationRequest, facts: HostFacts) -> JobOnHos
 
 
 def _check(
-    verdict: BoundaryVerdict, accepted: Mapping[Verdict, frozenset[str]]
+    verdict: BoundaryVerdict, accepted: Mapping[BoundaryStatus, frozenset[str]]
 ) -> wire.BoundaryCheck:
     return wire.BoundaryCheck(
         boundary=verdict.boundary,
@@ -212,6 +212,8 @@ def _sharing(
     if not {held.gpu for held in training.gpus} & {held.gpu for held in inference.gpus}:
         return wire.SHARING_HOST
     by_name = {verdict.boundary: verdict.verdict for verdict in verdicts}
-    if by_name["mig"] is Verdict.VERIFIED:
+    if by_name["mig"] is BoundaryStatus.VERIFIED:
         return wire.SHARING_MIG
-    return wire.SHARING_MPS if by_name["mps"] is Verdict.VERIFIED else wire.SHARING_TIME_SLICING
+    return (
+        wire.SHARING_MPS if by_name["mps"] is BoundaryStatus.VERIFIED else wire.SHARING_TIME_SLICING
+    )

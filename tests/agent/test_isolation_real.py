@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from gangline.agent.hardware.isolation_facts import IsolationReader
-from gangline.contract.isolation import HeldGpu, HostFacts, JobOnHost, Verdict, numbers_text, verify
+from gangline.contract.isolation import (
+    BoundaryStatus,
+    HeldGpu,
+    HostFacts,
+    JobOnHost,
+    numbers_text,
+    verify,
+)
 
 CGROUPS = Path("/sys/fs/cgroup")
 #: Control groups of version 1, or the tree of version 2.
@@ -75,7 +82,7 @@ class Pair:
         self.reader.begin_turn()
         return self.reader.read(self.processes[number].pid)
 
-    def verdicts(self) -> dict[str, Verdict]:
+    def verdicts(self) -> dict[str, BoundaryStatus]:
         jobs = [
             JobOnHost(
                 f"job{number}",
@@ -110,9 +117,9 @@ def sharing_pair() -> Iterator[Pair]:
 
 
 def test_cpusets_of_the_kernel(pair: Pair) -> None:
-    assert pair.verdicts()["cpus"] is Verdict.VERIFIED
+    assert pair.verdicts()["cpus"] is BoundaryStatus.VERIFIED
     pair.group("cpuset", 1, "cpuset.cpus", numbers_text(CORES[:2]))
-    assert pair.verdicts()["cpus"] is Verdict.VIOLATED
+    assert pair.verdicts()["cpus"] is BoundaryStatus.VIOLATED
 
 
 def test_an_affinity_is_no_boundary(pair: Pair) -> None:
@@ -120,12 +127,12 @@ def test_an_affinity_is_no_boundary(pair: Pair) -> None:
     for number in range(2):
         pair.group("cpuset", number, "cpuset.cpus", numbers_text(CORES[:2]))
         os.sched_setaffinity(pair.processes[number].pid, {CORES[number]})
-    assert pair.verdicts()["cpus"] is Verdict.VIOLATED
+    assert pair.verdicts()["cpus"] is BoundaryStatus.VIOLATED
 
 
 def test_mounts_and_namespaces_of_the_kernel(pair: Pair, sharing_pair: Pair) -> None:
-    assert pair.verdicts()["shm"] is Verdict.VERIFIED
-    assert sharing_pair.verdicts()["shm"] is Verdict.VIOLATED
+    assert pair.verdicts()["shm"] is BoundaryStatus.VERIFIED
+    assert sharing_pair.verdicts()["shm"] is BoundaryStatus.VIOLATED
 
 
 def test_device_nodes_of_the_kernel(pair: Pair) -> None:
@@ -150,4 +157,4 @@ def test_device_lists_of_the_kernel(pair: Pair) -> None:
 
 def test_memory_nodes_that_all_processes_share(pair: Pair) -> None:
     """This machine may have one node: both then allocate on it."""
-    assert pair.verdicts()["memory_nodes"] is Verdict.VIOLATED
+    assert pair.verdicts()["memory_nodes"] is BoundaryStatus.VIOLATED

@@ -12,11 +12,11 @@ from bench.quality.isolation import LAYOUTS, Layout, run
 from gangline.contract.isolation import (
     BOUNDARIES,
     EVIDENCE_CHARACTERS_MAX,
+    BoundaryStatus,
     GpuFacts,
     HeldGpu,
     HostFacts,
     JobOnHost,
-    Verdict,
     facts_text,
     numbers_text,
     parse_facts,
@@ -67,7 +67,9 @@ def job(number: int, *changes: dict[str, str | None], gpus: tuple[HeldGpu, ...] 
     return JobOnHost(f"job{number}", held, tuple(processes))
 
 
-def verdicts(first: JobOnHost, second: JobOnHost, host: HostFacts = HOST) -> dict[str, Verdict]:
+def verdicts(
+    first: JobOnHost, second: JobOnHost, host: HostFacts = HOST
+) -> dict[str, BoundaryStatus]:
     return {v.boundary: v.verdict for v in verify(first, second, host)}
 
 
@@ -85,7 +87,7 @@ def test_24_layouts_cover_all_boundaries() -> None:
 
 
 def test_isolated_jobs_are_verified_on_each_boundary() -> None:
-    assert set(verdicts(job(0), job(1)).values()) == {Verdict.VERIFIED}
+    assert set(verdicts(job(0), job(1)).values()) == {BoundaryStatus.VERIFIED}
 
 
 @pytest.mark.parametrize(
@@ -103,21 +105,21 @@ def test_a_missing_or_odd_fact_is_never_verified(
         (job(0), job(1, {}, {fact: missing})),
         (job(0), JobOnHost("job1", frozenset({HeldGpu(GPUS[1])}), ())),
     ):
-        assert verdicts(*pair)[boundary] is Verdict.NOT_VERIFIED
+        assert verdicts(*pair)[boundary] is BoundaryStatus.NOT_VERIFIED
 
 
 @pytest.mark.parametrize("boundary", ["pcie_switch", "iommu", "devices", "block_io"])
 def test_an_unknown_host_is_never_verified(boundary: str) -> None:
-    assert verdicts(job(0), job(1), HostFacts())[boundary] is Verdict.NOT_VERIFIED
+    assert verdicts(job(0), job(1), HostFacts())[boundary] is BoundaryStatus.NOT_VERIFIED
 
 
 @pytest.mark.parametrize("boundary", ["mig", "mps", "pcie_switch", "iommu", "devices"])
 def test_unknown_gpus_are_never_verified(boundary: str) -> None:
     unknown = JobOnHost("job1", frozenset(), (FACTS[1],))
-    assert verdicts(job(0), unknown)[boundary] is Verdict.NOT_VERIFIED
+    assert verdicts(job(0), unknown)[boundary] is BoundaryStatus.NOT_VERIFIED
 
 
-V, X, U = Verdict.VERIFIED, Verdict.VIOLATED, Verdict.NOT_VERIFIED
+V, X, U = BoundaryStatus.VERIFIED, BoundaryStatus.VIOLATED, BoundaryStatus.NOT_VERIFIED
 FIRST_INSTANCES = [(HeldGpu(GPUS[0], n),) for n in (1, 2)]
 
 
@@ -142,6 +144,13 @@ FIRST_INSTANCES = [(HeldGpu(GPUS[0], n),) for n in (1, 2)]
             job(0, {"mps_threads": "30"}, gpus=(HeldGpu(GPUS[0]),)),
             job(1, *[{"mps_threads": "50", "mps_memory": "0=1G"}] * 2, gpus=(HeldGpu(GPUS[0]),)),
             "mps", X,
+        ),
+        # The other processes of a job are on GPUs of their own: their percentages do not count
+        (
+            "MPS user guide",
+            job(0, *[{"mps_threads": "50", "mps_memory": "0=1G", "gpu": gpu} for gpu in GPUS], gpus=tuple(map(HeldGpu, GPUS))),
+            job(1, {"mps_threads": "50", "mps_memory": "0=1G", "gpu": GPUS[0]}, gpus=(HeldGpu(GPUS[0]),)),
+            "mps", V,
         ),
         # The plugin sets the default of the server, which no client shows
         ("NVIDIA/k8s-device-plugin#1494", job(0, gpus=(HeldGpu(GPUS[0]),)), job(1, gpus=(HeldGpu(GPUS[0]),)), "mps", U),
@@ -174,7 +183,7 @@ FIRST_INSTANCES = [(HeldGpu(GPUS[0], n),) for n in (1, 2)]
     ],
 )  # fmt: skip
 def test_public_reports_get_the_right_answer(
-    report: str, first: JobOnHost, second: JobOnHost, boundary: str, verdict: Verdict
+    report: str, first: JobOnHost, second: JobOnHost, boundary: str, verdict: BoundaryStatus
 ) -> None:
     """Isolation that leaked, or only seemed to leak, on hosts of others."""
     del report
@@ -186,8 +195,8 @@ def test_instances_that_the_driver_hides_are_not_known() -> None:
     """Without permission, NVML names no instance: that is not a GPU without MIG."""
     divided = HostFacts({GPUS[0]: GpuFacts(mig_mode=True, minor=0)})
     pair = job(0), job(1, gpus=(HeldGpu(GPUS[0]),))
-    assert verdicts(*pair, divided)["mig"] is Verdict.NOT_VERIFIED
-    assert verdicts(*pair)["mig"] is Verdict.VIOLATED
+    assert verdicts(*pair, divided)["mig"] is BoundaryStatus.NOT_VERIFIED
+    assert verdicts(*pair)["mig"] is BoundaryStatus.VIOLATED
 
 
 @pytest.mark.parametrize(
@@ -195,7 +204,7 @@ def test_instances_that_the_driver_hides_are_not_known() -> None:
     [("253:0", U), ("259:0,253:0", V), ("-", X), (None, U)],
 )
 def test_limits_on_a_mapped_device_say_nothing_about_its_disks(
-    limits: str | None, verdict: Verdict
+    limits: str | None, verdict: BoundaryStatus
 ) -> None:
     changed = {"io_max": limits}
     assert verdicts(job(0, changed), job(1))["block_io"] is verdict
@@ -253,7 +262,7 @@ def test_fewer_facts_never_verify_more(
     rest = {k: v for k, v in first.processes[0].items() if k != key}
     reduced = JobOnHost(first.name, first.gpus, (rest, *first.processes[1:]))
     for boundary, verdict in verdicts(reduced, second).items():
-        assert verdict is not Verdict.VERIFIED or before[boundary] is Verdict.VERIFIED
+        assert verdict is not BoundaryStatus.VERIFIED or before[boundary] is BoundaryStatus.VERIFIED
 
 
 @given(st.frozensets(st.integers(0, 5000), max_size=60))
