@@ -1,6 +1,6 @@
 """Isolation of two jobs on one host: the facts that agents report, and a verdict on each boundary.
 
-Facts are `key=value` words, so that one attribute of an event has all of a process:
+Facts are `key=value` pairs, separated by spaces, so that one attribute of an event has all of a process:
 
     cpus        cores of its control group (`cpuset.cpus.effective`)
     affinity    cores of the process itself, which it may change within `cpus`
@@ -17,7 +17,7 @@ Facts are `key=value` words, so that one attribute of an event has all of a proc
     io          version of the control groups with these limits
     mps_threads, mps_memory    limits of MPS in its environment
 
-A fact that could not be read has no word, and `-` is an empty set. A verdict never relies on a missing fact.
+An unreadable fact is left out; `-` is an empty set. A verdict never relies on a missing fact.
 """
 
 from __future__ import annotations
@@ -43,12 +43,15 @@ _IDENTITY = "identity"
 #: A `nodes` that shows which nodes a process can open, not only see.
 _CERTAIN = ("list", "own")
 _NODES = (*_CERTAIN, "host")
+#: Boundaries whose violation between tenants is reported without a request. Topology and missing limits of I/O are alike on
+#: almost every shared host: PredictInterference prices them.
+REPORTED = ("mig", "cpus", "memory_nodes", "shm", "devices")
 Facts = Mapping[str, str]
 T = TypeVar("T", int, str)
 
 
 class BoundaryStatus(StrEnum):
-    """What is known about a boundary."""
+    """Knowledge about a boundary."""
 
     VERIFIED = "verified"
     VIOLATED = "violated"
@@ -94,7 +97,7 @@ class HostFacts:
 
 
 class KnownItems(NamedTuple, Generic[T]):
-    """Items of one fact of a job: of any process, of each process, and whether all processes show it."""
+    """Items of one fact of a job. `any`: some process has them; `each`: all do; `is_complete`: all processes show the fact."""
 
     any: frozenset[T]
     each: frozenset[T]
@@ -138,7 +141,7 @@ def facts_text(facts: Facts) -> str:
 
 
 def parse_facts(text: str) -> dict[str, str]:
-    """Return the facts in *text*; words of another form are ignored. Never raises."""
+    """Return the facts in *text*; pairs of another form are ignored. Never raises."""
     pairs = (word.partition("=") for word in text.split(" "))
     return {key: value for key, _, value in pairs if key and value}
 
@@ -174,7 +177,7 @@ def numbers_text(numbers: Iterable[int]) -> str:
 
 
 def parse_items(text: str) -> frozenset[str] | None:
-    """Return the words of `a,b`, no words of EMPTY, and None for no text."""
+    """Return the items of `a,b`; no items for EMPTY, None for no text."""
     if not text:
         return None
     return frozenset() if text == EMPTY else frozenset(text.split(","))
@@ -310,7 +313,7 @@ def _pcie_switch(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judge
 
 
 def _nic(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
-    """Judge adapters by the device nodes of RDMA: sysfs shows all of them to each container."""
+    """Judge adapters by the device nodes of RDMA, because sysfs shows all adapters to each container."""
     known = [job.items("rdma") for job in (first, second)]
     own, other = ({_adapter(item) for item in items.any} for items in known)
     if both := own & other:
@@ -547,6 +550,3 @@ _JUDGES: Mapping[str, Callable[[JobOnHost, JobOnHost, HostFacts], _Judged]] = {
     "devices": _devices,
 }
 BOUNDARIES = tuple(_JUDGES)
-#: Boundaries whose violation between tenants is reported without a request. Topology and missing limits of I/O are alike on
-#: almost every shared host: PredictInterference prices them.
-REPORTED = ("mig", "cpus", "memory_nodes", "shm", "devices")

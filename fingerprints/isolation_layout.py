@@ -18,7 +18,7 @@ from ..contract.isolation import (
     numbers_text,
 )
 
-#: Slices of a GPU in MIG: of seven compute slices, four and three, each with half of the memory.
+#: GPU instances of four and three of a GPU's seven compute slices, each with half of its memory.
 TRAINING_SLICES, INFERENCE_SLICES = "4g", "3g"
 #: Boundary -> the advice that no field of a layout has.
 _ADVICE: Mapping[str, str] = {
@@ -113,7 +113,7 @@ def _nodes_near(host: HostFacts, gpus: Iterable[str]) -> set[int]:
 def _divide_cores(
     host: HostFacts, nodes: Sequence[set[int]], weights: Sequence[int]
 ) -> tuple[set[int], set[int]]:
-    """Return the cores of each job: of the nodes near its GPUs; cores of a common node in proportion to the GPUs."""
+    """Return the cores of each job, near its GPUs. Jobs divide the cores of a common node in proportion to their GPUs."""
     result: tuple[set[int], set[int]] = (set(), set())
     for node, cores in host.nodes.items():
         if node in nodes[0] and node in nodes[1]:

@@ -31,7 +31,7 @@ from .change_events import REPEAT_NS, revision_at
 from .process_tracker import Identity, TrackedProcess
 
 EVENT = "host.isolation"
-#: Processes read per turn; further ones are read in the turns after it.
+#: Processes read per turn; later turns read the others.
 READS_MAX = 32
 #: Turns after which the facts on a host with one job are read again.
 REFRESH_TURNS = 60

@@ -59,12 +59,12 @@ class IsolationReader:
             int, str
         ] = {}  # minor number of a capability -> "GPU's minor/instance"
         self._turns = 0
-        #: What was read of control groups in this turn; many processes share one.
+        #: Facts of control groups, and mounts, read in this turn: processes share them.
         self._groups: dict[str, dict[str, str]] = {}
         self._mounts: dict[tuple[str, str], Mounts] = {}
 
     def begin_turn(self) -> None:
-        """Forget what was read of control groups and mounts."""
+        """Drop the facts of control groups and the mounts of the last turn."""
         self._groups.clear()
         self._mounts.clear()
         self._turns -= 1
@@ -240,7 +240,7 @@ def own_levels(path: str) -> list[str]:
 
 
 def owner_group(owner: Owner) -> tuple[str, str] | None:
-    """Return what all processes of one job have in common; None if unknown."""
+    """Return source and name of the job, equal for all its processes; None if unknown."""
     name = owner.job_id or owner.pod_uid or owner.container_id or owner.user_unit or owner.unit
     return (owner.source, name) if name else None
 

@@ -27,7 +27,7 @@ _ONE_DIVIDED_GPU = frozenset({"pcie_switch", "iommu"})
 
 
 class Layout(NamedTuple):
-    """A layout: what is wrong, the violated boundary, the change of a host whose boundaries hold, and others that fail with it."""
+    """A change of a host whose boundaries hold. `also`: further boundaries that fail with `boundary`."""
 
     text: str
     boundary: str

@@ -145,7 +145,7 @@ def test_device_nodes_of_the_kernel(pair: Pair) -> None:
     reason="root finds no control groups of version 1",
 )
 def test_device_lists_of_the_kernel(pair: Pair) -> None:
-    """A list that permits all shows no exceptions (Slurm 1 denies in this form): it says nothing about a node."""
+    """A list that permits all shows no exceptions (Slurm 1 denies in this form): it proves nothing about a node."""
     pair.group("devices", 0, "devices.deny", "c 195:0 rw")
     assert (pair.facts(0)["gpus"], pair.facts(0)["nodes"]) == ("0", "own")
     pair.group("devices", 0, "devices.deny", "a")

@@ -168,7 +168,7 @@ def test_the_price_is_that_of_the_form_of_sharing(
 
 
 def test_a_plan_is_checked_before_it_is_placed(fleet: Fleet) -> None:
-    """What a plan does not state is not verified; what the endpoint could reach already is violated."""
+    """A plan that leaves boundaries open was placed as if they held."""
     plan = {"gpus": [GPUS[1]], "cpus": "0-7,32-39", "memory_nodes": "0"}
     result = statuses(ask(fleet, training="", planned_training=plan))
     held = {b for b, status in result.items() if status == "verified"}
@@ -209,7 +209,7 @@ def test_a_job_of_another_login_is_not_shown(fleet: Fleet) -> None:
 
 
 def test_a_violated_boundary_comes_with_a_layout_that_holds(host: IsolatedHost) -> None:
-    """What is proposed, applied to the host, is verified."""
+    """A proposal was placed, and the boundary was violated still."""
     for job, cpus, nodes in ((TRAINING, "0-63", "0-1"), (INFERENCE, "0-31", "0-1")):
         host.group(job, cpus=cpus)
         host.status(job, "Cpus_allowed_list", cpus)
