@@ -32,14 +32,19 @@ SHARED_RESOURCES = (
     "disk",
     "network_fs",
 )
-#: All numbers of a demand: the shared resources, tensor cores, and bytes of HBM, which are divided and not shared.
-DEMANDS = (*SHARED_RESOURCES, "tensor", "hbm_bytes")
+#: All numbers of a demand: the shared resources; tensor cores; bytes of HBM and of the page cache, which are divided and not
+#: shared; and the ticks in which ports of the host had data to send and no credit.
+DEMANDS = (*SHARED_RESOURCES, "tensor", "hbm_bytes", "page_cache_bytes", "nic_waits")
+#: Shared resources of which a host may supply more than the highest rate that was seen.
+MEASURED_RESOURCES = ("memory_bandwidth", "disk", "network_fs")
 UNITS: Mapping[str, str] = {
     "sm": "ratio",
     "hbm_bandwidth": "ratio",
     "tensor": "ratio",
     "cores": "cores",
     "hbm_bytes": "bytes",
+    "page_cache_bytes": "bytes",
+    "nic_waits": "ticks_per_second",
 }
 #: Unit of the demands that UNITS does not name.
 RATE_UNIT = "bytes_per_second"
@@ -49,7 +54,13 @@ BINS_PER_OCTAVE, OCTAVES = 4, 17
 #: The first bin holds everything below the floor, the last everything above 2 ** OCTAVES floors.
 BINS = BINS_PER_OCTAVE * OCTAVES + 2
 #: Smallest value that is distinguished from 0, by unit.
-_FLOORS: Mapping[str, float] = {"ratio": 1e-4, "cores": 0.02, "bytes": 64e6, RATE_UNIT: 1e7}
+_FLOORS: Mapping[str, float] = {
+    "ratio": 1e-4,
+    "cores": 0.02,
+    "bytes": 64e6,
+    "ticks_per_second": 1e3,
+    RATE_UNIT: 1e7,
+}
 FLOORS: Floats = np.array([_FLOORS[UNITS.get(name, RATE_UNIT)] for name in DEMANDS])
 #: Bytes per second of a PCIe lane in one direction by generation: transfers per second x encoding / 8.
 LANE_BYTES_PER_SECOND = (np.nan, 0.25e9, 0.5e9, 0.985e9, 1.969e9, 3.938e9, 7.563e9)

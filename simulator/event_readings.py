@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -61,6 +62,8 @@ _NOT_REMAPPED_LINE = (
 
 PROCESS_EVENT = "gpu.process"
 FIRST_PID = 4000
+#: Number of the first job beside another; it has the GPU of a single host.
+NEIGHBOR_JOB_FIRST = 9000
 #: A running process is reported again after this time (agent/collectors/change_events.py): else it counts as ended
 #: after an hour.
 REPEAT_SECONDS = 1800.0
@@ -100,6 +103,36 @@ def _event_id(host: str, cause: int, code: int) -> str:
     return hashlib.blake2b(f"{host} {cause} {code}".encode(), digest_size=12).hexdigest()
 
 
+class _RankProcess(NamedTuple):
+    """A process of a job on a GPU, by the GPU's index."""
+
+    gpu: int
+    pid: int
+    job_id: str
+    rank: int
+    world_size: int
+
+    def event(self, gpu: str, state: str, seconds: float) -> telemetry_pb2.HealthEvent:
+        """Return its report. *gpu*: UUID; *seconds*: world time."""
+        return telemetry_pb2.HealthEvent(
+            event_id=f"/{gpu}//{self.pid}/{self.job_id}",
+            device_kind="gpu",
+            device=gpu,
+            name=PROCESS_EVENT,
+            revision=1 + int(seconds),
+            count=1,
+            process_id=self.pid,
+            process_name="python",
+            attributes={
+                "state": state,
+                "source": "slurm",
+                "job_id": self.job_id,
+                "rank": str(self.rank),
+                "world_size": str(self.world_size),
+            },
+        )
+
+
 class RankEvents:
     """Reported processes of some hosts. A silent host sends missed reports as soon as it reports again."""
 
@@ -109,47 +142,53 @@ class RankEvents:
         """*hosts*: indexes into *machines*, in the order of a moment's slots."""
         self._machines, self._jobs, self._hosts = machines, jobs, hosts
         self._reported_jobs: Ints = np.full(hosts.size, -1, np.int64)
+        self._reported_neighbors: Ints = np.full(hosts.size, -1, np.int64)
         self._reported_seconds: Floats = np.zeros(hosts.size)
 
     def step(self, moment: StepState) -> Iterator[tuple[int, telemetry_pb2.HealthEvent]]:
         """Yield (host, event); no clock is set."""
         slots = self._hosts.size
         running, is_reachable = moment.jobs[:slots], ~moment.silent[:slots]
-        self._reported_jobs[moment.booted[:slots]] = -1  # reports of an earlier boot are over
+        neighbors = moment.neighbor_gpus[:slots]
+        # Reports of an earlier boot are over.
+        self._reported_jobs[moment.booted[:slots]] = -1
+        self._reported_neighbors[moment.booted[:slots]] = -1
         changed = running != self._reported_jobs
-        is_repeat_due = (running >= 0) & (moment.seconds - self._reported_seconds >= REPEAT_SECONDS)
-        for slot in np.flatnonzero(is_reachable & (changed | is_repeat_due)).tolist():
-            host, after = int(self._hosts[slot]), int(running[slot])
-            before = int(self._reported_jobs[slot])
-            ended = [(before, "ended")] if changed[slot] else []
-            for number, state in (*ended, (after, "running")):
-                if number >= 0:
-                    yield from (
-                        (host, event) for event in self._events(host, number, state, moment)
-                    )
-            self._reported_jobs[slot], self._reported_seconds[slot] = after, moment.seconds
+        has_changed_neighbor = neighbors != self._reported_neighbors
+        is_old = moment.seconds - self._reported_seconds >= REPEAT_SECONDS
+        is_repeat_due = is_old & ((running >= 0) | (neighbors >= 0))
+        is_due = is_reachable & (changed | has_changed_neighbor | is_repeat_due)
+        for slot in np.flatnonzero(is_due).tolist():
+            host = int(self._hosts[slot])
+            job, neighbor = int(running[slot]), int(neighbors[slot])
+            if changed[slot]:
+                yield from self._events(host, int(self._reported_jobs[slot]), "ended", moment)
+            if changed[slot] or is_repeat_due[slot]:
+                yield from self._events(host, job, "running", moment)
+            if has_changed_neighbor[slot]:
+                before = int(self._reported_neighbors[slot])
+                yield from self._neighbor_events(host, before, "ended", moment)
+            yield from self._neighbor_events(host, neighbor, "running", moment)
+            self._reported_jobs[slot], self._reported_seconds[slot] = job, moment.seconds
+            self._reported_neighbors[slot] = neighbor
 
     def _events(
         self, host: int, number: int, state: str, moment: StepState
-    ) -> Iterator[telemetry_pb2.HealthEvent]:
+    ) -> Iterator[tuple[int, telemetry_pb2.HealthEvent]]:
+        """Yield a report of each process of a job; none if *number* is -1."""
+        if number < 0:
+            return
         job, machine = self._jobs[number], self._machines[host]
-        first = GPUS * int(np.searchsorted(job.hosts, host))
+        first, world_size = GPUS * int(np.searchsorted(job.hosts, host)), GPUS * job.hosts.size
         for gpu in range(GPUS):
-            pid = FIRST_PID + gpu
-            yield telemetry_pb2.HealthEvent(
-                event_id=f"/{machine.gpus[gpu]}//{pid}/{number}",
-                device_kind="gpu",
-                device=machine.gpus[gpu],
-                name=PROCESS_EVENT,
-                revision=1 + int(moment.seconds),
-                count=1,
-                process_id=pid,
-                process_name="python",
-                attributes={
-                    "state": state,
-                    "source": "slurm",
-                    "job_id": str(1 + number),
-                    "rank": str(first + gpu),
-                    "world_size": str(GPUS * job.hosts.size),
-                },
-            )
+            process = _RankProcess(gpu, FIRST_PID + gpu, str(1 + number), first + gpu, world_size)
+            yield host, process.event(machine.gpus[gpu], state, moment.seconds)
+
+    def _neighbor_events(
+        self, host: int, gpu: int, state: str, moment: StepState
+    ) -> Iterator[tuple[int, telemetry_pb2.HealthEvent]]:
+        """Yield a report of the process of a host's other job; none if *gpu* is -1."""
+        if gpu < 0:
+            return
+        process = _RankProcess(gpu, FIRST_PID + GPUS, str(NEIGHBOR_JOB_FIRST + host), 0, 1)
+        yield host, process.event(self._machines[host].gpus[gpu], state, moment.seconds)

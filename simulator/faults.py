@@ -114,6 +114,7 @@ class HostEffects:
         # Ratio of extra work: in a step's slowest rank, and in the last stage.
         self.imbalance: Floats = np.zeros(hosts)
         self.stage_imbalance: Floats = np.zeros(hosts)
+        self.neighbor_gpu: Ints = np.full(hosts, -1, np.int64)  # GPU that another job uses, too
 
 
 def _combine(
@@ -311,6 +312,13 @@ def full_load_cap(effects: HostEffects, faults: ActiveFaults) -> None:
     _combine(effects.capped, faults, faults.amount, np.maximum)
 
 
+def neighbor(effects: HostEffects, faults: ActiveFaults) -> None:
+    """Slow the host by another job on one of its GPUs: the host is healthy."""
+    _combine(effects.stall, faults, faults.amount * faults.strength, np.maximum)
+    is_there = ~faults.is_over
+    effects.neighbor_gpu[faults.slot[is_there]] = faults.gpu[is_there]
+
+
 def no_effect(effects: HostEffects, faults: ActiveFaults) -> None:
     """Change nothing: no counter shows silent corruption, and a restart has no effect on readings."""
 
@@ -349,4 +357,5 @@ EFFECTS: dict[str, Callable[[HostEffects, ActiveFaults], None]] = {
     "full_load_cap": full_load_cap,
     "nvlink_switch": nvlink,
     "rotating_stall": rotating_stall,
+    "neighbor": neighbor,
 }

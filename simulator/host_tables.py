@@ -79,6 +79,7 @@ MACHINE_CONSTANTS: dict[str, float] = {
     "host.swap_used_bytes": 0,
     "host.hugepages_free_pages": 0,
     "host.memory_corrupted_bytes": 0,
+    "host.file_cache_active_bytes": 120e9,
     "host.pressure_memory_some_microseconds": 0,
     "host.pressure_memory_full_microseconds": 0,
     "numa.memory_total_bytes": MEMORY_BYTES / 2,

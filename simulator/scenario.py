@@ -137,6 +137,7 @@ class FaultClass:
     job_ratio: float = 1.0
     onset_silent_ratio: float = 0.0
     remap_failed_ratio: float = 0.0
+    stage_after_seconds: float = 0.0  # delay on a stage; a benign class without it is on no stage
 
     @property
     def sort(self) -> str:

@@ -261,6 +261,7 @@ def _check_class(fault_class: FaultClass) -> None:
         fault_class.amount,
         *AMOUNT_RANGES.get(fault_class.name, DEFAULT_AMOUNT_RANGE),
     )
+    _check_bounds(f"{where} stage_after_seconds", fault_class.stage_after_seconds, 0.0, 3600.0)
     _check_bounds(f"{where} job_hosts", fault_class.job_hosts, 0, HOSTS_MAX)
     for key in ("job_ratio", "onset_silent_ratio", "remap_failed_ratio"):
         _check_bounds(f"{where} {key}", getattr(fault_class, key), 0.0, 1.0)

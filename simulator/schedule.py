@@ -226,7 +226,8 @@ class _ScheduleBuilder:
         return spread_over_hosts(row, begin, part, random.choice(job.hosts, 1))
 
     def _is_staged(self, fault_class: FaultClass) -> bool:
-        return self._context.scenario.stage_seconds[1] > 0 and fault_class.sort == "faults"
+        is_shown = fault_class.sort == "faults" or fault_class.stage_after_seconds > 0.0
+        return self._context.scenario.stage_seconds[1] > 0 and is_shown
 
     def _stage_rows(self, schedule: WorldSchedule) -> Rows:
         """Return one clearly visible incident of each class, on hosts of different jobs as far as possible.
@@ -269,6 +270,7 @@ class _ScheduleBuilder:
         row["part"] = random.integers(parts) if parts else -1
         row["onset"] = np.minimum(row["onset"], STAGE_ONSET_SECONDS_MAX)
         begin = random.uniform(*self._context.scenario.stage_seconds)
+        begin += fault_class.stage_after_seconds
         row["begin"] = 0.0 if fault_class.per == "share" else begin
         row["end"] = self._context.seconds
         return row

@@ -29,6 +29,7 @@ class StepState:
     silent: Flags  # no data from the host: away, dark, or a gap
     booted: Flags  # booted since the previous step
     jobs: Ints  # (slots,): the number of the job that runs there, -1 for none
+    neighbor_gpus: Ints  # (slots,): the GPU that another job uses there, too; -1: none
     due_incidents: Rows  # incidents whose onset ended since the previous step
 
 
@@ -113,6 +114,7 @@ class SimulationWindow:
             silent=silent,
             booted=booted,
             jobs=gangs.numbers,
+            neighbor_gpus=effects.neighbor_gpu,
             due_incidents=self._rows[new],
         )
 

@@ -26,6 +26,7 @@ from .pcie import PcieTenSeconds
 from .pcie_settings import PcieMinute
 from .power import hwmon_1s, hwmon_10s, rapl_1s, rapl_10s
 from .rdma import rdma_1s, rdma_10s
+from .resctrl import l3_1s
 from .settings import Services, SettingsMinute
 from .tasks import BlockedTasks
 
@@ -66,6 +67,7 @@ COLLECTORS: dict[str, Callable[[Roots], Collector]] = {
     "edac_10s": edac_10s,
     "numa_10s": NumaTenSeconds,
     "numa_60s": NumaCores,
+    "l3_1s": l3_1s,
     "hugepages_10s": hugepages_10s,
     "pcie_10s": PcieTenSeconds,
     "pcie_60s": PcieMinute,

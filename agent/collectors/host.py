@@ -16,7 +16,14 @@ from .block_writer import put, row_writer
 from .counter_files import PeriodicListing
 
 DEVICE = ("host",)
-_MEMORY = (b"MemTotal:", b"SwapTotal:", b"SwapFree:", b"HugePages_Free:", b"HardwareCorrupted:")
+_MEMORY = (
+    b"MemTotal:",
+    b"SwapTotal:",
+    b"SwapFree:",
+    b"HugePages_Free:",
+    b"HardwareCorrupted:",
+    b"Active(file):",
+)
 #: Cores whose frequency is read, spread over the host: each read may take 10 ms (x86 before Linux
 #: 5.18).
 FREQUENCIES_MAX = 32
@@ -59,6 +66,7 @@ _TEN_SECONDS = (
     "host.swap_used_bytes",
     "host.hugepages_free_pages",
     "host.memory_corrupted_bytes",
+    "host.file_cache_active_bytes",
     "host.uptime_seconds",
     "host.load_1m_ratio",
     "host.cpu_frequency_hertz",
@@ -125,13 +133,13 @@ class HostTenSeconds(ExcludingCollector):
         return (self._block, self._changes)
 
     def _memory(self) -> tuple[int | None, ...]:
-        """Return total memory, used swap, free huge pages, corrupted memory."""
+        """Return total memory, used swap, free huge pages, corrupted memory, active file cache."""
         data = self._meminfo.read()
         if not data:
             raise NoData("/proc/meminfo cannot be read")
-        total, swap, swap_free, pages, corrupted = line_numbers(data, _MEMORY)
+        total, swap, swap_free, pages, corrupted, cache = line_numbers(data, _MEMORY)
         used = None if swap is None or swap_free is None else max(0, swap - swap_free)
-        return total, used, pages, corrupted
+        return total, used, pages, corrupted, cache
 
     def _load(self) -> float | None:
         load = proc_files.parse_first_decimal(self._loadavg.read())

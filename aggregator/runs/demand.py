@@ -39,10 +39,12 @@ _FAST: Mapping[str, tuple[str, ...]] = {
     "nvlink": ("nvlink_received_bytes_per_second", "nvlink_transmitted_bytes_per_second"),
     "tensor": ("tensor_active_ratio",),
 }
-#: Demand on a host -> table and its counters of bytes.
-_HOST_BYTES: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
+#: Demand on a host -> table and its counters.
+_HOST_COUNTERS: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "nic_received": (("rdma_1s", ("received_bytes",)),),
     "nic_transmitted": (("rdma_1s", ("transmitted_bytes",)),),
+    "nic_waits": (("rdma_1s", ("transmit_wait_count",)),),
+    "memory_bandwidth": (("l3_1s", ("memory_bytes",)),),
     "disk": (("disk_1s", ("read_bytes", "written_bytes")),),
     "network_fs": (
         ("nfs_10s", ("read_bytes", "written_bytes")),
@@ -190,11 +192,14 @@ def host_demands(fleet: Fleet, hosts: Indexes) -> dict[str, Floats]:
     cores = np.full(len(fleet), np.nan)
     busy = readings.gauge("cpu_user_ratio") + readings.gauge("cpu_system_ratio")
     cores[readings.devices.host] = busy
-    result = {"cores": (cores * core_counts(fleet))[hosts]}
-    for name, sources in _HOST_BYTES.items():
+    cached = np.full(len(fleet), np.nan)
+    slow = fleet.tables["host_10s"]
+    cached[slow.devices.host] = slow.gauge("file_cache_active_bytes")
+    result = {"cores": (cores * core_counts(fleet))[hosts], "page_cache_bytes": cached[hosts]}
+    for name, sources in _HOST_COUNTERS.items():
         total = np.full(len(fleet), np.nan)
         for table_name, columns in sources:
-            rates = _bytes_per_second(fleet, table_name, columns)
+            rates = _rates(fleet, table_name, columns)
             total = np.where(np.isnan(total), rates, total + np.nan_to_num(rates))
         result[name] = total[hosts]
     return result
@@ -208,8 +213,8 @@ def core_counts(fleet: Fleet) -> Floats:
     return cores
 
 
-def _bytes_per_second(fleet: Fleet, table_name: str, columns: Sequence[str]) -> Floats:
-    """Return the sum over each host's devices of counters; NaN for a host without such a device."""
+def _rates(fleet: Fleet, table_name: str, columns: Sequence[str]) -> Floats:
+    """Return the increase per second of counters, summed over each host's devices; NaN for a host without such a device."""
     readings = fleet.tables[table_name]
     now = np.zeros(readings.devices.count)
     rates = sum((readings.recent(column, now) for column in columns), start=now) / FAST_SECONDS

@@ -1,7 +1,7 @@
 """Supply of each host: capacity of the resources that jobs share, from the latest readings. Owned by the fleet's thread; no I/O.
 
-A caller multiplies a supply by the speed that symptoms leave (`Judgement.component_speeds`). The supply of disks and network
-file systems is the highest rate that was ever seen: the host may supply more.
+A caller multiplies a supply by the speed that symptoms leave (`Judgement.component_speeds`). The supply of memory bandwidth,
+disks and network file systems is the highest rate that was ever seen: the host may supply more.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from duckdb import DuckDBPyConnection as Connection
 
-from ...fingerprints.demand import LANE_BYTES_PER_SECOND, SHARED_RESOURCES, HostSupply
+from ...fingerprints.demand import (
+    LANE_BYTES_PER_SECOND,
+    MEASURED_RESOURCES,
+    SHARED_RESOURCES,
+    HostSupply,
+)
 from ...fingerprints.sensitivity import known_link_rates
 from ..arrays import Codes, Floats
 from ..fleet.fleet import Fleet
@@ -20,8 +25,6 @@ from ..store.rows import replace_rows
 from .demand import core_counts, host_demands
 
 REFRESH_SECONDS = 10
-#: Resources of which only the highest rate is known.
-MEASURED = ("disk", "network_fs")
 #: A higher rate is stored if it is higher by this share.
 RISE_MIN = 0.05
 #: RDMA port state of an active port (InfiniBand, 14.2.5.6).
@@ -54,7 +57,7 @@ class HostSupplies:
     def restore(self, measured: Iterable[MeasuredSupply]) -> None:
         """Restore the highest rates that were stored."""
         for host, resource, value in measured:
-            if resource in MEASURED:
+            if resource in MEASURED_RESOURCES:
                 self._highest[host, resource] = value
 
     def step(self, fleet: Fleet, now_ns: int) -> None:
@@ -102,7 +105,7 @@ class HostSupplies:
     def _measure(self, fleet: Fleet) -> None:
         everyone = np.arange(len(fleet), dtype=np.intp)
         rates = host_demands(fleet, everyone)
-        for resource in MEASURED:
+        for resource in MEASURED_RESOURCES:
             for host in np.flatnonzero(rates[resource] > 0.0).tolist():
                 key, rate = (fleet.names[host], resource), float(rates[resource][host])
                 if rate > self._highest.get(key, 0.0) * (1.0 + RISE_MIN):

@@ -18,7 +18,7 @@ from ...contract.wire.placement_pb2 import (
     Estimate,
     EstimateSource,
 )
-from ...fingerprints.demand import DEMANDS, QUANTILES, SHARED_RESOURCES, Floats
+from ...fingerprints.demand import DEMANDS, MEASURED_RESOURCES, QUANTILES, SHARED_RESOURCES, Floats
 from ...fingerprints.interference import (
     ColocatedWorkload,
     Colocation,
@@ -60,7 +60,7 @@ _LIMITED_BY = {
 _HBM = DEMANDS.index("hbm_bytes")
 _NVLINK = SHARED_RESOURCES.index("nvlink")
 #: Resources of which a host may supply more than was seen (`runs/supply.py`).
-_MEASURED = [SHARED_RESOURCES.index("disk"), SHARED_RESOURCES.index("network_fs")]
+_MEASURED = [SHARED_RESOURCES.index(name) for name in MEASURED_RESOURCES]
 #: A demand with a lower p99 slows no other workload, whatever the supply (assumed: 1 % of a small host). Units: shares of a
 #: GPU, cores, bytes per second.
 _NEGLIGIBLE = {

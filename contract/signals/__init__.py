@@ -48,6 +48,7 @@ SIGNAL_GROUPS = (
     SignalGroup("clock", host.CLOCK_TEXT, host.CLOCK_SIGNALS),
     SignalGroup("settings", host.SETTINGS_TEXT, host.SETTINGS_SIGNALS),
     SignalGroup("numa", host.NUMA_TEXT, host.NUMA_SIGNALS),
+    SignalGroup("l3", host.L3_TEXT, host.L3_SIGNALS),
     SignalGroup("hugepages", host.HUGEPAGES_TEXT, host.HUGEPAGES_SIGNALS),
     SignalGroup("pcie", pcie_storage.PCIE_TEXT, pcie_storage.PCIE_SIGNALS),
     SignalGroup("disk", pcie_storage.DISK_TEXT, pcie_storage.DISK_SIGNALS),

@@ -44,6 +44,7 @@ HOST_SIGNALS = (
     Signal(1882, "host.cpu_frequency_max_hertz", Kind.GAUGE, Pace.TEN_SECONDS, "cpufreq scaling_cur_freq, highest", "clock of the fastest core; if it is slow on a busy host, the host is throttled"),
     Signal(1883, "host.cpu_core_throttles_count", Kind.COUNTER, Pace.TEN_SECONDS, "cpu*/thermal_throttle/core_throttle_count, sum of cores", "times a core was throttled by heat", on_change=True),
     Signal(1884, "host.cpu_throttled_milliseconds", Kind.COUNTER, Pace.TEN_SECONDS, "cpu*/thermal_throttle/package_throttle_total_time_ms, sum of packages", "how long CPU packages were throttled by heat", on_change=True),
+    Signal(1886, "host.file_cache_active_bytes", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/meminfo Active(file)", "cached file data that was read more than once: the page cache in use"),
     Signal(1885, "host.memory_corrupted_bytes", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/meminfo HardwareCorrupted", "memory that the kernel retired after uncorrectable errors"),
 )
 
@@ -121,6 +122,13 @@ NUMA_SIGNALS = (
     Signal(1902, "numa.other_pages", Kind.COUNTER, Pace.TEN_SECONDS, "node/nodeN/numastat other_node", "pages allocated here by a task on another node, far from its memory"),
     Signal(1903, "numa.cpu_busy_ratio", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/stat cpuN of the node's cores", "share of the node's cores' time that was not idle, since the last reading"),
     Signal(1904, "numa.cpu_busiest_core_ratio", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/stat cpuN of the node's cores", "the busiest single core of the node"),
+)
+
+L3_TEXT = """Memory traffic of each L3 cache, where the kernel counts it (Intel RDT, AMD QoS, Arm MPAM) and resctrl is mounted. Device: `0`, and `GROUP/0` for the tasks of another control group; a host's traffic is the sum of all its devices."""
+
+L3_SIGNALS = (
+    Signal(1905, "l3.memory_bytes", Kind.COUNTER, Pace.SECOND, "resctrl/mon_data/mon_L3_NN/mbm_total_bytes", "bytes between the cache and memory, of this node and of others"),
+    Signal(1906, "l3.local_memory_bytes", Kind.COUNTER, Pace.SECOND, "mbm_local_bytes", "the part from and to the memory of the cache's own node"),
 )
 
 HUGEPAGES_TEXT = """Huge pages of each NUMA node. Device: `node0/2048kB`."""

@@ -18,6 +18,7 @@ from gangline.agent.collectors.cpu import CpuMinute
 from gangline.agent.collectors.edac import edac_10s
 from gangline.agent.collectors.host import HostTenSeconds
 from gangline.agent.collectors.numa import NumaTenSeconds
+from gangline.agent.collectors.resctrl import l3_1s
 from gangline.agent.collectors.settings import SettingsMinute
 from gangline.agent.hardware import edac, kernel_clock, settings
 from gangline.agent.hardware.files import Roots
@@ -218,6 +219,39 @@ def test_errors_by_dimm_and_what_no_dimm_is_to_blame_for(h100: hosts.HostFolder)
     assert result["mc1/csrow0/ch1"] is None  # `N/A`
     lost = result["mc1/csrow0/ch0"]
     assert lost is not None and lost["uncorrected_errors"] == 1, "the channel names the DIMM"
+
+
+def test_memory_traffic_of_each_cache_and_control_group(tmp_path: Path) -> None:
+    """Each control group is a device; words in place of a number are missing readings, and monitoring groups are part of their control group."""
+    root = "fs/resctrl"
+    counts = {
+        "": ("100", "60"),
+        "job7/": ("7", "Unavailable\n"),
+        "job8/": ("Unassigned\n", "Error\n"),
+    }
+    files = {
+        f"{root}/info/L3_MON/num_rmids": "224\n",
+        f"{root}/mon_groups/pod/mon_data/mon_L3_00/mbm_total_bytes": "5",
+    }
+    for group, (total, local) in counts.items():
+        folder = f"{root}/{group}mon_data/mon_L3_00"
+        files |= {f"{folder}/mbm_total_bytes": total, f"{folder}/mbm_local_bytes": local}
+    # A sub-NUMA cluster is part of its cache; a cache without MBM counts only its occupancy.
+    files[f"{root}/mon_data/mon_L3_00/mon_sub_L3_00/mbm_total_bytes"] = "50"
+    files[f"{root}/mon_data/mon_L3_01/llc_occupancy"] = "4096"
+    write(tmp_path, files)
+    rows = read(l3_1s(Roots(tmp_path, tmp_path)))
+    assert rows == {
+        "0": {"memory_bytes": 100, "local_memory_bytes": 60},
+        "job7/0": {"memory_bytes": 7, "local_memory_bytes": None},
+        "job8/0": None,
+    }
+
+
+def test_a_host_without_resctrl_has_no_data_and_the_remedy(tmp_path: Path) -> None:
+    """It is not mounted by default."""
+    turn = run_collector(l3_1s(Roots(tmp_path, tmp_path)), StoppedClock())
+    assert turn.outcome is CollectOutcome.NO_DATA and "mount -t resctrl" in turn.message
 
 
 def test_ranks_are_places_too(tmp_path: Path) -> None:

@@ -55,6 +55,31 @@ NEEDS = {
     "cpus": ("cpus",), "memory_nodes": ("mems",), "nic": ("rdma",), "rdma_limits": ("rdma",),
     "block_io": ("io_max", "io"), "shm": ("shm", "ipc"), "devices": ("gpus", "nodes"),
 }  # fmt: skip
+V, X, U = BoundaryStatus.VERIFIED, BoundaryStatus.VIOLATED, BoundaryStatus.NOT_VERIFIED
+FIRST_INSTANCES = [(HeldGpu(GPUS[0], n),) for n in (1, 2)]
+VALUE = st.sampled_from(
+    [
+        "",
+        "-",
+        "0",
+        "0-3",
+        "2-9",
+        "1,2",
+        "x",
+        "0:60/",
+        "0:60/a",
+        "own",
+        "host",
+        "list",
+        "0/1",
+        "mlx5_0@0000:20:00",
+        "2",
+        "50",
+    ]
+)
+PROCESS = st.dictionaries(st.sampled_from(sorted({*FACTS[0], "mps_threads", "mps_memory"})), VALUE)
+HELD = st.frozensets(st.builds(HeldGpu, st.sampled_from(GPUS), st.none() | st.integers(0, 2)))
+JOB = st.builds(JobOnHost, st.just("job"), HELD, st.lists(PROCESS, max_size=3).map(tuple))
 
 
 def job(number: int, *changes: dict[str, str | None], gpus: tuple[HeldGpu, ...] = ()) -> JobOnHost:
@@ -117,10 +142,6 @@ def test_an_unknown_host_is_never_verified(boundary: str) -> None:
 def test_unknown_gpus_are_never_verified(boundary: str) -> None:
     unknown = JobOnHost("job1", frozenset(), (FACTS[1],))
     assert verdicts(job(0), unknown)[boundary] is BoundaryStatus.NOT_VERIFIED
-
-
-V, X, U = BoundaryStatus.VERIFIED, BoundaryStatus.VIOLATED, BoundaryStatus.NOT_VERIFIED
-FIRST_INSTANCES = [(HeldGpu(GPUS[0], n),) for n in (1, 2)]
 
 
 @pytest.mark.parametrize(
@@ -214,31 +235,6 @@ def test_adapters_in_the_hosts_dev_are_in_doubt() -> None:
     seen: dict[str, str | None] = {"rdma": "mlx5_0@0000:20:00,mlx5_1@0000:21:00", "nodes": "host"}
     result = verdicts(job(0, seen), job(1, seen))
     assert (result["nic"], result["rdma_limits"]) == (U, U)
-
-
-VALUE = st.sampled_from(
-    [
-        "",
-        "-",
-        "0",
-        "0-3",
-        "2-9",
-        "1,2",
-        "x",
-        "0:60/",
-        "0:60/a",
-        "own",
-        "host",
-        "list",
-        "0/1",
-        "mlx5_0@0000:20:00",
-        "2",
-        "50",
-    ]
-)
-PROCESS = st.dictionaries(st.sampled_from(sorted({*FACTS[0], "mps_threads", "mps_memory"})), VALUE)
-HELD = st.frozensets(st.builds(HeldGpu, st.sampled_from(GPUS), st.none() | st.integers(0, 2)))
-JOB = st.builds(JobOnHost, st.just("job"), HELD, st.lists(PROCESS, max_size=3).map(tuple))
 
 
 @given(JOB, JOB, st.booleans())

@@ -24,7 +24,8 @@ from gangline.fingerprints.demand import (
 from tests.aggregator.runs.test_run_log import TRAINING, Runs
 from tests.worlds import GPUS, gpu_of, tell
 
-CORES, PCIE, PORT, DISK = 32.0, 8e9, 2e9, 5e8
+CORES, PCIE, PORT, DISK, TRAFFIC = 32.0, 8e9, 2e9, 5e8, 4e10
+CACHE, WAITS = 2e11, 5e5
 
 
 @pytest.fixture
@@ -33,10 +34,16 @@ def runs(tmp_path: Path) -> Runs:
     for host in result.world.hosts:
         host.set("host_60s", "host", cores_count=CORES)
         host.set("host_1s", "host", cpu_user_ratio=0.20, cpu_system_ratio=0.05)
-        host.set("rdma_1s", "mlx5_0/1", received_bytes=0, transmitted_bytes=0)
-        host.grow("rdma_1s", "mlx5_0/1", received_bytes=PORT)
+        host.set("host_10s", "host", file_cache_active_bytes=CACHE)
+        host.set(
+            "rdma_1s", "mlx5_0/1", received_bytes=0, transmitted_bytes=0, transmit_wait_count=0
+        )
+        host.grow("rdma_1s", "mlx5_0/1", received_bytes=PORT, transmit_wait_count=WAITS)
         host.set("disk_1s", "nvme0n1", read_bytes=0, written_bytes=0)
         host.grow("disk_1s", "nvme0n1", read_bytes=DISK)
+        for group, bytes_per_second in (("0", 0.75 * TRAFFIC), ("job7/0", 0.25 * TRAFFIC)):
+            host.set("l3_1s", group, memory_bytes=0)
+            host.grow("l3_1s", group, memory_bytes=bytes_per_second)
         for gpu in range(GPUS):
             host.set("gpu_1s", gpu_of(host, gpu), memory_used_bytes=31e9)
             host.set("gpu_fast_1s", gpu_of(host, gpu), pcie_received_bytes_per_second=PCIE)
@@ -62,13 +69,12 @@ def test_demand_of_a_run_is_in_sql(runs: Runs) -> None:
     rows = demands(runs, "train")
     expected = {
         "sm": 0.68, "tensor": 0.34, "hbm_bandwidth": 0.45, "pcie_received": PCIE, "hbm_bytes": 31e9,
-        "nic_received": PORT, "disk": DISK, "cores": 0.25 * CORES,
+        "nic_received": PORT, "disk": DISK, "memory_bandwidth": TRAFFIC, "page_cache_bytes": CACHE, "nic_waits": WAITS, "cores": 0.25 * CORES,
     }  # fmt: skip
     for resource, value in expected.items():
         assert rows[resource]["p50"] == pytest.approx(value, rel=0.12), resource
         assert rows[resource]["p99"] == pytest.approx(value, rel=0.2), resource
     assert "network_fs" not in rows, "no host has such a file system"
-    assert "memory_bandwidth" not in rows, "no agent reads it"
     runs.store.close()
 
 
@@ -98,7 +104,7 @@ def test_schedulers_can_name_the_demand(runs: Runs) -> None:
         known = runs.log.workloads(runs.world.now_ns)
         demand = known.demands[known.names["train"]]
         assert demand[DEMANDS.index("sm"), 0] == pytest.approx(0.68, rel=0.12)
-        assert np.isnan(demand[DEMANDS.index("memory_bandwidth")]).all()
+        assert np.isnan(demand[DEMANDS.index("network_fs")]).all()
         runs.close()
         runs.open()
     runs.store.close()

@@ -8,6 +8,7 @@ from gangline.aggregator.model import HealthState, Reason
 from tests.worlds import World, gpu_of
 
 TABLE = "gpu_job_1s_changes"
+ISOLATION = "host.isolation"
 
 
 def test_a_gpu_held_by_the_dead_is_found() -> None:
@@ -43,9 +44,6 @@ def test_processes_of_whom_nobody_knows_are_none() -> None:
     host.set(TABLE, gpu_of(host, 0), processes_count=8, unknown_count=8, dead_count=0)
     world.run(90)
     assert world.score(host).state is HealthState.HEALTHY
-
-
-ISOLATION = "host.isolation"
 
 
 def isolation_event(world: World, state: str, **more: Any) -> None:
