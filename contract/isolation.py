@@ -3,7 +3,7 @@
 Facts are `key=value` pairs, separated by spaces, so that one attribute of an event has all of a process:
 
     cpus        cores of its control group (`cpuset.cpus.effective`)
-    affinity    cores of the process itself, which it may change within `cpus`
+    affinity    cores of the process itself, if `cpus` is unknown: the process may change them
     mems        memory nodes of its control group
     ipc         inode of its IPC namespace
     shm         device and root of the mount under /dev/shm: `0:45/`
@@ -277,9 +277,7 @@ def _cpus(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
     known = [(job.numbers("cpus"), job.numbers("affinity").any) for job in (first, second)]
     own, other = (cpus.any | affinity for cpus, affinity in known)
     if both := own & other:
-        apart = not known[0][1] & known[1][1] and known[0][1] and known[1][1]
-        now = ", although their present affinities differ" if apart else ""
-        return BoundaryStatus.VIOLATED, f"both may run on cores {numbers_text(both)}{now}"
+        return BoundaryStatus.VIOLATED, f"both may run on cores {numbers_text(both)}"
     if name := _incomplete(first, second, [cpus for cpus, _ in known]):
         return BoundaryStatus.NOT_VERIFIED, f"the control group of {name} does not show its cores"
     return BoundaryStatus.VERIFIED, f"cores {numbers_text(own)} and {numbers_text(other)}"

@@ -37,7 +37,7 @@ READS_MAX = 32
 REFRESH_TURNS = 60
 #: Pairs of jobs that are compared; further pairs are left out.
 PAIRS_MAX = 64
-#: Characters of all facts of a process: the limit of an attribute. Affinity is left out first: `cpus` includes it.
+#: Characters of all facts of a process: the limit of an attribute. Longer facts are left out, all together.
 FACTS_CHARACTERS_MAX = 1024
 MESSAGE_CHARACTERS_MAX = 1000
 
@@ -76,11 +76,8 @@ class _KnownFacts:
     text: str = ""
 
     def set_text(self) -> None:
-        facts = self.read | self.limits
-        self.text = facts_text(facts)
-        if len(self.text) > FACTS_CHARACTERS_MAX:
-            self.text = facts_text({k: v for k, v in facts.items() if k != "affinity"})
-        self.text = self.text if len(self.text) <= FACTS_CHARACTERS_MAX else ""
+        text = facts_text(self.read | self.limits)
+        self.text = text if len(text) <= FACTS_CHARACTERS_MAX else ""
 
 
 class JobIsolation:

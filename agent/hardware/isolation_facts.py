@@ -54,10 +54,10 @@ class IsolationReader:
 
     def __init__(self, proc: Path, sys: Path) -> None:
         self._proc, self._sys = proc, sys
+        self._is_kernel = proc == Path("/proc")  # else files stand for device nodes
         self._is_unified = (sys / "fs/cgroup/cgroup.controllers").exists()
-        self._instances: dict[
-            int, str
-        ] = {}  # minor number of a capability -> "GPU's minor/instance"
+        #: Minor number of a capability -> GPU's minor number and instance: `0/1`.
+        self._instances: dict[int, str] = {}
         self._turns = 0
         #: Facts of control groups, and mounts, read in this turn: processes share them.
         self._groups: dict[str, dict[str, str]] = {}
@@ -89,6 +89,8 @@ class IsolationReader:
         cgroup = _read_part(f"{folder}/cgroup", CGROUP_BYTES_MAX).decode(errors="replace")
         groups = self._group_facts(cgroup)
         facts |= {key: value for key, value in groups.items() if key != "devices"}
+        if "cpus" in facts:  # includes the affinity, which a process may change at any time
+            facts.pop("affinity", None)
         mounts = self._mounts_of(folder)
         if shm := shm_of(mounts):
             facts["shm"] = shm
@@ -115,23 +117,62 @@ class IsolationReader:
 
     def _nodes(self, dev: str, rules: Sequence[tuple[str, str]] | None) -> dict[str, str]:
         """Return the nodes that the process sees, and that *rules* permit; None: no rules are visible."""
-        try:
-            names = os.listdir(dev)[:FOLDER_NAMES_MAX]
-        except OSError:
-            return {}
-        gpus = _permitted(dev, names, _GPU_NODE, rules, (_NVIDIA_MAJOR, 0))
-        facts = {"gpus": numbers_text(gpus)}
-        capabilities = f"{dev}/nvidia-caps"
-        minors = _permitted(capabilities, names_in(capabilities), _CAPABILITY_NODE, rules)
+        facts: dict[str, str] = {}
+        gpus = self._permitted(dev, _GPU_NODE, rules, (_NVIDIA_MAJOR, 0))
+        if gpus is None:
+            return facts
+        facts["gpus"] = numbers_text(gpus)
+        minors = self._permitted(f"{dev}/nvidia-caps", _CAPABILITY_NODE, rules)
         if minors:
             self._refresh_instances()
-        facts["instances"] = _words(self._instances.get(minor, "") for minor in minors)
-        nodes = f"{dev}/infiniband"
-        uverbs = _permitted(
-            nodes, names_in(nodes), _UVERBS_NODE, rules, (_UVERBS_MAJOR, _UVERBS_MINOR)
-        )
-        facts["rdma"] = _words(self._rdma_device(number) for number in uverbs)
+        if minors is not None:
+            facts["instances"] = _items(self._instances.get(minor, "") for minor in minors)
+        verbs = (_UVERBS_MAJOR, _UVERBS_MINOR)
+        uverbs = self._permitted(f"{dev}/infiniband", _UVERBS_NODE, rules, verbs)
+        if uverbs is not None:
+            facts["rdma"] = _items(self._rdma_device(number) for number in uverbs)
         return facts
+
+    def _permitted(
+        self,
+        folder: str,
+        pattern: re.Pattern[str],
+        rules: Sequence[tuple[str, str]] | None,
+        first: tuple[int | None, int] = (None, 0),
+    ) -> set[int] | None:
+        """Return the numbers of the device nodes in *folder* that *rules* permit; None if it is not readable.
+
+        *first*: major and minor of number 0; None: the major is dynamic. A file that is no device does not count, and a
+        renamed node counts by its minor number.
+        """
+        numbers: set[int] = set()
+        try:
+            names = os.listdir(folder)[:FOLDER_NAMES_MAX]
+        except FileNotFoundError:
+            return numbers if os.path.isdir(os.path.dirname(folder)) else None
+        except OSError:
+            return None
+        for name in names:
+            match = pattern.fullmatch(name)
+            number = parse_unsigned(match[1]) if match else None
+            if number is None:
+                continue
+            node = first[0], first[1] + number
+            if self._is_kernel:
+                try:
+                    result = os.stat(f"{folder}/{name}", follow_symlinks=False)
+                except OSError:
+                    continue
+                node = os.major(result.st_rdev), os.minor(result.st_rdev)
+                if not stat.S_ISCHR(result.st_mode):
+                    continue
+                if node[0] == first[0] or first[0] is None:
+                    number = node[1] - first[1]
+            if rules is None or any(
+                m in ("*", str(node[0])) and n in ("*", str(node[1])) for m, n in rules
+            ):
+                numbers.add(number)
+        return numbers
 
     def _refresh_instances(self) -> None:
         if self._turns > 0:
@@ -171,12 +212,12 @@ class IsolationReader:
                 facts["cpus"] = text
                 break
         limits = [parse_rdma_max(t) for t in self._own_texts(paths, "rdma", "rdma.max")]
-        facts |= {"rdma_max": _words(sorted(set().union(*limits)))} if limits else {}
+        facts |= {"rdma_max": _items(sorted(set().union(*limits)))} if limits else {}
         if self._is_unified:
             disks = [parse_io_max(text) for text in self._own_texts(paths, "io", "io.max")]
-            facts |= {"io_max": _words(sorted(set().union(*disks))), "io": "2"} if disks else {}
+            facts |= {"io_max": _items(sorted(set().union(*disks))), "io": "2"} if disks else {}
         elif throttled := self._throttled(paths):
-            facts |= {"io_max": _words(sorted(set.intersection(*throttled))), "io": "1"}
+            facts |= {"io_max": _items(sorted(set.intersection(*throttled))), "io": "1"}
         if not self._is_unified and (folder := self._folder(paths, "devices")):
             rules = read_text(f"{folder}/devices.list")
             # A list that permits all devices may have exceptions, which the kernel does not show.
@@ -312,33 +353,7 @@ def parse_rdma_max(text: str) -> set[str]:
     return devices
 
 
-def _permitted(
-    folder: str,
-    names: Iterable[str],
-    pattern: re.Pattern[str],
-    rules: Sequence[tuple[str, str]] | None,
-    first: tuple[int | None, int] = (None, 0),
-) -> set[int]:
-    """Return the numbers of the nodes of one kind that *rules* permit. *first*: major and minor of number 0, if known."""
-    numbers: set[int] = set()
-    for name in names:
-        match = pattern.fullmatch(name)
-        number = parse_unsigned(match[1]) if match else None
-        if number is None:
-            continue
-        node = first[0], first[1] + number
-        with contextlib.suppress(OSError):
-            result = os.stat(f"{folder}/{name}", follow_symlinks=False)
-            if stat.S_ISCHR(result.st_mode):
-                node = os.major(result.st_rdev), os.minor(result.st_rdev)
-        if rules is None or any(
-            m in ("*", str(node[0])) and n in ("*", str(node[1])) for m, n in rules
-        ):
-            numbers.add(number)
-    return numbers
-
-
-def _words(items: Iterable[str]) -> str:
+def _items(items: Iterable[str]) -> str:
     return ",".join(sorted({item for item in items if item})) or EMPTY
 
 

@@ -140,6 +140,14 @@ def test_device_nodes_of_the_kernel(pair: Pair) -> None:
     assert pair.facts(0)["nodes"] == "own"
 
 
+def test_a_renamed_node_counts_and_a_file_of_its_name_does_not(pair: Pair) -> None:
+    """`docker run --device=/dev/nvidia1:/dev/nvidia0` looked like the first GPU."""
+    dev = Path(f"/proc/{pair.processes[0].pid}/root/dev")
+    os.mknod(dev / "nvidia7", 0o020666, os.makedev(195, 1))
+    (dev / "nvidia3").touch()
+    assert pair.facts(0)["gpus"] == "0-1"
+
+
 @pytest.mark.skipif(
     not (CGROUPS / "devices/devices.list").exists(),
     reason="root finds no control groups of version 1",
