@@ -21,6 +21,7 @@ from ..hardware.processes import read_tasks
 from .block_writer import block_of
 from .change_events import REPEAT_NS, boot_of, event_bucket, resync_event, revision_at
 from .gpu_parts import GpuPartsCollector, cleared_block
+from .job_groups import JobGroups
 from .job_isolation import JobIsolation
 from .process_listing import GpuProcess, GpuProcessList, process_listing_of
 from .process_tracker import (
@@ -188,7 +189,7 @@ class GpuJobs(Collector):
         self._pods: dict[str, kubelet.Pod] = {}
         self._pods_ns = -PODS_NS_MIN
         self._boot = boot_of(roots.proc)
-        self._isolation = JobIsolation(roots, self._boot)
+        self._isolation, self._groups = JobIsolation(roots, self._boot), JobGroups(roots)
         self._is_foreign = not process_state.in_host_pid_namespace(roots.proc)
         self._shows_all = process_state.shows_all(roots.proc)
         self._rate_limit = event_bucket()
@@ -225,8 +226,10 @@ class GpuJobs(Collector):
             self.access_error = self._access_error()
             if self._publisher:
                 self._is_behind = not self._publish_all(self._publisher, now_ns)
+            self._groups.observe((p, self._attributes(p, now_ns)) for p in self._processes)
             self._block = self._fill()
-        return (self._block,)
+        groups = self._groups.block()
+        return (self._block, groups) if groups is not None else (self._block,)
 
     def _read_process(self, pid: int) -> ProcessSnapshot:
         return self._as_visible(

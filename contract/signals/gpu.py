@@ -269,6 +269,15 @@ GPU_FAST_SIGNALS = (
     Signal(1349, "gpu_fast.step_parts_confidence_ratio", Kind.GAUGE, Pace.TEN_SECONDS, _PARTS, "confidence of the parts of the step: similarity of its steps, and contrast between the parts"),
 )
 
+JOB_GROUP_TEXT = """Use of the host by each job, from its control group, on hosts where several jobs hold GPUs. Device: the job's name, as in `ops.jobs`."""
+
+JOB_GROUP_SIGNALS = (
+    Signal(2850, "job_group.cpu_nanoseconds", Kind.COUNTER, Pace.SECOND, "cpu.stat usage_usec; version 1: cpuacct.usage", "time on cores, of all its processes"),
+    Signal(2851, "job_group.read_bytes", Kind.COUNTER, Pace.SECOND, "io.stat rbytes; version 1: blkio.throttle.io_service_bytes_recursive", "bytes read from the host's disks"),
+    Signal(2852, "job_group.written_bytes", Kind.COUNTER, Pace.SECOND, "io.stat wbytes; as read_bytes", "bytes written to the host's disks; with version 1 without buffered writes"),
+    Signal(2853, "job_group.file_cache_active_bytes", Kind.GAUGE, Pace.SECOND, "memory.stat active_file; version 1: total_active_file", "page cache that is in use"),
+)
+
 GPU_JOB_TEXT = """Counts of processes on each GPU by owner. Device: the GPU. The names of owners are in the event `gpu.process`."""
 
 GPU_JOB_SIGNALS = (
