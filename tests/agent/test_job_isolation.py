@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,19 @@ def host(tmp_path: Path) -> IsolatedHost:
 
 def breaches(events: list[HealthEvent]) -> list[HealthEvent]:
     return [event for event in events if event.name == job_isolation.EVENT]
+
+
+def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the PID of each read."""
+    read: list[int] = []
+    original = isolation_facts.IsolationReader.read
+
+    def counted(self: isolation_facts.IsolationReader, pid: int) -> dict[str, str]:
+        read.append(pid)
+        return original(self, pid)
+
+    monkeypatch.setattr(isolation_facts.IsolationReader, "read", counted)
+    return read
 
 
 def test_a_boundary_that_breaks_while_both_run_is_an_event_in_the_next_turn(
@@ -127,7 +141,7 @@ def test_a_root_that_may_hang_is_not_entered(
     """A container's root on a network file system hung, and with it the sampler that listed its /dev."""
     host.mounts(PIDS[TRAINING], shm="0:60 /", dev="0:70 /", kind="nfs4")
     listed: list[str] = []
-    monkeypatch.setattr(isolation_facts.os, "listdir", listed.append)
+    monkeypatch.setattr(os, "listdir", listed.append)
     facts = isolation_facts.IsolationReader(host.proc, host.roots.sys).read(PIDS[TRAINING])
     assert "gpus" not in facts
     assert listed == []
@@ -151,13 +165,7 @@ def test_facts_of_a_host_with_one_job_are_read_once_a_minute(
     """Reading ten files of each process every second cost more than all other collectors."""
     host = JobsHost(tmp_path)
     host.process(4711, SESSION)
-    read: list[int] = []
-    original = isolation_facts.IsolationReader.read
-    monkeypatch.setattr(
-        isolation_facts.IsolationReader,
-        "read",
-        lambda self, pid: read.append(pid) or original(self, pid),
-    )
+    read = counted_reads(monkeypatch)
     collector = host.collector()
     host.turns(job_isolation.REFRESH_TURNS + 1, collector, 4711)
     assert read == [4711]
@@ -174,10 +182,7 @@ def test_a_turn_reads_a_bounded_number_of_processes(
     pids = range(5000, 5000 + 2 * job_isolation.READS_MAX + 8)
     for pid in pids:
         host.process(pid, f"0::/system.slice/job{pid}.service\n")
-    read: list[int] = []
-    monkeypatch.setattr(
-        isolation_facts.IsolationReader, "read", lambda self, pid: read.append(pid) or {}
-    )
+    read = counted_reads(monkeypatch)
     collector = host.collector()
     for _ in range(4):
         before = len(read)

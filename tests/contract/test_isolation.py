@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,9 @@ HELD = st.frozensets(st.builds(HeldGpu, st.sampled_from(GPUS), st.none() | st.in
 JOB = st.builds(JobOnHost, st.just("job"), HELD, st.lists(PROCESS, max_size=3).map(tuple))
 
 
-def job(number: int, *changes: dict[str, str | None], gpus: tuple[HeldGpu, ...] = ()) -> JobOnHost:
+def job(
+    number: int, *changes: Mapping[str, str | None], gpus: tuple[HeldGpu, ...] = ()
+) -> JobOnHost:
     """Return an isolated job with a process for each of *changes*; None removes a fact."""
     processes = []
     for change in changes or ({},):
