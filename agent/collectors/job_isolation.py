@@ -26,6 +26,7 @@ from ...contract.wire.telemetry_pb2 import HealthEvent
 from ..events import EventPublisher
 from ..hardware.files import Roots, device_key, parse_unsigned
 from ..hardware.isolation_facts import IsolationReader, owner_group
+from ..hardware.numa_nodes import nodes
 from ..hardware.nvidia import driver_gpu_minors
 from .change_events import REPEAT_NS, revision_at
 from .process_tracker import Identity, TrackedProcess
@@ -93,6 +94,7 @@ class JobIsolation:
         self._next = 0  # index of the first process of the next turn
         self._turns_to_refresh = 0
         self._minors: dict[str, int] = {}
+        self._memory_nodes = len(nodes(roots.sys))
         self._breaches: dict[tuple[str, str], _Breach] = {}
 
     def observe(self, processes: Iterable[TrackedProcess]) -> bool:
@@ -189,6 +191,8 @@ class JobIsolation:
         if len(tenants) < 2:
             return
         host = self._host(processes)
+        # No layout divides the memory of a host with one node.
+        reported = [b for b in REPORTED if b != "memory_nodes" or self._memory_nodes > 1]
         ordered = [jobs[key] for key in sorted(jobs)]
         pairs = [pair for pair in combinations(ordered, 2) if pair[0].tenant != pair[1].tenant]
         for pair in pairs[:PAIRS_MAX]:
@@ -196,7 +200,7 @@ class JobIsolation:
             violated = tuple(
                 v
                 for v in verdicts
-                if v.verdict is BoundaryStatus.VIOLATED and v.boundary in REPORTED
+                if v.verdict is BoundaryStatus.VIOLATED and v.boundary in reported
             )
             if violated:
                 yield (pair[0].job.name, pair[1].job.name), (pair, violated)

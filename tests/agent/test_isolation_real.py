@@ -25,6 +25,11 @@ CGROUPS = Path("/sys/fs/cgroup")
 #: Control groups of version 1, or the tree of version 2.
 CPUSET = CGROUPS / "cpuset" if (CGROUPS / "cpuset").is_dir() else CGROUPS
 IS_UNIFIED = (CGROUPS / "cgroup.controllers").exists()
+DISKS = [
+    path.read_text().strip()
+    for path in Path("/sys/block").glob("*/dev")
+    if (path.parent / "device").exists()
+]
 CORES = sorted(os.sched_getaffinity(0))
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not os.access(CPUSET / "cgroup.procs", os.W_OK) or len(CORES) < 2,
@@ -161,6 +166,20 @@ def test_device_lists_of_the_kernel(pair: Pair) -> None:
     assert (pair.facts(0)["gpus"], pair.facts(0)["nodes"]) == ("-", "list")
     pair.group("devices", 0, "devices.allow", "c 195:0 rw")
     assert (pair.facts(0)["gpus"], pair.facts(0)["nodes"]) == ("0", "list")
+
+
+@pytest.mark.skipif(
+    not (CGROUPS / "blkio/blkio.throttle.read_bps_device").exists() or not DISKS,
+    reason="root finds no control groups of version 1, or no disk",
+)
+def test_limits_of_block_io_of_the_kernel(pair: Pair) -> None:
+    """Limits of version 1 hold for direct I/O only."""
+    for number in range(2):
+        pair.group("blkio", number, "blkio.throttle.read_bps_device", f"{DISKS[0]} 1000000000")
+    assert pair.verdicts()["block_io"] is BoundaryStatus.VIOLATED
+    for number in range(2):
+        pair.group("blkio", number, "blkio.throttle.write_iops_device", f"{DISKS[0]} 1000000")
+    assert pair.verdicts()["block_io"] is BoundaryStatus.NOT_VERIFIED
 
 
 def test_memory_nodes_that_all_processes_share(pair: Pair) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,15 @@ def test_topology_and_limits_of_io_are_no_event(host: IsolatedHost) -> None:
     """Nearly all shared hosts share a switch: an event of each would hide those that break."""
     host.group(TRAINING, io="")
     host.holds[INFERENCE] = [GpuProcess(GPUS[1], PIDS[INFERENCE])]
+    assert breaches(host.observed()) == []
+
+
+def test_one_memory_node_for_all_is_no_event(tmp_path: Path) -> None:
+    """Each shared host with one socket had a finding that nobody could end."""
+    host = IsolatedHost(tmp_path)
+    host.status(INFERENCE, "Mems_allowed_list", "0")
+    assert len(breaches(host.observed())) == 1
+    shutil.rmtree(host.roots.sys / "devices/system/node/node1")
     assert breaches(host.observed()) == []
 
 

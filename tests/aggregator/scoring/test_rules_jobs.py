@@ -49,7 +49,7 @@ def test_processes_of_whom_nobody_knows_are_none() -> None:
     assert world.score(host).state is HealthState.HEALTHY
 
 
-def isolation_event(world: World, state: str, **more: Any) -> None:
+def isolation_event(world: World, state: str, pair: int = 0, **more: Any) -> None:
     evidence = {
         "job": "12",
         "other_job": "13",
@@ -57,8 +57,8 @@ def isolation_event(world: World, state: str, **more: Any) -> None:
         "cpus": "both may run on cores 4-7",
     }
     world.event(
-        world.hosts[0], 0, "12 and 13", ISOLATION, message="jobs 12 and 13 are not isolated: cpus",
-        event_id="isolation/1", attributes={"state": state, **evidence}, **more,
+        world.hosts[0], 0, f"12 and {13 + pair}", ISOLATION, message="jobs 12 and 13 are not isolated: cpus",
+        event_id=f"isolation/{pair}", attributes={"state": state, **evidence}, **more,
     )  # fmt: skip
 
 
@@ -75,6 +75,18 @@ def test_jobs_that_are_not_isolated_are_a_finding_and_no_fault_of_their_host() -
     isolation_event(world, "ended", lasted=1.0)
     world.run(5)
     assert [f for f in world.fleet.findings.values() if f.name == ISOLATION] == []
+
+
+def test_a_host_of_many_tenants_has_one_finding() -> None:
+    """Eight users on each of a thousand hosts are 28,000 pairs, and would leave no room for other findings."""
+    world = World(seconds=10)
+    for pair in range(5):
+        isolation_event(world, "violated", pair)
+    world.run(5)
+    assert len([f for f in world.fleet.findings.values() if f.name == ISOLATION]) == 1
+    isolation_event(world, "ended", 4, lasted=1.0)
+    world.run(5)
+    assert len([f for f in world.fleet.findings.values() if f.name == ISOLATION]) == 1
 
 
 def test_a_breach_whose_end_was_lost_ends_after_two_missed_repeats() -> None:
