@@ -288,8 +288,9 @@ GPU_JOB_SIGNALS = (
     Signal(2374, "gpu_job.unknown_count", Kind.GAUGE, Pace.SECOND, "/proc/PID", "processes with an unknown owner: hidden, in another PID namespace, or in no known cgroup", on_change=True),
     Signal(2375, "gpu_job.dead_count", Kind.GAUGE, Pace.SECOND, "/proc/PID/stat", "processes that NVML lists and that have ended at two checks: zombies, or gone from /proc. The GPU is not freed by itself", on_change=True),
     Signal(2376, "gpu_job.dead_memory_bytes", Kind.GAUGE, Pace.SECOND, "nvmlProcessInfo_t.usedGpuMemory", "GPU memory of ended processes; missing if NVML does not report it", on_change=True),
-    Signal(2380, "gpu.process", Kind.EVENT, Pace.EVENT, "NVML, /proc/PID/cgroup, stat, status; the ranks' helper", "owner of a process on the GPU: job, pod, unit, rank; one event for each process on each GPU, sent again when it changes and ends"),
+    Signal(2380, "gpu.process", Kind.EVENT, Pace.EVENT, "NVML, /proc/PID/cgroup, stat, status; the ranks' helper", "owner of a process on the GPU: job, pod, unit, rank, and facts about its isolation; one event for each process on each GPU, sent again when it changes and ends"),
     Signal(2381, "gpu.full_report", Kind.EVENT, Pace.EVENT, "the agent", "start of a full report of gpu.process of the GPU (or gpu.allocation of the host) after a restart; anything reported only before has ended"),
+    Signal(2382, "host.isolation", Kind.EVENT, Pace.EVENT, "/proc/PID, /sys/fs/cgroup", "two jobs of different tenants share what should keep them apart, with both jobs, the boundaries and the evidence; attribute `state` is `violated` or `ended`"),
 )
 
 STEP_TEXT = """Steps of the ranks of training jobs that report them ([torch](torch.md)). Device: `JOB/RANK`, or `JOB/pPID` if the rank
