@@ -30,7 +30,7 @@ from typing import Generic, NamedTuple, TypeVar
 #: Attribute of `gpu.process` with the facts.
 ATTRIBUTE = "isolation"
 EMPTY = "-"
-#: Key of the GPU that a process holds, among the facts of a `JobOnHost`; the attribute does not have it.
+#: Key of the GPU that a process holds, among the facts of a `JobOnHost`. An attribute lacks this key.
 HELD = "gpu"
 #: Larger numbers and longer sets are refused.
 NUMBER_MAX, SET_MAX = 1 << 20, 8192
@@ -193,6 +193,7 @@ def verify(first: JobOnHost, second: JobOnHost, host: HostFacts) -> list[Boundar
 
 
 _Judged = tuple[BoundaryStatus, str]
+_VERIFIED, _VIOLATED, _NOT_VERIFIED = BoundaryStatus
 
 
 def _shared(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _SharedGpus:
@@ -216,7 +217,7 @@ def _holds_unknown(first: JobOnHost, second: JobOnHost) -> str:
 
 def _mig(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
     if name := _holds_unknown(first, second):
-        return BoundaryStatus.NOT_VERIFIED, f"the GPUs of {name} are unknown"
+        return _NOT_VERIFIED, f"the GPUs of {name} are unknown"
     shared = _shared(first, second, host)
     if shared.undivided:
         gpu = shared.undivided[0]
@@ -224,26 +225,23 @@ def _mig(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
             {str(h.gpu_instance) for h in first.gpus & second.gpus if h.gpu == gpu} - {"None"}
         )
         inside = f"GPU instance {instances[0]} of " if instances else ""
-        return BoundaryStatus.VIOLATED, f"both use {inside}{gpu}, whose memory and SMs they share"
+        return _VIOLATED, f"both use {inside}{gpu}, whose memory and SMs they share"
     if shared.unknown:
-        return BoundaryStatus.NOT_VERIFIED, f"both use {shared.unknown[0]}, in unknown instances"
+        return _NOT_VERIFIED, f"both use {shared.unknown[0]}, in unknown instances"
     if shared.divided:
-        return (
-            BoundaryStatus.VERIFIED,
-            f"each has GPU instances of its own on {_list(shared.divided)}",
-        )
-    return BoundaryStatus.VERIFIED, "they share no GPU"
+        return _VERIFIED, f"each has GPU instances of its own on {_list(shared.divided)}"
+    return _VERIFIED, "they share no GPU"
 
 
 def _mps(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
     """Judge limits of MPS. They hold for each process, so those of all processes add up."""
     if name := _holds_unknown(first, second):
-        return BoundaryStatus.NOT_VERIFIED, f"the GPUs of {name} are unknown"
+        return _NOT_VERIFIED, f"the GPUs of {name} are unknown"
     shared = _shared(first, second, host)
     if not shared.undivided and not shared.unknown:
-        return BoundaryStatus.VERIFIED, "they share no GPU outside of MIG"
+        return _VERIFIED, "they share no GPU outside of MIG"
     verdicts = [_mps_on(gpu, first, second) for gpu in (*shared.undivided, *shared.unknown)]
-    for status in (BoundaryStatus.VIOLATED, BoundaryStatus.NOT_VERIFIED):
+    for status in (_VIOLATED, _NOT_VERIFIED):
         if found := next((verdict for verdict in verdicts if verdict[0] is status), None):
             return found
     return verdicts[0]
@@ -254,15 +252,15 @@ def _mps_on(gpu: str, first: JobOnHost, second: JobOnHost) -> _Judged:
     threads = [_percentage(facts.get("mps_threads", "")) for facts in processes]
     total = sum(share for share in threads if share is not None)
     if total > 100.0:
-        return BoundaryStatus.VIOLATED, f"thread percentages on {gpu} add up to {total:g} %"
+        return _VIOLATED, f"thread percentages on {gpu} add up to {total:g} %"
     if None in threads or not all(job.processes for job in (first, second)):
         return (
-            BoundaryStatus.NOT_VERIFIED,
+            _NOT_VERIFIED,
             "a process shows no thread percentage; a default of the MPS server is not visible",
         )
     if any("mps_memory" not in facts for facts in processes):
-        return BoundaryStatus.NOT_VERIFIED, "a process has no limit of pinned device memory"
-    return BoundaryStatus.VERIFIED, f"thread percentages add up to {total:g} %, memory is limited"
+        return _NOT_VERIFIED, "a process has no limit of pinned device memory"
+    return _VERIFIED, f"thread percentages add up to {total:g} %, memory is limited"
 
 
 def _percentage(text: str) -> float | None:
@@ -277,37 +275,37 @@ def _cpus(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
     known = [(job.numbers("cpus"), job.numbers("affinity").any) for job in (first, second)]
     own, other = (cpus.any | affinity for cpus, affinity in known)
     if both := own & other:
-        return BoundaryStatus.VIOLATED, f"both may run on cores {numbers_text(both)}"
+        return _VIOLATED, f"both may run on cores {numbers_text(both)}"
     if name := _incomplete(first, second, [cpus for cpus, _ in known]):
-        return BoundaryStatus.NOT_VERIFIED, f"the control group of {name} does not show its cores"
-    return BoundaryStatus.VERIFIED, f"cores {numbers_text(own)} and {numbers_text(other)}"
+        return _NOT_VERIFIED, f"the control group of {name} does not show its cores"
+    return _VERIFIED, f"cores {numbers_text(own)} and {numbers_text(other)}"
 
 
 def _memory_nodes(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
     own, other = first.numbers("mems"), second.numbers("mems")
     if both := own.any & other.any:
-        return BoundaryStatus.VIOLATED, f"both may allocate on memory nodes {numbers_text(both)}"
+        return _VIOLATED, f"both may allocate on memory nodes {numbers_text(both)}"
     if name := _incomplete(first, second, [own, other]):
-        return BoundaryStatus.NOT_VERIFIED, f"the memory nodes of {name} are unknown"
-    return BoundaryStatus.VERIFIED, f"nodes {numbers_text(own.any)} and {numbers_text(other.any)}"
+        return _NOT_VERIFIED, f"the memory nodes of {name} are unknown"
+    return _VERIFIED, f"nodes {numbers_text(own.any)} and {numbers_text(other.any)}"
 
 
 def _pcie_switch(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
     if name := _holds_unknown(first, second):
-        return BoundaryStatus.NOT_VERIFIED, f"the GPUs of {name} are unknown"
+        return _NOT_VERIFIED, f"the GPUs of {name} are unknown"
     own, other = ({held.gpu for held in job.gpus} for job in (first, second))
     if both := own & other:
-        return BoundaryStatus.VIOLATED, f"both use the PCIe link of {_list(both)}"
+        return _VIOLATED, f"both use the PCIe link of {_list(both)}"
     missing = sorted(gpu for gpu in own | other if not host.gpus.get(gpu, GpuFacts()).parents)
     bridges = [
         {b for gpu in gpus if gpu not in missing for b in host.gpus[gpu].parents}
         for gpus in (own, other)
     ]
     if common := bridges[0] & bridges[1]:
-        return BoundaryStatus.VIOLATED, f"GPUs of both are behind the bridge {_list(common)}"
+        return _VIOLATED, f"GPUs of both are behind the bridge {_list(common)}"
     if missing:
-        return BoundaryStatus.NOT_VERIFIED, f"the PCIe bridges above {missing[0]} are unknown"
-    return BoundaryStatus.VERIFIED, "no PCIe bridge is above GPUs of both"
+        return _NOT_VERIFIED, f"the PCIe bridges above {missing[0]} are unknown"
+    return _VERIFIED, "no PCIe bridge is above GPUs of both"
 
 
 def _nic(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
@@ -316,20 +314,14 @@ def _nic(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
     own, other = ({_adapter(item) for item in items.any} for items in known)
     if both := own & other:
         if all(_opens_for_certain(job, both) for job in (first, second)):
-            return BoundaryStatus.VIOLATED, f"both can open the adapter {_list(both)}"
-        return (
-            BoundaryStatus.NOT_VERIFIED,
-            f"both see the nodes of {_list(both)} in the host's /dev",
-        )
+            return _VIOLATED, f"both can open the adapter {_list(both)}"
+        return _NOT_VERIFIED, f"both see the nodes of {_list(both)} in the host's /dev"
     if name := _incomplete(first, second, known):
-        return BoundaryStatus.NOT_VERIFIED, f"the RDMA devices of {name} are unknown"
+        return _NOT_VERIFIED, f"the RDMA devices of {name} are unknown"
     for job, adapters in ((first, own), (second, other)):
         if not adapters:
-            return (
-                BoundaryStatus.NOT_VERIFIED,
-                f"{job.name} opens no RDMA device: its TCP interface is unknown",
-            )
-    return BoundaryStatus.VERIFIED, f"adapters {_list(own)} and {_list(other)}; TCP is not covered"
+            return _NOT_VERIFIED, f"{job.name} opens no RDMA device: its TCP interface is unknown"
+    return _VERIFIED, f"adapters {_list(own)} and {_list(other)}; TCP is not covered"
 
 
 def _adapter(item: str) -> str:
@@ -347,27 +339,21 @@ def _opens_for_certain(job: JobOnHost, adapters: Iterable[str]) -> bool:
 
 def _iommu(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
     if name := _holds_unknown(first, second):
-        return BoundaryStatus.NOT_VERIFIED, f"the GPUs of {name} are unknown"
+        return _NOT_VERIFIED, f"the GPUs of {name} are unknown"
     own, other = ({held.gpu for held in job.gpus} for job in (first, second))
     if both := own & other:
-        return BoundaryStatus.VIOLATED, f"{_list(both)} is one device for both"
+        return _VIOLATED, f"{_list(both)} is one device for both"
     facts = {gpu: host.gpus.get(gpu, GpuFacts()) for gpu in own | other}
     groups = [{facts[gpu].iommu_group for gpu in gpus} - {""} for gpus in (own, other)]
     if common := groups[0] & groups[1]:
-        return BoundaryStatus.VIOLATED, f"GPUs of both are in the IOMMU group {_list(common)}"
+        return _VIOLATED, f"GPUs of both are in the IOMMU group {_list(common)}"
     if through := sorted(gpu for gpu in facts if facts[gpu].iommu_type == _IDENTITY):
-        return (
-            BoundaryStatus.VIOLATED,
-            f"the IOMMU passes DMA of {through[0]} through to all memory",
-        )
+        return _VIOLATED, f"the IOMMU passes DMA of {through[0]} through to all memory"
     if unknown := sorted(
         gpu for gpu in facts if not facts[gpu].iommu_group or not facts[gpu].iommu_type
     ):
-        return (
-            BoundaryStatus.NOT_VERIFIED,
-            f"{unknown[0]} shows no IOMMU group: the IOMMU may be off",
-        )
-    return BoundaryStatus.VERIFIED, f"groups {_list(groups[0])} and {_list(groups[1])}"
+        return _NOT_VERIFIED, f"{unknown[0]} shows no IOMMU group: the IOMMU may be off"
+    return _VERIFIED, f"groups {_list(groups[0])} and {_list(groups[1])}"
 
 
 def _rdma_limits(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
@@ -375,59 +361,47 @@ def _rdma_limits(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judge
     own, other = ({_adapter(item) for item in items.any} for items in known)
     common = own & other
     if common and not all(_opens_for_certain(job, common) for job in (first, second)):
-        return (
-            BoundaryStatus.NOT_VERIFIED,
-            f"both see the nodes of {_list(common)} in the host's /dev",
-        )
+        return _NOT_VERIFIED, f"both see the nodes of {_list(common)} in the host's /dev"
     for job, items in zip((first, second), known, strict=True):
         devices = {item.partition("@")[0] for item in items.any if _adapter(item) in common}
         limits = job.items("rdma_max")
         if limits.is_complete and (free := devices - limits.each):
-            return (
-                BoundaryStatus.VIOLATED,
-                f"{job.name} has no limit of handles and objects on {_list(free)}",
-            )
+            return _VIOLATED, f"{job.name} has no limit of handles and objects on {_list(free)}"
         if devices and not limits.is_complete:
-            return (
-                BoundaryStatus.NOT_VERIFIED,
-                f"the RDMA control group of {job.name} is not visible",
-            )
+            return _NOT_VERIFIED, f"the RDMA control group of {job.name} is not visible"
     if name := _incomplete(first, second, known):
-        return BoundaryStatus.NOT_VERIFIED, f"the RDMA devices of {name} are unknown"
+        return _NOT_VERIFIED, f"the RDMA devices of {name} are unknown"
     if common:
-        return BoundaryStatus.VERIFIED, f"both are limited on the adapter {_list(common)}"
-    return BoundaryStatus.VERIFIED, "they can open no adapter in common"
+        return _VERIFIED, f"both are limited on the adapter {_list(common)}"
+    return _VERIFIED, "they can open no adapter in common"
 
 
 def _block_io(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
     """Judge limits of block I/O. Both jobs need one on each disk: an unlimited job fills the queue of the other."""
     if host.disks is not None and not host.disks:
-        return BoundaryStatus.VERIFIED, "the host has no disk"
+        return _VERIFIED, "the host has no disk"
     for job in (first, second):
         limits = job.items("io_max")
         free = host.disks - limits.each if host.disks is not None else frozenset[str]()
         above = limits.each - host.disks if host.disks is not None else frozenset[str]()
         if limits.is_complete and (not limits.each or (free and not above)):
             disks = f"on disk {_list(free)}" if free else "on any disk"
-            return BoundaryStatus.VIOLATED, f"{job.name} has no limit of reads and writes {disks}"
+            return _VIOLATED, f"{job.name} has no limit of reads and writes {disks}"
     for job in (first, second):
         if not job.items("io_max").is_complete:
-            return (
-                BoundaryStatus.NOT_VERIFIED,
-                f"the limits of block I/O of {job.name} are not visible",
-            )
+            return _NOT_VERIFIED, f"the limits of block I/O of {job.name} are not visible"
         versions = job.texts("io")
         if not versions.is_complete or versions.any != {"2"}:
             return (
-                BoundaryStatus.NOT_VERIFIED,
+                _NOT_VERIFIED,
                 f"limits of {job.name} are not of version 2, so buffered writes are exempt",
             )
         if host.disks is None or host.disks - job.items("io_max").each:
             return (
-                BoundaryStatus.NOT_VERIFIED,
+                _NOT_VERIFIED,
                 f"limits of {job.name} are on {_list(job.items('io_max').each)}, on unknown disks",
             )
-    return BoundaryStatus.VERIFIED, f"both are limited on disk {_list(host.disks)}"
+    return _VERIFIED, f"both are limited on disk {_list(host.disks or ())}"
 
 
 def _shm(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
@@ -436,18 +410,15 @@ def _shm(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
     for mount in own.any:
         for seen in other.any:
             if _nested(mount, seen) or _nested(seen, mount):
-                return (
-                    BoundaryStatus.VIOLATED,
-                    f"both see /dev/shm of the mount {min(mount, seen, key=len)}",
-                )
+                return _VIOLATED, f"both see /dev/shm of the mount {min(mount, seen, key=len)}"
     namespaces = [job.texts("ipc") for job in (first, second)]
     if both := namespaces[0].any & namespaces[1].any:
-        return BoundaryStatus.VIOLATED, f"both are in the IPC namespace {_list(both)}"
+        return _VIOLATED, f"both are in the IPC namespace {_list(both)}"
     if name := _incomplete(first, second, [own, other]):
-        return BoundaryStatus.NOT_VERIFIED, f"the mount under /dev/shm of {name} is unknown"
+        return _NOT_VERIFIED, f"the mount under /dev/shm of {name} is unknown"
     if name := _incomplete(first, second, namespaces):
-        return BoundaryStatus.NOT_VERIFIED, f"the IPC namespace of {name} is unknown"
-    return BoundaryStatus.VERIFIED, f"mounts {_list(own.any)} and {_list(other.any)}"
+        return _NOT_VERIFIED, f"the IPC namespace of {name} is unknown"
+    return _VERIFIED, f"mounts {_list(own.any)} and {_list(other.any)}"
 
 
 def _nested(outer: str, inner: str) -> bool:
@@ -457,61 +428,46 @@ def _nested(outer: str, inner: str) -> bool:
 
 def _devices(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
     if name := _holds_unknown(first, second):
-        return BoundaryStatus.NOT_VERIFIED, f"the GPUs of {name} are unknown"
-    minors = {
-        held.gpu: host.gpus.get(held.gpu, GpuFacts()).minor
-        for job in (first, second)
-        for held in job.gpus
-    }
-    uncertainty = ""
+        return _NOT_VERIFIED, f"the GPUs of {name} are unknown"
+    uncertain: list[str] = []
     for job, other in ((first, second), (second, first)):
-        foreign = {
-            f"/dev/nvidia{minors[h.gpu]}"
-            for h in other.gpus - job.gpus
-            if h.gpu not in {own.gpu for own in job.gpus}
-        }
-        foreign |= {
-            f"instance {minors[h.gpu]}/{h.gpu_instance}"
-            for h in other.gpus - job.gpus
-            if h.gpu_instance is not None
-        }
-        for facts in job.processes:
-            gpus, instances = (
-                parse_numbers(facts.get("gpus", "")),
-                parse_items(facts.get("instances", "")),
-            )
-            seen = {f"/dev/nvidia{minor}" for minor in gpus or ()} | {
-                f"instance {i}" for i in instances or ()
-            }
-            if seen & foreign and facts.get("nodes") in _CERTAIN:
-                return (
-                    BoundaryStatus.VIOLATED,
-                    f"{job.name} can open {_list(seen & foreign)} of {other.name}",
+        foreign = _own_nodes(other, job, host)
+        needs_instances = any(held.gpu_instance is not None for held in other.gpus)
+        for facts in job.processes or ({},):
+            gpus = parse_numbers(facts.get("gpus", ""))
+            instances = parse_items(facts.get("instances", ""))
+            seen = {f"/dev/nvidia{minor}" for minor in gpus or ()} & foreign
+            seen |= {f"instance {name}" for name in instances or ()} & foreign
+            if seen and facts.get("nodes") in _CERTAIN:
+                return _VIOLATED, f"{job.name} can open {_list(seen)} of {other.name}"
+            if seen:
+                uncertain.append(
+                    f"{job.name} sees {_list(seen)} of {other.name} in the host's /dev"
                 )
-            if seen & foreign:
-                uncertainty = (
-                    uncertainty
-                    or f"{job.name} sees {_list(seen & foreign)} of {other.name} in the host's /dev"
-                )
-            needs_instances = any(h.gpu_instance is not None for h in other.gpus)
-            if (
-                gpus is None
-                or facts.get("nodes") not in _NODES
-                or (needs_instances and instances is None)
-            ):
-                uncertainty = uncertainty or f"the device nodes of {job.name} are not visible"
-        if not job.processes:
-            uncertainty = uncertainty or f"the device nodes of {job.name} are not visible"
+            is_hidden = gpus is None or (needs_instances and instances is None)
+            if is_hidden or facts.get("nodes") not in _NODES:
+                uncertain.append(f"the device nodes of {job.name} are not visible")
     shared = _shared(first, second, host)
     if shared.undivided:
-        return BoundaryStatus.VIOLATED, f"both open {_list(shared.undivided)}"
-    if unknown := sorted(gpu for gpu, minor in minors.items() if minor is None):
-        uncertainty = uncertainty or f"the device node of {unknown[0]} is unknown"
-    if shared.unknown:
-        uncertainty = uncertainty or f"the instances of {shared.unknown[0]} are unknown"
-    if uncertainty:
-        return BoundaryStatus.NOT_VERIFIED, uncertainty
-    return BoundaryStatus.VERIFIED, "neither can open a GPU or instance of the other"
+        return _VIOLATED, f"both open {_list(shared.undivided)}"
+    held = sorted({held.gpu for job in (first, second) for held in job.gpus})
+    if unknown := [gpu for gpu in held if host.gpus.get(gpu, GpuFacts()).minor is None]:
+        uncertain.append(f"the device node of {unknown[0]} is unknown")
+    uncertain += [f"the instances of {gpu} are unknown" for gpu in shared.unknown]
+    if uncertain:
+        return _NOT_VERIFIED, uncertain[0]
+    return _VERIFIED, "neither can open a GPU or instance of the other"
+
+
+def _own_nodes(job: JobOnHost, other: JobOnHost, host: HostFacts) -> set[str]:
+    """Return the nodes of GPUs and GPU instances that *job* holds and *other* does not."""
+    nodes: set[str] = set()
+    gpus = {held.gpu for held in other.gpus}
+    for gpu, instance in job.gpus - other.gpus:
+        minor = host.gpus.get(gpu, GpuFacts()).minor
+        nodes |= {f"/dev/nvidia{minor}"} if gpu not in gpus else set()
+        nodes |= {f"instance {minor}/{instance}"} if instance is not None else set()
+    return nodes
 
 
 def _known(sets: list[frozenset[T] | None]) -> KnownItems[T]:

@@ -142,7 +142,7 @@ class IsolationReader:
     ) -> set[int] | None:
         """Return the numbers of the device nodes in *folder* that *rules* permit; None if it is not readable.
 
-        *first*: major and minor of number 0; None: the major is dynamic. A file that is no device does not count, and a
+        *first*: major and minor of number 0; None: the major is dynamic. Other files are ignored, and a
         renamed node counts by its minor number.
         """
         numbers: set[int] = set()

@@ -1,7 +1,7 @@
 """Demand of each run on the resources that it could share: a histogram per run and resource, extended every second.
 
 A reading counts only while the run is alone on its GPU, or on its host: readings of a shared part belong to no single job.
-Beside another job, the cores, disks and page cache of the run's control group count. Owned by the fleet's thread; no I/O.
+On a host with several jobs, the cores, disks and page cache of the run's control group count. Owned by the fleet's thread; no I/O.
 """
 
 from __future__ import annotations

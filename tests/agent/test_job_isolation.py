@@ -110,7 +110,7 @@ def test_topology_and_limits_of_io_are_no_event(host: IsolatedHost) -> None:
 
 
 def test_one_memory_node_for_all_is_no_event(tmp_path: Path) -> None:
-    """Each shared host with one socket had a finding that nobody could end."""
+    """Each shared host with one socket had a finding that no layout could end."""
     host = IsolatedHost(tmp_path)
     host.status(INFERENCE, "Mems_allowed_list", "0")
     assert len(breaches(host.observed())) == 1

@@ -88,7 +88,7 @@ def test_a_host_with_two_jobs_counts_for_neither(runs: Runs) -> None:
 
 
 def test_control_groups_show_the_use_of_each_job_on_a_shared_host(runs: Runs) -> None:
-    """Two jobs on a host were never measured: what both use together belongs to neither."""
+    """A job that always had a neighbor never had a demand of the host."""
     shares = {"train": 3.0, "other": 1.0}
     for host in runs.world.hosts:
         tell(runs.world, host, "other", gpus=[0])
