@@ -236,7 +236,7 @@ class IsolatedHost(JobsHost):
         """Return the events of some turns of the agent's collector."""
         collector = collector or self.collector()
         for _ in range(turns):
-            self.turn(collector, *self.all_holdings())
+            self.turn(collector, *self.all_holdings(), gpus=GPUS)
             for identity in collector._processes.identities():
                 if self.threads.get(identity[0]):
                     limits = {"mps_threads": self.threads[identity[0]]}

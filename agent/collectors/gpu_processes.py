@@ -221,7 +221,9 @@ class GpuJobs(Collector):
             raise NoData("no driver has listed processes since the last turn")
         now_ns = self._clock.boottime_ns()
         moved = self._processes.observe(listing, now_ns)
-        moved |= not self._is_foreign and self._isolation.observe(self._processes)
+        moved |= not self._is_foreign and self._isolation.observe(
+            self._processes, self._processes.gpus
+        )
         if self._request_ranks() or moved or self._is_behind or self._block is None:
             self.access_error = self._access_error()
             if self._publisher:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import NamedTuple
@@ -96,9 +96,11 @@ class JobIsolation:
         self._minors: dict[str, int] = {}
         self._memory_nodes = len(nodes(roots.sys))
         self._breaches: dict[tuple[str, str], _Breach] = {}
+        self._gpus: frozenset[str] = frozenset()
 
-    def observe(self, processes: Iterable[TrackedProcess]) -> bool:
-        """Read facts; return whether any changed."""
+    def observe(self, processes: Iterable[TrackedProcess], gpus: Collection[str]) -> bool:
+        """Read facts; return whether any changed. *gpus*: the GPUs that answered."""
+        self._gpus = frozenset(gpus)
         listed = {p.identity: p for p in processes if p.identity is not None and not p.is_dead}
         self._facts = {i: facts for i, facts in self._facts.items() if i in listed}
         owners = {owner_group(p.snapshot.owner) for p in listed.values() if p.snapshot is not None}
@@ -156,8 +158,12 @@ class JobIsolation:
         """
         now_ns, wall_ns = now
         pairs = dict(self._pairs(processes))
-        for names in [n for n in self._breaches if n not in pairs]:
-            breach = self._breaches[names]
+        for names, breach in list(self._breaches.items()):
+            held = {gpu for job in breach.pair for gpu, _ in job.job.gpus}
+            if (
+                names in pairs or not held <= self._gpus
+            ):  # jobs on a GPU that does not answer still run
+                continue
             if not publisher.publish(self._event(breach, (), now_ns, wall_ns)):
                 return False
             del self._breaches[names]

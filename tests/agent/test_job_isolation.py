@@ -80,6 +80,16 @@ def test_a_breach_ends_with_its_boundary_or_its_job(host: IsolatedHost) -> None:
     assert (gone.event_id, gone.attributes["state"]) == (again.event_id, "ended")
 
 
+def test_a_gpu_that_does_not_answer_ends_no_breach(host: IsolatedHost) -> None:
+    """A GPU that hung for a second ended the finding, and began a new one."""
+    collector = host.collector()
+    host.group(INFERENCE, cpus="8-31,48-63")
+    assert len(breaches(host.observed(collector))) == 1
+    host.turn(collector, *host.holds[TRAINING], gpus=[GPUS[0]])
+    assert breaches(host.told()) == []
+    assert breaches(host.observed(collector)) == []
+
+
 def test_a_lasting_breach_is_repeated_for_an_aggregator_that_lost_it(host: IsolatedHost) -> None:
     collector = host.collector()
     host.group(INFERENCE, cpus="8-31,48-63")
