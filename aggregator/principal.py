@@ -162,7 +162,10 @@ PERMISSIONS: dict[str, dict[str, frozenset[Role]]] = {
         "PlanResize": _SCHEDULERS,
         "ListTopologyDomains": _SCHEDULERS,
     },
-    "gangline.v1.InterferenceService": {"PredictInterference": _SCHEDULERS},
+    "gangline.v1.InterferenceService": {
+        "PredictInterference": _SCHEDULERS,
+        "VerifyIsolation": _SCHEDULERS,
+    },
     "gangline.v1.RecoveryService": {"PlanRecovery": _SCHEDULERS, "ReportRecovery": _EXECUTORS},
     "gangline.v1.ReservationService": {
         "Reserve": _SCHEDULERS,

@@ -356,7 +356,7 @@ class Aggregator:
             SCORE: ScoreService(self.snapshot_holder, self._scores_port),
             PLACEMENT: placement,
             RECOVERY: RecoveryReportService(placement, self._calibration, wall_ns),
-            INTERFERENCE: InterferenceService(self.snapshot_holder),
+            INTERFERENCE: InterferenceService(self.snapshot_holder, self.fleet),
             RESERVATION: reservations,
             DECISION: DecisionService(self.decisions, self.store),
             JOB: JobService(self.runs, self.fleet, self.advisory_engine.open_advisories, wall_ns),

@@ -43,7 +43,12 @@ SAME_TABLES = {
     "kfd_process_1s": "gpu_process_1s",
 }
 #: Further tables of a collector -> the collector that fills them.
-FURTHER_TABLES = {"nvswitch_10s": "dcgm_1s", "nvswitch_link_10s": "dcgm_1s", "vgpu_10s": "dcgm_1s"}
+FURTHER_TABLES = {
+    "nvswitch_10s": "dcgm_1s",
+    "nvswitch_link_10s": "dcgm_1s",
+    "vgpu_10s": "dcgm_1s",
+    "job_group_1s": "gpu_job_1s",
+}
 
 
 def _deferred(module: str, name: str) -> Callable[[Roots], Collector]:

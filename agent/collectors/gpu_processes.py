@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 
 from ...contract.block import Block
+from ...contract.isolation import ATTRIBUTE
 from ...contract.signals import index_of
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ...ext.nvml_parts import COMPUTE, Parts, Process, ProcessLists
@@ -20,6 +21,8 @@ from ..hardware.processes import read_tasks
 from .block_writer import block_of
 from .change_events import REPEAT_NS, boot_of, event_bucket, resync_event, revision_at
 from .gpu_parts import GpuPartsCollector, cleared_block
+from .job_groups import JobGroups
+from .job_isolation import JobIsolation
 from .process_listing import GpuProcess, GpuProcessList, process_listing_of
 from .process_tracker import (
     FOREIGN,
@@ -48,6 +51,8 @@ TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 #: Minimum time between lookups of pods while a name is missing.
 PODS_NS_MIN = 10_000_000_000
 EVENT = "gpu.process"
+#: Attributes of ranks that are facts about isolation.
+MPS_LIMITS = ("mps_threads", "mps_memory")
 #: Names of processes have at most 15 bytes, of kernel threads 63.
 NAME_CHARACTERS_MAX = 63
 _NAMESPACE_REMEDY = (
@@ -184,6 +189,7 @@ class GpuJobs(Collector):
         self._pods: dict[str, kubelet.Pod] = {}
         self._pods_ns = -PODS_NS_MIN
         self._boot = boot_of(roots.proc)
+        self._isolation, self._groups = JobIsolation(roots, self._boot), JobGroups(roots)
         self._is_foreign = not process_state.in_host_pid_namespace(roots.proc)
         self._shows_all = process_state.shows_all(roots.proc)
         self._rate_limit = event_bucket()
@@ -215,12 +221,17 @@ class GpuJobs(Collector):
             raise NoData("no driver has listed processes since the last turn")
         now_ns = self._clock.boottime_ns()
         moved = self._processes.observe(listing, now_ns)
+        moved |= not self._is_foreign and self._isolation.observe(
+            self._processes, self._processes.gpus
+        )
         if self._request_ranks() or moved or self._is_behind or self._block is None:
             self.access_error = self._access_error()
             if self._publisher:
                 self._is_behind = not self._publish_all(self._publisher, now_ns)
+            self._groups.observe((p, self._attributes(p, now_ns)) for p in self._processes)
             self._block = self._fill()
-        return (self._block,)
+        groups = self._groups.block()
+        return (self._block, groups) if groups is not None else (self._block,)
 
     def _read_process(self, pid: int) -> ProcessSnapshot:
         return self._as_visible(
@@ -264,6 +275,9 @@ class GpuJobs(Collector):
         self._ranks.request(sorted(new))
         answers = [answer for answer in self._ranks.poll() if answer.identity in known]
         self._ranks_of |= {answer.identity: answer.attributes for answer in answers}
+        for identity, attributes in self._ranks_of.items():
+            limits = {name: attributes[name] for name in MPS_LIMITS if name in attributes}
+            self._isolation.set_limits(identity, limits)
         return bool(answers)
 
     def _pod(self, uid: str, now_ns: int) -> kubelet.Pod | None:
@@ -279,6 +293,12 @@ class GpuJobs(Collector):
                 self._publish_changes(publisher, tracked, now_ns) for tracked in self._processes
             )
             and self._publish_resync(publisher, now_ns)
+            and self._isolation.publish(
+                publisher,
+                [(tracked, self._attributes(tracked, now_ns)) for tracked in self._processes],
+                (now_ns, self._clock.wall_ns()),
+                self._rate_limit.try_take,
+            )
         )
 
     def _publish_ended(self, publisher: EventPublisher, now_ns: int) -> bool:
@@ -378,9 +398,14 @@ class GpuJobs(Collector):
             attributes |= tracked.snapshot.owner.attributes()
             pod = self._pod(uid, now_ns) if (uid := attributes.get("pod_uid")) else None
             attributes |= {"namespace": pod.namespace, "pod": pod.name} if pod else {}
-            attributes |= self._ranks_of.get(
-                (tracked.gpu_process.pid, tracked.snapshot.start_ticks), {}
-            )
+            identity = tracked.gpu_process.pid, tracked.snapshot.start_ticks
+            attributes |= {
+                name: value
+                for name, value in self._ranks_of.get(identity, {}).items()
+                if name not in MPS_LIMITS
+            }
+            if facts := self._isolation.text_of(identity):
+                attributes[ATTRIBUTE] = facts
         return attributes | {
             name: str(number) for name, number in numbers.items() if number is not None
         }

@@ -47,6 +47,8 @@ _VARIABLES: Mapping[str, tuple[str, ...]] = {
     "het_job_id": ("SLURM_HET_JOB_ID",),
     "checkpoint_seconds": ("GANGLINE_CHECKPOINT_SECONDS",),
     "gres_gpus": ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"),
+    "mps_threads": ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",),
+    "mps_memory": ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",),
 }
 
 

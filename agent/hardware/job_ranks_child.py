@@ -21,6 +21,11 @@ import sys
 
 NUMBER = re.compile(rb"[0-9]{1,10}")
 GPUS = re.compile(rb"[0-9]{1,4}(?:[-,][0-9]{1,4}){0,63}")
+SHARE = re.compile(rb"[0-9]{1,3}(?:\.[0-9]{1,6})?")
+#: `0=1000MB,1=2G`; a GPU by its number or UUID.
+MEMORY = re.compile(
+    rb"[0-9A-Za-z-]{1,48}=[0-9]{1,15}[KMGkmg]?[Bb]?(?:,[0-9A-Za-z-]{1,48}=[0-9]{1,15}[KMGkmg]?[Bb]?){0,3}"
+)
 #: The only variables that are kept, and their forms.
 NAMES = {
     b"RANK": NUMBER,
@@ -43,6 +48,8 @@ NAMES = {
     b"PMI_SIZE": NUMBER,
     b"JOB_COMPLETION_INDEX": NUMBER,
     b"GANGLINE_CHECKPOINT_SECONDS": NUMBER,
+    b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": SHARE,
+    b"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": MEMORY,
 }
 #: Maximum that is read of an environment; the kernel's own limit is 6 MB.
 ENVIRON_BYTES_MAX = 8 << 20

@@ -12,6 +12,7 @@ from .files import names_in, read_text
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-fA-F-]+)\s*$", re.MULTILINE)
+_MINOR = re.compile(r"^Device Minor:\s*(\d{1,4})\s*$", re.MULTILINE)
 _KERNEL_VERSION = re.compile(r"^NVRM version:.*?\s(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?)\s", re.MULTILINE)
 
 
@@ -26,6 +27,18 @@ def driver_gpu_uuid(proc: Path, address: str) -> str:
     text = read_text(proc / "driver/nvidia/gpus" / address / "information")
     place.leave()
     return parse_uuid(text or "")
+
+
+def driver_gpu_minors(proc: Path) -> dict[str, int]:
+    """Return UUID -> minor number of the device node of each GPU. Enters the driver."""
+    minors: dict[str, int] = {}
+    for address in driver_gpus(proc):
+        place.enter(address.encode(), b"read /proc/driver/nvidia/gpus information")
+        text = read_text(proc / "driver/nvidia/gpus" / address / "information") or ""
+        place.leave()
+        if match := _MINOR.search(text):
+            minors[parse_uuid(text)] = int(match[1])
+    return minors
 
 
 def pci_gpus(sys: Path) -> list[str]:

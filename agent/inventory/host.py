@@ -65,6 +65,8 @@ def pcie_functions(roots: Roots) -> list[HostDevice]:
         }
         group = link_name(function.folder / "iommu_group")
         attributes |= {"iommu_group": group} if group else {}
+        kind = read_text(function.folder / "iommu_group/type") or ""
+        attributes |= {"iommu_type": kind} if kind else {}
         if function.is_gpu:
             attributes |= {f"near {nic.address}": pci.nearness(function, nic) for nic in nics}
             attributes |= _nearest(function, nics, rdma)
@@ -109,7 +111,7 @@ def disks(roots: Roots) -> list[HostDevice]:
             },
         )
         attributes |= _read_attributes(
-            folder, {"wwid": "wwid", "queue_requests": "queue/nr_requests"}
+            folder, {"device_number": "dev", "wwid": "wwid", "queue_requests": "queue/nr_requests"}
         )
         attributes |= {
             "size_bytes": "" if sectors is None else str(sectors * _SECTOR_BYTES),

@@ -18,6 +18,7 @@ from ..rule_declaration import ClearCondition
 from .event_interpretation import (
     ADAPTER,
     DIAGNOSTIC,
+    ISOLATION,
     LINK,
     LOST,
     SEVERITY_RANKS,
@@ -98,6 +99,8 @@ class EventRecord:
             return "its driver reports that the adapter responds again, is reloaded, or the host reboots"
         if self.name == DIAGNOSTIC:
             return f"a diagnostic of the GPU passes, or {self.clear_condition.text}"
+        if self.name == ISOLATION:
+            return "the boundaries hold again, or one of the jobs ends"
         if self.name == LOST:
             return "the GPU responds again, is reset, or the host reboots"
         if (self.name, self.code) == (XID, RECOVERY_XID):

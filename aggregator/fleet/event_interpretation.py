@@ -19,6 +19,8 @@ DIAGNOSTIC, DIAGNOSTIC_CODES = "gpu.diagnostic", (0, 1, 2)
 #: Events of DCGM's health watches, with DCGM's code.
 DCGM_HEALTH = frozenset({"gpu.dcgm_failure", "gpu.dcgm_warning"})
 OUT_OF_MEMORY = "host.out_of_memory"
+#: Two jobs of different tenants that are not isolated.
+ISOLATION = "host.isolation"
 #: Codes of net.link.
 REMOVED, APPEARED = 2, 3
 #: Parts of the kernel's message about a program that reached the limit of its control group.
@@ -46,7 +48,7 @@ class EventInterpretation(NamedTuple):
             return SEVERITY_RANKS.get(self.policy.severity, 0)
         if name == LOST:
             return SEVERITY_RANKS[XidSeverity.FATAL]
-        return 0 if name == LINK else 1
+        return 0 if name in (LINK, ISOLATION) else 1
 
 
 def interpret_event(event: HealthEvent, driver_version: str) -> EventInterpretation:
@@ -59,6 +61,8 @@ def interpret_event(event: HealthEvent, driver_version: str) -> EventInterpretat
     if event.name == LINK and event.code != REMOVED:
         return EventInterpretation(None, (REMOVED,) if event.code == APPEARED else ())
     if event.name in (LOST, ADAPTER) and event.attributes.get("state") == "back":
+        return EventInterpretation(None, (event.code,))
+    if event.name == ISOLATION and event.attributes.get("state") == "ended":
         return EventInterpretation(None, (event.code,))
     condition = EVENT_POLICY.get(event.name)
     if event.name == DIAGNOSTIC:

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 
 from ...contract.wire.telemetry_pb2 import Device, HealthEvent
 
-#: Attributes that rules, `fleet.py`, `peers.py` and `devices.py` use.
+#: Attributes that rules, VerifyIsolation, `fleet.py`, `peers.py` and `devices.py` use.
 ATTRIBUTES = (
-    "board_part_number", "driver", "ecc_mode", "link_layer", "name", "parents", "pci_address", "problem",
-    "vbios", "vendor",
+    "board_part_number", "cpus", "device_number", "driver", "ecc_mode", "iommu_group", "iommu_type", "link_layer",
+    "mig_mode", "minor_number", "name", "nearest_nics", "numa_node", "parents", "pci_address", "problem", "vbios",
+    "vendor",
 )  # fmt: skip
 #: Devices of these kinds are kept even without attributes, because rules check that they exist: a
 #: mount that disappeared is no longer read-only, and a bond that disappeared is not down.

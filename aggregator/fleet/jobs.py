@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...contract.isolation import ATTRIBUTE, HELD, HeldGpu, JobOnHost, parse_facts
+from ...contract.job_names import CLUSTER_MANAGERS, job_name
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ..arrays import Codes, Flags, Indexes, Times
 from .devices import Devices
@@ -20,23 +22,12 @@ PROCESS, REANNOUNCED = "gpu.process", "gpu.full_report"
 EVENTS = (PROCESS, REANNOUNCED)
 #: Further processes of a host are ignored.
 PROCESSES_PER_HOST_MAX = 512
-NAME_CHARACTERS_MAX = 256
 #: Processes are reported every 30 minutes; after this time without a report a process is removed.
 REPORT_AGE_NS_MAX = 65 * 60 * 1_000_000_000
 #: Each host is checked for such processes once in this many seconds.
 SWEEP_SECONDS = 60
 #: Counts and cadences with more digits are invalid.
 DIGITS_MAX = 10
-#: With these managers a name means the same on every host; `session-3.scope` differs by host.
-CLUSTER_MANAGERS = ("slurm", "kubernetes")
-#: Manager -> attributes that name the job; the first existing one counts.
-NAME_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
-    "slurm": ("job_id",),
-    "kubernetes": ("pod_uid", "container_id"),
-    "container": ("container_id",),
-    "systemd": ("user_unit", "unit"),
-}
-
 #: Manager of a job that only a scheduler reported.
 SCHEDULER = "scheduler"
 
@@ -66,6 +57,7 @@ class JobProcess(NamedTuple):
     gpu: str
     is_dead: bool
     last_ns: int  # boot time of its host
+    isolation: str = ""  # facts (`contract/isolation.py`), shared with equal ones
 
 
 class HostJobs(NamedTuple):
@@ -189,7 +181,9 @@ class Jobs:
         )
         job.user_id = attributes.get("user_id", job.user_id)[:DIGITS_MAX]
         last_ns = max(event.boottime_ns, event.last_boottime_ns)
-        process = JobProcess(job, sys.intern(gpu), attributes.get("state") == "dead", last_ns)
+        isolation = sys.intern(attributes.get(ATTRIBUTE, ""))
+        is_dead = attributes.get("state") == "dead"
+        process = JobProcess(job, sys.intern(gpu), is_dead, last_ns, isolation)
         processes = self._hosts[host][1]
         if not any(other.job is job and other.gpu == process.gpu for other in processes.values()):
             job.gpus[host] = job.gpus.get(host, 0) + 1
@@ -247,6 +241,17 @@ class Jobs:
         """Return those of `holding` that also run on other hosts."""
         return [job for job in self.holding(host, gpu) if len(job.gpus) > 1]
 
+    def isolation_of(self, host: int, job: Job) -> JobOnHost:
+        """Return the GPUs that *job* holds on *host*, and the facts of its processes."""
+        _, processes = self._hosts.get(host, ("", {}))
+        own = [p for p in processes.values() if p.job is job and not p.is_dead]
+        held = (p.gpu.partition("/") for p in own)
+        return JobOnHost(
+            job.name,
+            frozenset(HeldGpu(gpu, parse_count(i) if i else None) for gpu, _, i in held),
+            tuple({**parse_facts(p.isolation), HELD: p.gpu.partition("/")[0]} for p in own),
+        )
+
     def gpu_assignments(self, host: int) -> Iterator[tuple[Job, str]]:
         """Yield (job, GPU) on *host*, possibly repeated; for a MIG instance its GPU."""
         _, processes = self._hosts.get(host, ("", {}))
@@ -295,14 +300,6 @@ class Jobs:
         jobs = {id(process.job): process.job for process in processes.values()}
         ordered = sorted(jobs.values(), key=lambda job: (-job.gpus_count, job.name))
         return HostJobs(tuple(ordered), all(process.is_dead for process in processes.values()))
-
-
-def job_name(source: str, attributes: Mapping[str, str]) -> str:
-    """Return the name of a process's job, as in `ops.jobs`; "" if unknown."""
-    if source == "kubernetes" and "namespace" in attributes and "pod" in attributes:
-        return f"{attributes['namespace']}/{attributes['pod']}"[:NAME_CHARACTERS_MAX]
-    names = (attributes[name] for name in NAME_ATTRIBUTES.get(source, ()) if attributes.get(name))
-    return next(names, "")[:NAME_CHARACTERS_MAX]
 
 
 def parse_count(text: str | None) -> int:

@@ -28,14 +28,15 @@ _RUN_SIGNALS = """
     gpu_fast.step_parts_confidence_ratio gpu_fast.step_seconds gpu_fast.wait_ratio
     gpu.memory_total_bytes gpu.memory_used_bytes gpu_fast.pcie_received_bytes_per_second
     gpu_fast.pcie_transmitted_bytes_per_second gpu_fast.sm_active_ratio gpu_fast.tensor_active_ratio
-    gpu_fast.wait_watts host.file_cache_active_bytes host.cores_count host.cpu_system_ratio host.cpu_user_ratio
-    host.memory_available_bytes step.since_seconds step.spread_seconds step.step_seconds step.steps_count
+    gpu_fast.wait_watts host.cores_count host.cpu_system_ratio host.cpu_user_ratio host.file_cache_active_bytes
+    host.memory_available_bytes job_group.file_cache_active_bytes step.since_seconds step.spread_seconds
+    step.step_seconds step.steps_count
 """
 RUN_SIGNALS = frozenset(_RUN_SIGNALS.split())
 
 #: Counters whose rates are the demand of a run (`aggregator/runs/demand.py`).
 _DEMAND_COUNTERS = """
-    disk.read_bytes disk.written_bytes l3.memory_bytes lustre.read_bytes lustre.written_bytes nfs.read_bytes nfs.written_bytes
+    disk.read_bytes disk.written_bytes job_group.cpu_nanoseconds job_group.read_bytes job_group.written_bytes l3.memory_bytes lustre.read_bytes lustre.written_bytes nfs.read_bytes nfs.written_bytes
     rdma.received_bytes rdma.transmit_wait_count rdma.transmitted_bytes
 """
 DEMAND_COUNTERS = frozenset(_DEMAND_COUNTERS.split())

@@ -15,7 +15,7 @@ from ...fingerprints.fingerprint import NUMBERS, Fingerprint
 from ..arrays import Codes, Flags, Floats, Indexes, Times
 from ..counter_deltas import grown
 from ..fleet.fleet import Fleet
-from ..fleet.jobs import ScheduledGang
+from ..fleet.jobs import Job, ScheduledGang
 from ..fleet.tables import FAST_SECONDS, DeviceTable
 
 #: Limit of active runs; further ones are ignored, and counted.
@@ -303,6 +303,10 @@ class RunAccumulator:
         self.neighbors = _neighbors(runs_on_host)
         own = {row: number for row, number in holders.items() if row not in sharers}
         return own, sharers
+
+    def number_of(self, job: Job, host_names: Sequence[str]) -> int:
+        """Return the number of the active run of *job*; -1: none."""
+        return self._number.get(run_key(job.key, host_names), -1)
 
     def _number_of(self, key: str, name: str, source: str, now_ns: int, seen: set[str]) -> int:
         """Return the number of a run, which is begun if necessary; -1: too many runs."""

@@ -1,6 +1,7 @@
 """Demand of each run on the resources that it could share: a histogram per run and resource, extended every second.
 
-A reading counts only while the run is alone on its GPU, or on its host: readings of a shared part belong to no single job. Owned by the fleet's thread; no I/O.
+A reading counts only while the run is alone on its GPU, or on its host: readings of a shared part belong to no single job.
+On a host with several jobs, the cores, disks and page cache of the run's control group count. Owned by the fleet's thread; no I/O.
 """
 
 from __future__ import annotations
@@ -122,6 +123,9 @@ class RunDemands:
         hosts, run_of_host = self._alone(fleet, gpus, run_of, accumulator.jobs_of_hosts)
         for name, values in host_demands(fleet, hosts).items():
             self._add(_INDEX[name], run_of_host, values)
+        rows, run_of_row = self._beside(fleet, accumulator)
+        for name, values in group_demands(fleet, rows).items():
+            self._add(_INDEX[name], run_of_row, values)
 
     def rows(self, run_ids: Collection[str]) -> list[dict[str, Any]]:
         """Return the rows of `run_demand` of these runs, active or ended; none for an unknown demand."""
@@ -184,6 +188,35 @@ class RunDemands:
         is_fresh[table_1s.devices.host] = self._new_rows.of(table_1s)
         alone = is_fresh[hosts] & (jobs_of_hosts[hosts] == 1)
         return hosts[alone].astype(np.intp), run_of[first[alone]]
+
+    def _beside(self, fleet: Fleet, accumulator: RunAccumulator) -> tuple[Indexes, Indexes]:
+        """Return the rows of control groups on hosts with several jobs that are new, and the numbers of their runs."""
+        groups = fleet.tables["job_group_1s"]
+        rows, numbers = list[int](), list[int]()
+        for row in np.flatnonzero(self._new_rows.of(groups)).tolist():
+            host, name = int(groups.devices.host[row]), groups.devices.names[row]
+            jobs = [job for job in fleet.jobs.holding(host) if job.name == name]
+            number = accumulator.number_of(jobs[0], fleet.names) if len(jobs) == 1 else -1
+            if number >= 0 and accumulator.jobs_of_hosts[host] > 1:
+                rows.append(row)
+                numbers.append(number)
+        return np.array(rows, dtype=np.intp), np.array(numbers, dtype=np.intp)
+
+
+def group_demands(fleet: Fleet, rows: Indexes) -> dict[str, Floats]:
+    """Return the present use of a host's resources by the control groups of jobs; NaN if it is not read."""
+    groups = fleet.tables["job_group_1s"]
+    now = np.zeros(groups.devices.count)
+
+    def rate(column: str) -> Floats:
+        known = groups.known(column)
+        return np.where(known, groups.recent(column, now) / FAST_SECONDS, np.nan)[rows]
+
+    return {
+        "cores": rate("cpu_nanoseconds") / 1e9,
+        "disk": rate("read_bytes") + rate("written_bytes"),
+        "page_cache_bytes": groups.gauge("file_cache_active_bytes")[rows],
+    }
 
 
 def host_demands(fleet: Fleet, hosts: Indexes) -> dict[str, Floats]:

@@ -1,4 +1,4 @@
-"""InterferenceService: how much co-located workloads slow each other, from the last snapshot; calls change nothing."""
+"""InterferenceService: how much co-located workloads slow each other, and whether they are isolated; calls change nothing."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ from ...fingerprints.interference import (
 from ...fingerprints.interference_pressure import HOST, MIG, MPS, TIME_SLICING, memory_blocker
 from ...fingerprints.sensitivity import KnownWorkloads, LinkRates, known_link_rates
 from ..decisions.neighbors import MEASURED_ROWS, supplies_now, without_negligible
-from ..errors import InvalidArgument, NotFound, ServiceUnavailable
+from ..errors import FailedPrecondition, InvalidArgument, NotFound, ServiceUnavailable
+from ..fleet.fleet import Fleet
 from ..scoring.evaluate import Judgement
+from .isolation import check_isolation
 from .known_runs import similar_names, visible_name
 from .score import SnapshotSource
 from .validation import check_range, check_text, node_of
@@ -103,7 +105,7 @@ class _KnownDemands:
     def of_run(self, name: str) -> _PreparedDemand:
         """Return the demand of a run that the caller may see. Raises NotFound."""
         known = self.known
-        visible = visible_name(name, known)
+        visible = visible_name(name, known.names)
         if visible is None:
             raise NotFound(_unknown(name, known))
         row = known.names[visible]
@@ -131,8 +133,9 @@ class _KnownDemands:
 class InterferenceService(InterferenceServiceServicer):
     """Coroutines of grpc.aio. A `ServiceError` becomes its status in the interceptor."""
 
-    def __init__(self, source: SnapshotSource) -> None:
-        self._source = source
+    def __init__(self, source: SnapshotSource, fleet: Fleet | None = None) -> None:
+        """*fleet*: the jobs of hosts, for VerifyIsolation; None in the score process."""
+        self._source, self._fleet = source, fleet
         self._demands = _KnownDemands(KnownWorkloads())
 
     async def PredictInterference(
@@ -142,12 +145,8 @@ class InterferenceService(InterferenceServiceServicer):
 
         Raises InvalidArgument, NotFound, ServiceUnavailable.
         """
-        snapshot = self._source.snapshot
-        if not isinstance(snapshot, Judgement):
-            raise ServiceUnavailable("the fleet is not judged yet; try again in a second")
+        snapshot = self._snapshot()
         check_range("colocations", len(request.colocations), 1, COLOCATIONS_MAX)
-        if self._demands.known is not snapshot.workloads:
-            self._demands = _KnownDemands(snapshot.workloads)
         supplies: dict[tuple[str, str, str], _PreparedSupply] = {}
         requested = [
             self._requested(snapshot, f"colocations[{index}]", colocation, supplies)
@@ -161,6 +160,48 @@ class InterferenceService(InterferenceServiceServicer):
             source = ESTIMATE_MEASURED if group.sharing in learned else ESTIMATE_ASSUMED
             prediction.slowdowns.extend(_message(slowdown, source) for slowdown in slowdowns)
         return response
+
+    async def VerifyIsolation(
+        self, request: wire.VerifyIsolationRequest, context: Any
+    ) -> wire.VerifyIsolationResponse:
+        """Return the verdict on each boundary between two jobs on a host.
+
+        Raises InvalidArgument, NotFound, FailedPrecondition, ServiceUnavailable.
+        """
+        if self._fleet is None:
+            raise FailedPrecondition(
+                "VerifyIsolation is answered at the address `listen` of the aggregator, not here"
+            )
+        snapshot = self._snapshot()
+        checked = check_isolation(request, self._fleet, visible_name)
+        response = checked.response
+        response.version = snapshot.version
+        if not checked.is_priced:
+            return response
+        workloads = [wire.ColocatedWorkload(run=run) for run in checked.runs]
+        if "" in checked.runs:
+            response.cost_unknown = "training names no run, so its demand is unknown"
+            return response
+        colocation = wire.Colocation(
+            workloads=workloads, sharing=checked.sharing, node=request.node
+        )
+        try:
+            predicted = await self.PredictInterference(
+                wire.PredictInterferenceRequest(colocations=[colocation]), context
+            )
+        except NotFound as error:
+            response.cost_unknown = str(error)
+        else:
+            response.cost.CopyFrom(predicted.predictions[0])
+        return response
+
+    def _snapshot(self) -> Judgement:
+        snapshot = self._source.snapshot
+        if not isinstance(snapshot, Judgement):
+            raise ServiceUnavailable("the fleet is not judged yet; try again in a second")
+        if self._demands.known is not snapshot.workloads:
+            self._demands = _KnownDemands(snapshot.workloads)
+        return snapshot
 
     def _requested(
         self,

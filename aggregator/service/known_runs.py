@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Container
 
 from ...fingerprints.sensitivity import KnownWorkloads
 from ..advisories.workloads import owner_of, qualified_name
 from ..principal import Role, current_login, current_role
 
 
-def visible_name(name: str, known: KnownWorkloads) -> str | None:
-    """Return the name of the caller's run *name*; None if it is unknown, or of another login.
+def visible_name(name: str, known: Container[str]) -> str | None:
+    """Return the name of the caller's run or job *name*; None if it is unknown, or of another login.
 
     A login that reported a job under a name in use by another gets its own. Operators see every run.
     """
     login = current_login()
     own = qualified_name(name, login)
-    if own in known.names:
+    if own in known:
         return own
     owner = owner_of_run(name)
     may_see = owner in ("", login) or current_role() in (Role.OPERATOR, Role.ADMIN)
-    return name if name in known.names and may_see else None
+    return name if name in known and may_see else None
 
 
 def owner_of_run(name: str) -> str:

@@ -115,7 +115,7 @@ def _checked(gang: placement_pb2.GangRequirements) -> placement_pb2.MemoryNeeds:
 def _demand_of(gang: placement_pb2.GangRequirements, snapshot: Judgement) -> Floats:
     """Return the demand (DEMANDS, QUANTILES) of the run that the request names; NaN if unknown or not visible."""
     known = snapshot.workloads
-    visible = visible_name(gang.workload.job, known) if gang.workload.job else None
+    visible = visible_name(gang.workload.job, known.names) if gang.workload.job else None
     row = known.names[visible] if visible is not None else len(known.demands)
     if row >= len(known.demands):
         return np.full((len(DEMANDS), len(QUANTILES)), np.nan)

@@ -193,7 +193,7 @@ class PlacementService(PlacementServiceServicer):
     def record(self, kind: int, request: Any, reply: Any, table: NodeTable) -> None:
         """Record a decision; *table*: its nodes."""
         if self._recorder is not None:
-            known_as = visible_name(request.gang.workload.job, table.snapshot.workloads) or ""
+            known_as = visible_name(request.gang.workload.job, table.snapshot.workloads.names) or ""
             self._recorder.record(kind, request, reply, table, known_as)
 
     def snapshot(self) -> Judgement:

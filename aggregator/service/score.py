@@ -459,7 +459,7 @@ def requested_workload(snapshot: Judgement, workload: score_pb2.Workload) -> Req
             f"{len(workload.job)} characters, expected at most {WORKLOAD_CHARACTERS_MAX}",
         )
     known = snapshot.workloads
-    visible = visible_name(workload.job, known)
+    visible = visible_name(workload.job, known.names)
     if visible is not None and (needs := known.find(visible)):
         return RequestedWorkload(*needs)
     near = similar_names(workload.job, known)

@@ -6,7 +6,7 @@ SELECT
 FROM main.run_demand AS d LEFT JOIN main.runs AS r USING (run_id)
 ORDER BY d.job, d.run_id, d.resource;
 COMMENT ON VIEW ops.run_demand IS
-    'demand of each run per GPU (sm, hbm_bandwidth, pcie, nvlink, tensor, hbm_bytes) and per host (nic, nic_waits, cores, memory_bandwidth, page_cache_bytes, disk, network_fs): quantiles over its seconds alone there, and the highest; no row: not read, or never alone: SELECT job, resource, p50, p95, p99, high, unit FROM ops.run_demand WHERE runs_now';
+    'demand of each run per GPU (sm, hbm_bandwidth, pcie, nvlink, tensor, hbm_bytes) and per host (nic, nic_waits, cores, memory_bandwidth, page_cache_bytes, disk, network_fs): quantiles over its seconds alone there, and the highest; cores, disk and page_cache_bytes also beside other jobs; no row: not read, or never alone: SELECT job, resource, p50, p95, p99, high, unit FROM ops.run_demand WHERE runs_now';
 COMMENT ON COLUMN ops.run_demand.p95 IS 'its demand is below this in 95 of 100 seconds';
 COMMENT ON COLUMN ops.run_demand.high IS 'the highest reading: of hbm_bytes the high-water mark';
 COMMENT ON COLUMN ops.run_demand.readings IS 'seconds of a GPU, or of a host, that were counted';

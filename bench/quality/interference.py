@@ -1,4 +1,4 @@
-"""`make evaluate`, interference: how well slowdowns of co-located workloads are predicted, into docs/quality_interference.md.
+"""`make evaluate`, interference: how well slowdowns of co-located workloads and their isolation are known, into docs/quality_interference.md.
 
 `--only SECTION --write` makes one section and puts it in its place on the page.
 """
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "quality_interference.md"
 PUBLISHED_SEED = 25
 #: Modules of this package with `section(seed, progress) -> str`, in the order of the page.
-SECTIONS = ("interference_pairs", "interference_local")
+SECTIONS = ("interference_pairs", "interference_local", "isolation")
 
 
 def main() -> int:

@@ -69,6 +69,7 @@ SIGNAL_GROUPS = (
     SignalGroup("vgpu", gpu.VGPU_TEXT, gpu.VGPU_SIGNALS),
     SignalGroup("gpu process", gpu.GPU_PROCESS_TEXT, gpu.GPU_PROCESS_SIGNALS),
     SignalGroup("gpu job", gpu.GPU_JOB_TEXT, gpu.GPU_JOB_SIGNALS),
+    SignalGroup("job group", gpu.JOB_GROUP_TEXT, gpu.JOB_GROUP_SIGNALS),
     SignalGroup("step", gpu.STEP_TEXT, gpu.STEP_SIGNALS),
     SignalGroup("kubelet", host.KUBELET_TEXT, host.KUBELET_SIGNALS),
     SignalGroup("mig", gpu.MIG_TEXT, gpu.MIG_SIGNALS),

@@ -269,6 +269,15 @@ GPU_FAST_SIGNALS = (
     Signal(1349, "gpu_fast.step_parts_confidence_ratio", Kind.GAUGE, Pace.TEN_SECONDS, _PARTS, "confidence of the parts of the step: similarity of its steps, and contrast between the parts"),
 )
 
+JOB_GROUP_TEXT = """Use of the host by each job, from its control group, on hosts where several jobs hold GPUs. Device: the job's name, as in `ops.jobs`."""
+
+JOB_GROUP_SIGNALS = (
+    Signal(2850, "job_group.cpu_nanoseconds", Kind.COUNTER, Pace.SECOND, "cpu.stat usage_usec; version 1: cpuacct.usage", "time on cores, of all its processes"),
+    Signal(2851, "job_group.read_bytes", Kind.COUNTER, Pace.SECOND, "io.stat rbytes; version 1: blkio.throttle.io_service_bytes_recursive", "bytes read from the host's disks"),
+    Signal(2852, "job_group.written_bytes", Kind.COUNTER, Pace.SECOND, "io.stat wbytes; as read_bytes", "bytes written to the host's disks; with version 1 without buffered writes"),
+    Signal(2853, "job_group.file_cache_active_bytes", Kind.GAUGE, Pace.SECOND, "memory.stat active_file; version 1: total_active_file", "page cache that is in use"),
+)
+
 GPU_JOB_TEXT = """Counts of processes on each GPU by owner. Device: the GPU. The names of owners are in the event `gpu.process`."""
 
 GPU_JOB_SIGNALS = (
@@ -279,8 +288,9 @@ GPU_JOB_SIGNALS = (
     Signal(2374, "gpu_job.unknown_count", Kind.GAUGE, Pace.SECOND, "/proc/PID", "processes with an unknown owner: hidden, in another PID namespace, or in no known cgroup", on_change=True),
     Signal(2375, "gpu_job.dead_count", Kind.GAUGE, Pace.SECOND, "/proc/PID/stat", "processes that NVML lists and that have ended at two checks: zombies, or gone from /proc. The GPU is not freed by itself", on_change=True),
     Signal(2376, "gpu_job.dead_memory_bytes", Kind.GAUGE, Pace.SECOND, "nvmlProcessInfo_t.usedGpuMemory", "GPU memory of ended processes; missing if NVML does not report it", on_change=True),
-    Signal(2380, "gpu.process", Kind.EVENT, Pace.EVENT, "NVML, /proc/PID/cgroup, stat, status; the ranks' helper", "owner of a process on the GPU: job, pod, unit, rank; one event for each process on each GPU, sent again when it changes and ends"),
+    Signal(2380, "gpu.process", Kind.EVENT, Pace.EVENT, "NVML, /proc/PID/cgroup, stat, status; the ranks' helper", "owner of a process on the GPU: job, pod, unit, rank, and facts about its isolation; one event for each process on each GPU, sent again when it changes and ends"),
     Signal(2381, "gpu.full_report", Kind.EVENT, Pace.EVENT, "the agent", "start of a full report of gpu.process of the GPU (or gpu.allocation of the host) after a restart; anything reported only before has ended"),
+    Signal(2382, "host.isolation", Kind.EVENT, Pace.EVENT, "/proc/PID, /sys/fs/cgroup", "two jobs of different tenants share what should keep them apart, with both jobs, the boundaries and the evidence; attribute `state` is `violated` or `ended`"),
 )
 
 STEP_TEXT = """Steps of the ranks of training jobs that report them ([torch](torch.md)). Device: `JOB/RANK`, or `JOB/pPID` if the rank

@@ -15,11 +15,22 @@ class Sharing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SHARING_TIME_SLICING: _ClassVar[Sharing]
     SHARING_MPS: _ClassVar[Sharing]
     SHARING_MIG: _ClassVar[Sharing]
+
+class BoundaryStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BOUNDARY_STATUS_UNSPECIFIED: _ClassVar[BoundaryStatus]
+    BOUNDARY_STATUS_VERIFIED: _ClassVar[BoundaryStatus]
+    BOUNDARY_STATUS_VIOLATED: _ClassVar[BoundaryStatus]
+    BOUNDARY_STATUS_NOT_VERIFIED: _ClassVar[BoundaryStatus]
 SHARING_UNSPECIFIED: Sharing
 SHARING_HOST: Sharing
 SHARING_TIME_SLICING: Sharing
 SHARING_MPS: Sharing
 SHARING_MIG: Sharing
+BOUNDARY_STATUS_UNSPECIFIED: BoundaryStatus
+BOUNDARY_STATUS_VERIFIED: BoundaryStatus
+BOUNDARY_STATUS_VIOLATED: BoundaryStatus
+BOUNDARY_STATUS_NOT_VERIFIED: BoundaryStatus
 
 class ResourceDemand(_message.Message):
     __slots__ = ("resource", "p50", "p95", "p99")
@@ -86,3 +97,75 @@ class PredictInterferenceResponse(_message.Message):
     predictions: _containers.RepeatedCompositeFieldContainer[ColocationPrediction]
     version: int
     def __init__(self, predictions: _Optional[_Iterable[_Union[ColocationPrediction, _Mapping]]] = ..., version: _Optional[int] = ...) -> None: ...
+
+class PlannedLayout(_message.Message):
+    __slots__ = ("gpus", "cpus", "memory_nodes")
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    CPUS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_NODES_FIELD_NUMBER: _ClassVar[int]
+    gpus: _containers.RepeatedScalarFieldContainer[str]
+    cpus: str
+    memory_nodes: str
+    def __init__(self, gpus: _Optional[_Iterable[str]] = ..., cpus: _Optional[str] = ..., memory_nodes: _Optional[str] = ...) -> None: ...
+
+class VerifyIsolationRequest(_message.Message):
+    __slots__ = ("node", "training", "inference", "planned_training", "accept_not_verified", "accept_violated")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_FIELD_NUMBER: _ClassVar[int]
+    INFERENCE_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_TRAINING_FIELD_NUMBER: _ClassVar[int]
+    ACCEPT_NOT_VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPT_VIOLATED_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    training: str
+    inference: str
+    planned_training: PlannedLayout
+    accept_not_verified: _containers.RepeatedScalarFieldContainer[str]
+    accept_violated: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node: _Optional[str] = ..., training: _Optional[str] = ..., inference: _Optional[str] = ..., planned_training: _Optional[_Union[PlannedLayout, _Mapping]] = ..., accept_not_verified: _Optional[_Iterable[str]] = ..., accept_violated: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class BoundaryCheck(_message.Message):
+    __slots__ = ("boundary", "status", "evidence", "accepted")
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    boundary: str
+    status: BoundaryStatus
+    evidence: str
+    accepted: bool
+    def __init__(self, boundary: _Optional[str] = ..., status: _Optional[_Union[BoundaryStatus, str]] = ..., evidence: _Optional[str] = ..., accepted: bool = ...) -> None: ...
+
+class ProposedLayout(_message.Message):
+    __slots__ = ("job", "gpus", "gpu_slices", "cpus", "memory_nodes", "nics")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    GPU_SLICES_FIELD_NUMBER: _ClassVar[int]
+    CPUS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_NODES_FIELD_NUMBER: _ClassVar[int]
+    NICS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    gpus: _containers.RepeatedScalarFieldContainer[str]
+    gpu_slices: str
+    cpus: str
+    memory_nodes: str
+    nics: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, job: _Optional[str] = ..., gpus: _Optional[_Iterable[str]] = ..., gpu_slices: _Optional[str] = ..., cpus: _Optional[str] = ..., memory_nodes: _Optional[str] = ..., nics: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class VerifyIsolationResponse(_message.Message):
+    __slots__ = ("passed", "boundaries", "cost", "cost_unknown", "layouts", "advice", "version")
+    PASSED_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARIES_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    COST_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    LAYOUTS_FIELD_NUMBER: _ClassVar[int]
+    ADVICE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    passed: bool
+    boundaries: _containers.RepeatedCompositeFieldContainer[BoundaryCheck]
+    cost: ColocationPrediction
+    cost_unknown: str
+    layouts: _containers.RepeatedCompositeFieldContainer[ProposedLayout]
+    advice: _containers.RepeatedScalarFieldContainer[str]
+    version: int
+    def __init__(self, passed: bool = ..., boundaries: _Optional[_Iterable[_Union[BoundaryCheck, _Mapping]]] = ..., cost: _Optional[_Union[ColocationPrediction, _Mapping]] = ..., cost_unknown: _Optional[str] = ..., layouts: _Optional[_Iterable[_Union[ProposedLayout, _Mapping]]] = ..., advice: _Optional[_Iterable[str]] = ..., version: _Optional[int] = ...) -> None: ...

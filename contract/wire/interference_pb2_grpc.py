@@ -39,13 +39,26 @@ class InterferenceServiceStub(object):
                 request_serializer=gangline_dot_contract_dot_wire_dot_interference__pb2.PredictInterferenceRequest.SerializeToString,
                 response_deserializer=gangline_dot_contract_dot_wire_dot_interference__pb2.PredictInterferenceResponse.FromString,
                 _registered_method=True)
+        self.VerifyIsolation = channel.unary_unary(
+                '/gangline.v1.InterferenceService/VerifyIsolation',
+                request_serializer=gangline_dot_contract_dot_wire_dot_interference__pb2.VerifyIsolationRequest.SerializeToString,
+                response_deserializer=gangline_dot_contract_dot_wire_dot_interference__pb2.VerifyIsolationResponse.FromString,
+                _registered_method=True)
 
 
 class InterferenceServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def PredictInterference(self, request, context):
-        """The slowdown of each workload beside the others, for up to 64 co-locations. It changes nothing.
+        """The slowdown of each workload beside the others, for up to 64 co-locations, from the last snapshot. It changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def VerifyIsolation(self, request, context):
+        """Whether each boundary between two jobs on a host holds, as its agent reads it. It changes nothing, and is answered only at
+        the aggregator's own address (`listen`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -58,6 +71,11 @@ def add_InterferenceServiceServicer_to_server(servicer, server):
                     servicer.PredictInterference,
                     request_deserializer=gangline_dot_contract_dot_wire_dot_interference__pb2.PredictInterferenceRequest.FromString,
                     response_serializer=gangline_dot_contract_dot_wire_dot_interference__pb2.PredictInterferenceResponse.SerializeToString,
+            ),
+            'VerifyIsolation': grpc.unary_unary_rpc_method_handler(
+                    servicer.VerifyIsolation,
+                    request_deserializer=gangline_dot_contract_dot_wire_dot_interference__pb2.VerifyIsolationRequest.FromString,
+                    response_serializer=gangline_dot_contract_dot_wire_dot_interference__pb2.VerifyIsolationResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(

@@ -6,6 +6,7 @@ import random
 
 from gangline.agent.hardware import (
     cpu_cores,
+    isolation_facts,
     lustre,
     nfs,
     nvidia,
@@ -17,6 +18,7 @@ from gangline.agent.hardware import (
 from gangline.agent.hardware.files import KEY_BYTES_MAX, device_key, parse_unsigned
 from gangline.agent.hardware.mig_capabilities import parse_capability_minor, parse_is_administrator
 from gangline.agent.inventory.links import parse_vlans
+from gangline.contract import isolation
 from gangline.ext.hostfiles import CoreTimes, diskstats, line_numbers, pressure
 from tests.fuzzing.damage import ACCEPTED, REFUSED, check, damaged, outcome, text
 
@@ -44,6 +46,21 @@ MOUNTINFO = (
     b"36 35 259:2 / / rw,noatime shared:1 - ext4 /dev/nvme0n1p2 rw,errors=remount-ro\n"
     b"37 35 259:3 / /scratch\\040disk rw shared:2 master:3 - xfs /dev/nvme1n1 ro,attr2\n"
     b"38 35 0:50 / /home rw - nfs4 10.0.0.9:/home rw,vers=4.2\n39 35 0:51 / /w rw - fuse.wekafs weka rw\n"
+)
+CONTAINER_MOUNTS = (
+    b"100 1 0:50 / / rw,relatime - overlay overlay rw,lowerdir=/a\n101 100 0:70 / /dev rw,nosuid - tmpfs tmpfs rw\n"
+    b"102 101 0:60 /llm /dev/shm rw,nosuid - tmpfs shm rw,size=65536k\n"
+)
+CGROUPS = (
+    b"12:rdma:/\n5:cpuset:/slurm/uid_1000/job_12/step_0\n4:cpu,cpuacct:/slurm/uid_1000/job_12\n"
+    b"0::/system.slice/slurmstepd.scope/job_12/step_0/user/task_0\n"
+)
+IO_MAX = b"259:0 rbps=1048576 wbps=1048576 riops=max wiops=max\n8:16 rbps=max wbps=2097152 riops=120 wiops=max\n"
+RDMA_MAX = b"mlx5_0 hca_handle=2 hca_object=2000\nmlx5_1 hca_handle=max hca_object=max\n"
+DEVICE_RULES = b"c 1:3 rwm\nc 195:0 rw\nc 195:255 rw\nc 195:* m\nb *:* m\nc 231:192 rw\n"
+FACTS = (
+    b"affinity=0-7 mems=0 ipc=4026532000 cpus=0-15,32-47 rdma_max=mlx5_0 io_max=259:0 io=2 shm=0:60/ gpus=0 "
+    b"instances=- rdma=mlx5_0@0000:18:00 nodes=own mps_threads=30"
 )
 MOUNTSTATS = (
     b"device rootfs mounted on / with fstype rootfs\n"
@@ -217,7 +234,23 @@ def fuzz_unsigned(source: random.Random) -> str:
     return outcome(values)
 
 
+def fuzz_isolation(source: random.Random) -> str:
+    """Facts about isolation fit into an attribute, and damaged limits name no disk that had none."""
+    mounts = isolation_facts.shm_of(isolation_facts.parse_mounts(damaged(CONTAINER_MOUNTS, source)))
+    paths = isolation_facts.parse_paths(text(damaged(CGROUPS, source)))
+    disks = isolation_facts.parse_io_max(text(damaged(IO_MAX, source)))
+    assert all(disk.replace(":", "").isdigit() for disk in disks), disks
+    devices = isolation_facts.parse_rdma_max(text(damaged(RDMA_MAX, source)))
+    rules = isolation_facts.parse_rules(text(damaged(DEVICE_RULES, source)))
+    facts = isolation.parse_facts(text(damaged(FACTS, source)))
+    assert all(" " not in value for value in facts.values())
+    job = isolation.JobOnHost("a", frozenset(), (facts,))
+    isolation.verify(job, job, isolation.HostFacts())
+    return ACCEPTED if all((mounts, paths, disks, devices, rules, facts)) else REFUSED
+
+
 TARGETS = {
+    "isolation": fuzz_isolation,
     "stat": fuzz_stat,
     "cpu-list": fuzz_cpu_list,
     "meminfo": fuzz_meminfo,

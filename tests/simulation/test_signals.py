@@ -35,6 +35,7 @@ KINDS_ABSENT = {
     "gpu_process": "whose processes they are is told by events",
     "hugepages": "none reserved",
     "kubelet": "no Kubernetes",
+    "job_group": "whose processes they are is told by events",
     "l3": "resctrl is not mounted",
     "lustre": "no network file system",
     "lustre_target": "no network file system",

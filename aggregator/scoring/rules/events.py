@@ -14,7 +14,7 @@ from ....contract.xid.incidents import RECOVERY_XID, gravest
 from ....contract.xid.policy import SCOPES, Xid, XidAssessment, XidSeverity
 from ...arrays import Indexes
 from ...fleet.active_events import EventRecord
-from ...fleet.event_interpretation import LINK
+from ...fleet.event_interpretation import ISOLATION, LINK
 from ...model import HealthState, Reason
 from ...rule_catalogue import events as rules
 from ...rule_catalogue import faults
@@ -72,7 +72,9 @@ def active_events(view: FleetView) -> Iterator[Symptom]:
         kind = _kind_of(record)
         if kind is None or (record.name == LINK and not _was_in_use(view, record)):
             continue
-        yield _kernel_symptom(view, record, kind)
+        symptom = _kernel_symptom(view, record, kind)
+        # One finding for all pairs of jobs on a host, which may be many.
+        yield replace(symptom, device="host") if record.name == ISOLATION else symptom
 
 
 def _kind_of(record: EventRecord) -> EventKind | None:

@@ -87,6 +87,44 @@ def test_a_host_with_two_jobs_counts_for_neither(runs: Runs) -> None:
     runs.close()
 
 
+def test_control_groups_show_the_use_of_each_job_on_a_shared_host(runs: Runs) -> None:
+    """A job that always had a neighbor never had a demand of the host."""
+    shares = {"train": 3.0, "other": 1.0}
+    for host in runs.world.hosts:
+        tell(runs.world, host, "other", gpus=[0])
+        for job, share in shares.items():
+            host.set(
+                "job_group_1s",
+                job,
+                cpu_nanoseconds=0,
+                read_bytes=0,
+                written_bytes=0,
+                file_cache_active_bytes=share * CACHE,
+            )
+            host.grow(
+                "job_group_1s",
+                job,
+                cpu_nanoseconds=share * 1e9,
+                read_bytes=share * DISK,
+                written_bytes=share * DISK,
+            )
+    runs.run("train", TRAINING, 2.0, seconds=90)
+    rows = demands(runs, "train")
+    expected = {"cores": 3.0, "disk": 6.0 * DISK, "page_cache_bytes": 3.0 * CACHE}
+    assert {name: rows[name]["p50"] for name in expected} == pytest.approx(expected, rel=0.12)
+    assert "nic_received" not in rows
+    runs.close()
+
+
+def test_control_groups_do_not_count_twice_on_a_host_of_one_job(runs: Runs) -> None:
+    for host in runs.world.hosts:
+        host.set("job_group_1s", "train", cpu_nanoseconds=0)
+        host.grow("job_group_1s", "train", cpu_nanoseconds=1e9)
+    runs.run("train", TRAINING, 2.0, seconds=90)
+    assert demands(runs, "train")["cores"]["p50"] == pytest.approx(0.25 * CORES, rel=0.12)
+    runs.close()
+
+
 def test_a_restart_continues_the_histogram(runs: Runs) -> None:
     runs.run("train", TRAINING, 2.0, seconds=90, end=False)
     runs.close()
