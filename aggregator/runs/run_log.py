@@ -38,6 +38,7 @@ from .forecasts import RunForecasts, row_columns
 from .job_rows import put_paces, put_verdicts, read_references, read_verdicts
 from .job_windows import JobRecord, JobWindows
 from .run_history import RunAssessment, RunHistory
+from .standstills import Standstills, explained_hang
 from .supply import HostSupplies, put_measured, read_measured
 from .verdicts import JobState, JobVerdicts
 
@@ -116,6 +117,7 @@ class RunLog:
         self.forecasts = RunForecasts()
         self.demands, self.supplies = RunDemands(), HostSupplies()
         self.colocations = Colocations(self._contended_resource)
+        self.standstills = Standstills()
         #: The last minutes of each job, and its verdicts, for `gangline job`.
         self.windows, self.verdicts = JobWindows(), JobVerdicts()
         self._forecasts_version, self._forecasts_ns = 0, 0
@@ -210,6 +212,7 @@ class RunLog:
         self.accumulator.advance(self._fleet, now_ns)
         self.demands.step(self._fleet, self.accumulator)
         self.supplies.step(self._fleet, now_ns)
+        self.standstills.step(self._fleet, self.accumulator, now_ns)
         ended = self.windows.step(self._fleet, self.accumulator, now_ns)
         self._judge_jobs(ended, faults, now_ns)
         self.forecasts.step(self._fleet, self.accumulator, now_ns)
@@ -225,6 +228,9 @@ class RunLog:
         self.colocations.step(self._fleet, self.accumulator, records, by_run)
         for run_id, neighbors in self.colocations.faults().items():
             by_run[run_id] = blamed_on_neighbors(by_run[run_id], neighbors)
+        hangs = self.standstills.faults()
+        for run_id, hang in hangs.items():
+            by_run[run_id] = explained_hang(by_run[run_id], hang)
         states = (
             JobState(
                 record.run.run_id,
@@ -232,7 +238,7 @@ class RunLog:
                 record.run.gpus_max,
                 record.pace.current,
                 record.pace.reference.name if record.pace.reference else "",
-                record.is_standing,
+                record.is_standing or record.run.run_id in hangs,
             )
             for record in records.values()
         )
