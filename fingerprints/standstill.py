@@ -1,7 +1,7 @@
 """Whether a job hangs, and for which members it waits, from the activity of its GPUs alone. No I/O.
 
 In a running job each GPU computes and waits in turn. In a job that hangs no activity changes any more: most members wait in a
-collective for the few that do not. A job whose members all stand without a kernel waits for nobody: it ends, or was paused.
+collective for the few that do not. If no member runs a kernel, none waits: the job ends, or was paused.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ WORKING_LIMIT_SECONDS = 300.0
 LEARNING_SECONDS, LEARNING_LIMIT_SECONDS = 120.0, 180.0
 
 
-class Activity(IntEnum):
-    """Activity of a GPU in the last second."""
+class GpuActivity(IntEnum):
+    """GpuActivity of a GPU in the last second."""
 
     UNKNOWN = 0
     MOVES = 1  # in more than one way
@@ -60,38 +60,38 @@ class Standstill(NamedTuple):
 
 
 class RunPast(NamedTuple):
-    """What is known of a run: the longest standstill that ended by itself, and the time in which it moved."""
+    """The longest standstill of a run that ended by itself, and the time in which the run moved."""
 
     longest_seconds: float = 0.0
     moved_seconds: float = 0.0
 
 
 def activities(shares: PhaseShares) -> Codes:
-    """Return the Activity of each GPU."""
+    """Return the GpuActivity of each GPU."""
     waits = shares.wait + shares.checkpoint
     stalls = shares.host_stall + shares.idle
-    result = np.full(shares.compute.shape, Activity.MOVES, dtype=np.int8)
+    result = np.full(shares.compute.shape, GpuActivity.MOVES, dtype=np.int8)
     for activity, share in (
-        (Activity.COMPUTES, shares.compute),
-        (Activity.STALLS, stalls),
-        (Activity.WAITS, waits),
+        (GpuActivity.COMPUTES, shares.compute),
+        (GpuActivity.STALLS, stalls),
+        (GpuActivity.WAITS, waits),
     ):
         result[share >= CONSTANT_RATIO] = activity
-    result[np.isnan(waits + stalls + shares.compute)] = Activity.UNKNOWN
+    result[np.isnan(waits + stalls + shares.compute)] = GpuActivity.UNKNOWN
     return result
 
 
 def standstill_of(activity: Codes, seconds: Floats) -> Standstill | None:
-    """Return the standstill of a job; None if it moves, waits for nobody, or is mostly unknown.
+    """Return the standstill of a job; None if it moves, if most members do not wait, or if too many are unknown.
 
     *seconds*: time since when each member has its activity.
     """
-    known = activity != Activity.UNKNOWN
+    known = activity != GpuActivity.UNKNOWN
     if not activity.size or known.sum() < KNOWN_RATIO_MIN * activity.size:
         return None
-    if (activity == Activity.MOVES).any():
+    if (activity == GpuActivity.MOVES).any():
         return None
-    waits = activity == Activity.WAITS
+    waits = activity == GpuActivity.WAITS
     if waits.sum() < WAITING_RATIO_MIN * known.sum():
         return None
     late = np.flatnonzero(known & ~waits)
@@ -101,7 +101,7 @@ def standstill_of(activity: Codes, seconds: Floats) -> Standstill | None:
 def limit_seconds(past: RunPast, *, is_working: bool) -> float:
     """Return the length from which a standstill is a hang.
 
-    *is_working*: a late member computes, or its host writes files or uses its cores.
+    *is_working*: a late member computes, or its host works more than those of waiting members.
     """
     limit = max(LIMIT_SECONDS, REPEATED_FACTOR * past.longest_seconds)
     if past.moved_seconds < LEARNING_SECONDS:

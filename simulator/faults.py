@@ -321,7 +321,7 @@ def neighbor(effects: HostEffects, faults: ActiveFaults) -> None:
 
 
 def stopped_rank(effects: HostEffects, faults: ActiveFaults) -> None:
-    """Let the gang wait for a rank that starts no kernel: no part has a fault."""
+    """Stop the kernels of a rank, for which its gang then waits. No part has a fault."""
     there = ~faults.is_over & faults.is_due
     _combine(effects.stopped, faults, there, np.logical_or)
     _combine(effects.hangs, faults, there, np.logical_or)

@@ -12,8 +12,8 @@ import numpy as np
 
 from ...contract.text import counted
 from ...fingerprints.standstill import (
-    Activity,
     Codes,
+    GpuActivity,
     PhaseShares,
     RunPast,
     Standstill,
@@ -34,18 +34,23 @@ CAUSE = "job.hang"
 SILENT_SECONDS = 5.0
 #: Shorter standstills are part of a step.
 SECONDS_MIN = 10.0
-#: A host reads, writes or sends at least this much, in bytes per second, while it saves or loads.
-WORKING_BYTES_PER_SECOND = 20e6
-#: A host whose processes use so many more cores than those of the waiting hosts works.
-WORKING_CORES = 0.5
+#: A late host works if it moves so many more bytes per second than the waiting hosts, or uses so many more cores, and twice as
+#: many as these differ by. A rank that waits keeps about one core busy, as a rank that works on the CPU does.
+WORKING_BYTES_PER_SECOND, WORKING_CORES = 20e6, 2.0
 #: Members that a message names.
 NAMED_MAX = 4
+#: Activity of late members, with the texts for a single member and for several.
+_LATE_TEXTS = (
+    (GpuActivity.SILENT, "sends no readings", "send no readings"),
+    (GpuActivity.STALLS, "runs no kernel", "run no kernel"),
+    (GpuActivity.COMPUTES, "computes without a pause", "compute without a pause"),
+)
 _PHASES = ("compute", "wait", "host_stall", "checkpoint", "idle")
 _TRAFFIC = ("disk", "network_fs", "nic_transmitted", "nic_received")
 
 
 @dataclass(slots=True)
-class _FollowedRun:
+class _WatchedRun:
     run: ActiveRun
     past: RunPast = field(default_factory=RunPast)
     standing_seconds: float = 0.0
@@ -56,7 +61,7 @@ class Standstills:
     """All hangs: `step` once a second; `faults` by run id."""
 
     def __init__(self) -> None:
-        self._runs: dict[int, _FollowedRun] = {}
+        self._runs: dict[int, _WatchedRun] = {}
         #: GPU's row -> its activity, since when, and its run.
         self._activity: Codes = np.zeros(64, dtype=np.int8)
         self._since_ns: Times = np.zeros(64, dtype=np.int64)
@@ -79,11 +84,11 @@ class Standstills:
         order = np.argsort(run_of, kind="stable")
         numbers = run_of[order]
         for number, followed in self._runs.items():
-            stood = float(shortest[number]) if number < shortest.size else 0.0
-            if stood < SECONDS_MIN:
+            still_seconds = float(shortest[number]) if number < shortest.size else 0.0
+            if still_seconds < SECONDS_MIN:
                 self._resume(followed, passed_seconds)
                 continue
-            followed.standing_seconds = stood
+            followed.standing_seconds = still_seconds
             first, last = np.searchsorted(numbers, (number, number + 1))
             rows = order[first:last]
             standstill = standstill_of(activity[rows], seconds[rows])
@@ -104,7 +109,7 @@ class Standstills:
         self._runs = {
             number: followed
             if (followed := self._runs.get(number)) and followed.run is run
-            else _FollowedRun(run)
+            else _WatchedRun(run)
             for number, run in runs.items()
         }
 
@@ -119,33 +124,33 @@ class Standstills:
         fast = fleet.tables["gpu_fast_1s"]
         known = fast_rows >= 0
         rows = fast_rows[known]
-        result = np.full(fast_rows.size, Activity.UNKNOWN, dtype=np.int8)
+        result = np.full(fast_rows.size, GpuActivity.UNKNOWN, dtype=np.int8)
         shares = PhaseShares(*(fast.gauge_at(f"{phase}_ratio", rows) for phase in _PHASES))
         activity = activities(shares)
         is_silent = (
             fast.age_seconds_at(rows, fleet.boot, fleet.host_now_ns(now_ns)) > SILENT_SECONDS
         )
-        result[known] = np.where(is_silent, Activity.SILENT, activity)
+        result[known] = np.where(is_silent, GpuActivity.SILENT, activity)
         return result
 
     def _shortest(self, activity: Codes, seconds: Floats, run_of: Indexes) -> Floats:
         """Return for each run by number how long none of its members has changed its activity."""
         shortest = np.full(max(self._runs, default=-1) + 1, np.inf)
-        known = activity != Activity.UNKNOWN
-        still = np.where(activity == Activity.MOVES, 0.0, seconds)
+        known = activity != GpuActivity.UNKNOWN
+        still = np.where(activity == GpuActivity.MOVES, 0.0, seconds)
         np.minimum.at(shortest, run_of[known], still[known])
         return np.where(np.isfinite(shortest), shortest, 0.0)
 
-    def _resume(self, followed: _FollowedRun, passed_seconds: float) -> None:
+    def _resume(self, followed: _WatchedRun, passed_seconds: float) -> None:
         past = followed.past
         longest = past.longest_seconds
-        if followed.fault is None:  # the length of a hang says nothing about the job's own pauses
+        if followed.fault is None:  # a hang is no pause of the job's own
             longest = max(longest, followed.standing_seconds)
         followed.past = RunPast(longest, past.moved_seconds + passed_seconds)
         followed.standing_seconds, followed.fault = 0.0, None
 
     def _judge(
-        self, followed: _FollowedRun, members: _Members, standstill: Standstill
+        self, followed: _WatchedRun, members: _Members, standstill: Standstill
     ) -> JobFault | None:
         limit = limit_seconds(followed.past, is_working=members.late_work(standstill.late))
         if followed.past.moved_seconds <= 0.0 or standstill.seconds < limit:
@@ -177,7 +182,7 @@ def explained_hang(faults: Sequence[JobFault], hang: JobFault) -> list[JobFault]
 
 @dataclass(frozen=True, slots=True)
 class _Members:
-    """The GPUs of a job that stands, and their activities."""
+    """The GPUs of a job in a standstill, and their activities."""
 
     fleet: Fleet
     gpus: Indexes
@@ -195,8 +200,8 @@ class _Members:
         return self.fleet.devices["gpu"].names[int(self.gpus[late[0]])] if late.size == 1 else ""
 
     def late_work(self, late: Indexes) -> bool:
-        """Return whether a late member computes, or its host writes files, sends, or uses its cores."""
-        if (self.activity[late] == Activity.COMPUTES).any():
+        """Return whether a late member computes, or its host uses more than those of waiting members."""
+        if (self.activity[late] == GpuActivity.COMPUTES).any():
             return True
         of_gpu = self.fleet.devices["gpu"].host[self.gpus].astype(np.intp)
         hosts = np.unique(of_gpu)
@@ -204,17 +209,17 @@ class _Members:
         if not at.size or at.size == hosts.size:
             return False
         use = host_demands(self.fleet, hosts)
-        traffic = sum(np.nan_to_num(use[name]) for name in _TRAFFIC)
-        if (np.asarray(traffic)[at] >= WORKING_BYTES_PER_SECOND).any():
-            return True
-        waiting = np.delete(use["cores"], at)
-        waiting = waiting[np.isfinite(waiting)]
-        if not waiting.size:
-            return False
-        return bool((use["cores"][at] >= np.median(waiting) + WORKING_CORES).any())
+        traffic = sum((np.nan_to_num(use[name]) for name in _TRAFFIC), start=np.zeros(hosts.size))
+        return any(
+            _is_beyond(values[at], np.delete(values, at), minimum)
+            for values, minimum in (
+                (traffic, WORKING_BYTES_PER_SECOND),
+                (use["cores"], WORKING_CORES),
+            )
+        )
 
     def message(self, standstill: Standstill) -> str:
-        """Return one line for people: for whom the job waits, and what these members show."""
+        """Return one line for people, with the late members and their activity."""
         since = f"no GPU of the job has changed its activity for {standstill.seconds:.0f} s"
         late = standstill.late
         if not late.size:
@@ -224,23 +229,28 @@ class _Members:
             )
         states = self.activity[late]
         parts: list[str] = []
-        for activity, text in (
-            (Activity.SILENT, "sends no readings"),
-            (Activity.STALLS, "runs no kernel"),
-            (Activity.COMPUTES, "computes without a pause"),
-        ):
-            if (states == activity).any():
-                parts.append(f"{self._named(late[states == activity])} {text}")
-        waiting = counted(int((self.activity == Activity.WAITS).sum()), "other GPU")
+        for activity, one, several in _LATE_TEXTS:
+            if (same := late[states == activity]).size:
+                parts.append(f"{self._named(same)}, which {one if same.size == 1 else several}")
+        waiting = counted(int((self.activity == GpuActivity.WAITS).sum()), "other GPU")
         return f"{since}: {waiting} wait for {' and for '.join(parts)}"
 
     def _named(self, late: Indexes) -> str:
         gpus = self.fleet.devices["gpu"]
-        names = []
+        names: list[str] = []
         for row in self.gpus[late[:NAMED_MAX]].tolist():
             host = int(gpus.host[row])
+            place = f"{gpus.names[row]} of {self.fleet.names[host]}"
             rank = self.fleet.jobs.rank_of(host, gpus.names[row])
-            label = "" if rank < 0 else f"rank {rank}, "
-            names.append(f"{label}{gpus.names[row]} of {self.fleet.names[host]}")
+            names.append(place if rank < 0 else f"rank {rank} ({place})")
         more = f" and {late.size - NAMED_MAX} more" if late.size > NAMED_MAX else ""
-        return f"{'; '.join(names)}{more}"
+        return f"{', '.join(names)}{more}"
+
+
+def _is_beyond(late: Floats, waiting: Floats, minimum: float) -> bool:
+    """Return whether a late host has more than the *waiting* hosts by *minimum*, and by twice their range."""
+    known = waiting[np.isfinite(waiting)]
+    if not known.size:
+        return False
+    margin = max(minimum, 2.0 * float(np.ptp(known)))
+    return bool((late >= np.median(known) + margin).any())

@@ -1,4 +1,4 @@
-"""Hangs from the activity of GPUs: who is late, from when on, and the standstills that are no hang."""
+"""Hangs from the activity of GPUs: the late members, the limit of time, and pauses that are not reported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gangline.fingerprints.standstill import (
     LIMIT_SECONDS,
     LIMIT_SECONDS_MAX,
     WORKING_LIMIT_SECONDS,
-    Activity,
+    GpuActivity,
     PhaseShares,
     RunPast,
     activities,
@@ -27,19 +27,19 @@ def test_each_constant_second_has_its_activity() -> None:
         [[1, 0, 0, 0, 0], [0, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 1],
          [0, 0.5, 0, 0.5, 0], [0.8, 0.2, 0, 0, 0], [np.nan] * 5]
     )  # fmt: skip
-    names = [Activity(code).name for code in activities(PhaseShares(*rows.T))]
+    names = [GpuActivity(code).name for code in activities(PhaseShares(*rows.T))]
     assert names == [
         "COMPUTES", "WAITS", "STALLS", "WAITS", "STALLS", "WAITS", "MOVES", "UNKNOWN",
     ]  # fmt: skip
 
 
 W, S, C, M, U, Q = (
-    Activity.WAITS,
-    Activity.STALLS,
-    Activity.COMPUTES,
-    Activity.MOVES,
-    Activity.UNKNOWN,
-    Activity.SILENT,
+    GpuActivity.WAITS,
+    GpuActivity.STALLS,
+    GpuActivity.COMPUTES,
+    GpuActivity.MOVES,
+    GpuActivity.UNKNOWN,
+    GpuActivity.SILENT,
 )
 
 
@@ -54,7 +54,7 @@ W, S, C, M, U, Q = (
         ([W] * 4, []),
         ([W] * 19 + [U], []),
         ([W, W, W, M], None),  # a member works
-        ([S] * 4, None),  # nobody waits: it ends, or is paused
+        ([S] * 4, None),  # none waits: the job ends, or is paused
         ([C] * 4, None),  # a long step
         ([W, S, S, S], None),
         ([W, W, W, U], None),  # too little is known
@@ -62,16 +62,16 @@ W, S, C, M, U, Q = (
     ],
 )
 def test_the_late_members_are_those_that_do_not_wait(
-    members: list[Activity], late: list[int] | None
+    members: list[GpuActivity], late: list[int] | None
 ) -> None:
-    seconds = np.arange(len(members)) + 40.0
+    seconds = 40.0 + np.arange(len(members), dtype=np.float64)
     result = standstill_of(np.array(members, dtype=np.int8), seconds)
     assert (None if result is None else result.late.tolist()) == late
     assert result is None or result.seconds == 40.0
 
 
 def test_the_limit_grows_with_what_the_run_did_before() -> None:
-    """A checkpoint, an evaluation on one rank, and a first stop of an unknown run are no hang at once."""
+    """A checkpoint, an evaluation on one rank, and the first stop of an unknown run are not reported at once."""
     assert limit_seconds(WORKED, is_working=False) == LIMIT_SECONDS
     assert limit_seconds(WORKED._replace(longest_seconds=45.0), is_working=False) == 90.0
     assert limit_seconds(WORKED, is_working=True) == WORKING_LIMIT_SECONDS
