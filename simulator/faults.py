@@ -49,7 +49,7 @@ AMOUNT_RANGES: dict[str, Pair] = {
     "stage_imbalance": (0.0, 10.0),
     **dict.fromkeys(
         ("pcie_width", "nic", "leaf_down", "rack_dark", "gpu_lost", "gpu_fault", "silent_corruption",
-         "gap", "hung_collector", "agent_restart", "planned_reboot"),
+         "gap", "hung_collector", "agent_restart", "planned_reboot", "stopped_rank"),
         (0.0, 1.0),
     ),
 }  # fmt: skip
@@ -114,6 +114,7 @@ class HostEffects:
         # Ratio of extra work: in a step's slowest rank, and in the last stage.
         self.imbalance: Floats = np.zeros(hosts)
         self.stage_imbalance: Floats = np.zeros(hosts)
+        self.stopped: Flags = np.zeros(shape, bool)  # its rank starts no kernel any more
         self.neighbor_gpu: Ints = np.full(hosts, -1, np.int64)  # GPU that another job uses, too
 
 
@@ -319,6 +320,13 @@ def neighbor(effects: HostEffects, faults: ActiveFaults) -> None:
     effects.neighbor_gpu[faults.slot[is_there]] = faults.gpu[is_there]
 
 
+def stopped_rank(effects: HostEffects, faults: ActiveFaults) -> None:
+    """Stop the kernels of a rank, for which its gang then waits. No part has a fault."""
+    there = ~faults.is_over & faults.is_due
+    _combine(effects.stopped, faults, there, np.logical_or)
+    _combine(effects.hangs, faults, there, np.logical_or)
+
+
 def no_effect(effects: HostEffects, faults: ActiveFaults) -> None:
     """Change nothing: no counter shows silent corruption, and a restart has no effect on readings."""
 
@@ -358,4 +366,5 @@ EFFECTS: dict[str, Callable[[HostEffects, ActiveFaults], None]] = {
     "nvlink_switch": nvlink,
     "rotating_stall": rotating_stall,
     "neighbor": neighbor,
+    "stopped_rank": stopped_rank,
 }

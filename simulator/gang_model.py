@@ -116,6 +116,7 @@ class GangModel:
         gap = np.where(runs, (lost + GAP_RATIO / period)[:, None], 0.0) * np.ones(GPUS)
         writes = self._writers() & (writing & self.at_work)[:, None]
         gap = np.where(writes, 1 - WRITER_RESIDENCY, gap)
+        gap = np.where(effects.stopped & self.at_work[:, None], 1.0, gap)
         wait = np.where(self.at_work[:, None], np.maximum(1 - compute - sends - gap, 0.0), 0.0)
         pace = np.where(runs[:, 0], 1 / period, 0.0)
         phase = self._phase.uniform(tick, 1)[self._job_or_zero]

@@ -58,6 +58,7 @@ class JobProcess(NamedTuple):
     is_dead: bool
     last_ns: int  # boot time of its host
     isolation: str = ""  # facts (`contract/isolation.py`), shared with equal ones
+    rank: int = -1  # in its job; -1: unknown
 
 
 class HostJobs(NamedTuple):
@@ -182,8 +183,9 @@ class Jobs:
         job.user_id = attributes.get("user_id", job.user_id)[:DIGITS_MAX]
         last_ns = max(event.boottime_ns, event.last_boottime_ns)
         isolation = sys.intern(attributes.get(ATTRIBUTE, ""))
+        rank = int(text) if (text := attributes.get("rank", "")).isdigit() and len(text) < 8 else -1
         is_dead = attributes.get("state") == "dead"
-        process = JobProcess(job, sys.intern(gpu), is_dead, last_ns, isolation)
+        process = JobProcess(job, sys.intern(gpu), is_dead, last_ns, isolation, rank)
         processes = self._hosts[host][1]
         if not any(other.job is job and other.gpu == process.gpu for other in processes.values()):
             job.gpus[host] = job.gpus.get(host, 0) + 1
@@ -257,6 +259,12 @@ class Jobs:
         _, processes = self._hosts.get(host, ("", {}))
         for process in processes.values():
             yield process.job, process.gpu.partition("/")[0]
+
+    def rank_of(self, host: int, gpu: str) -> int:
+        """Return the rank of the only process on *gpu*; -1 if it is unknown, or for several ranks."""
+        _, processes = self._hosts.get(host, ("", {}))
+        ranks = {p.rank for p in processes.values() if p.gpu.partition("/")[0] == gpu}
+        return ranks.pop() if len(ranks) == 1 else -1
 
     def largest(self) -> Mapping[int, str]:
         """Return a copy of host -> name of its largest job, without jobs that have no name."""

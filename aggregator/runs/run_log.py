@@ -49,6 +49,7 @@ from .job_rows import put_paces, put_verdicts, read_references, read_verdicts
 from .job_windows import JobRecord, JobWindows
 from .neighbor_moves import move_of, shared_part
 from .run_history import RunAssessment, RunHistory
+from .standstills import Standstills, explained_hang
 from .supply import HostSupplies, put_measured, read_measured
 from .verdicts import JobState, JobVerdicts
 
@@ -130,6 +131,7 @@ class RunLog:
         self.forecasts = RunForecasts()
         self.demands, self.supplies = RunDemands(), HostSupplies()
         self.colocations = Colocations(self._contention)
+        self.standstills = Standstills()
         #: Factors of prices that schedulers report.
         self.reported_factors = NOTHING_REPORTED
         #: The last minutes of each job, and its verdicts, for `gangline job`.
@@ -230,6 +232,7 @@ class RunLog:
         self.accumulator.advance(self._fleet, now_ns)
         self.demands.step(self._fleet, self.accumulator)
         self.supplies.step(self._fleet, now_ns)
+        self.standstills.step(self._fleet, self.accumulator, now_ns)
         ended = self.windows.step(self._fleet, self.accumulator, now_ns)
         self._judge_jobs(ended, faults, now_ns)
         self.forecasts.step(self._fleet, self.accumulator, now_ns)
@@ -246,6 +249,9 @@ class RunLog:
         self._fleet.slowed_by_neighbor = self.colocations.slowed_jobs(now_ns)
         for run_id, neighbors in self.colocations.faults().items():
             by_run[run_id] = blamed_on_neighbors(by_run[run_id], neighbors)
+        hangs = self.standstills.faults()
+        for run_id, hang in hangs.items():
+            by_run[run_id] = explained_hang(by_run[run_id], hang)
         states = (
             JobState(
                 record.run.run_id,
@@ -253,7 +259,7 @@ class RunLog:
                 record.run.gpus_max,
                 record.pace.current,
                 record.pace.reference.name if record.pace.reference else "",
-                record.is_standing,
+                record.is_standing or record.run.run_id in hangs,
             )
             for record in records.values()
         )

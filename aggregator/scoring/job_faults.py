@@ -28,8 +28,8 @@ _WORKLOAD_RULES = frozenset((gang.WORKLOAD.name,))
 _UNKNOWN_RULES = frozenset((gang.UNKNOWN.name, gang.DATA.name, gang.CORES.name))
 #: Names of the party at fault in a verdict.
 NODE, LINK, SHARED, WORKLOAD, UNKNOWN = "node", "link", "shared service", "workload", "unknown"
-#: Another job on a host (`runs/colocations.py`).
-NEIGHBOR = "neighbor"
+#: Another job on a host (`runs/colocations.py`), and a standstill of all GPUs of a job (`runs/standstills.py`).
+NEIGHBOR, HANG = "neighbor", "hang"
 
 
 class Strength(IntEnum):
