@@ -254,8 +254,8 @@ def search_costs(table: NodeTable, nodes: Indexes, members: int, hours: float) -
             counts[loss.job] = counts.get(loss.job, 0) + 1
     costs = np.zeros(nodes.size)
     for position, node in enumerate(nodes.tolist()):
-        prediction = table.neighbors.get(node)
-        for loss in prediction.losses if prediction is not None else ():
+        of_node = table.neighbors.get(node)
+        for loss in of_node.losses if of_node is not None else ():
             costs[position] += loss.gpus * loss.share * hours / min(counts[loss.job], members)
     return costs
 

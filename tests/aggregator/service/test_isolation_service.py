@@ -159,7 +159,7 @@ def test_the_price_is_that_of_the_form_of_sharing(
     host: IsolatedHost, change: Any, sharing: str
 ) -> None:
     change(host)
-    from gangline.aggregator.service.interference import visible_name
+    from gangline.aggregator.service.known_runs import visible_name
     from gangline.aggregator.service.isolation import check_isolation
 
     request = wire.VerifyIsolationRequest(node="nodes/h0", training=TRAINING, inference=INFERENCE)
