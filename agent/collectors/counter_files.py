@@ -135,8 +135,8 @@ def descriptors_max(share: int) -> int:
 
 
 def open_files_max(pace: Pace) -> int:
-    """Return a collector's part: 1/8 for each of four 1 s collectors, 1/32 for nine others."""
-    return descriptors_max(8 if pace is Pace.SECOND else 32)
+    """Return a collector's part: 1/10 for each of five 1 s collectors, 1/32 for nine others."""
+    return descriptors_max(10 if pace is Pace.SECOND else 32)
 
 
 class CounterFileCollector(ExcludingCollector):
