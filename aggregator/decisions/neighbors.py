@@ -15,7 +15,13 @@ import numpy as np
 
 from ...contract.text import counted
 from ...fingerprints.demand import MEASURED_RESOURCES, SHARED_RESOURCES
-from ...fingerprints.interference import ColocatedWorkload, Colocation, Slowdown, predict_groups
+from ...fingerprints.interference import (
+    ColocatedWorkload,
+    Colocation,
+    Slowdown,
+    learned_key,
+    predict_groups,
+)
 from ...fingerprints.interference_pressure import HOST
 from ...fingerprints.sensitivity import COMPONENTS
 from ..arrays import Floats, Indexes
@@ -114,10 +120,12 @@ class NeighborPredictions:
             if (supply := supply_of.get(node)) is None:
                 result[node] = _NOT_SUPPLIED
             else:
-                neighborhoods.setdefault((residents, supply.tobytes()), []).append(node)
+                models = snapshot.supplies.gpu_models
+                model = models[node] if node < len(models) else ""
+                neighborhoods.setdefault((residents, supply.tobytes(), model), []).append(node)
         groups: list[tuple[Colocation, Neighbors, list[int]]] = []
         demand_of: dict[str, Floats | None] = {}
-        for (residents, _), members in neighborhoods.items():
+        for (residents, _, gpu_model), members in neighborhoods.items():
             jobs = (self._job, *(job.name for job in residents))
             for job in jobs:
                 if job not in demand_of:
@@ -130,13 +138,18 @@ class NeighborPredictions:
             elif len(groups) >= NEIGHBORHOODS_MAX:
                 reason = f"over {NEIGHBORHOODS_MAX} neighborhoods differ"
             else:
-                values = [demand for demand in demands if demand is not None]
-                colocation = _colocation(supply_of[members[0]], values)
+                rows = [known.names.get(job) for job in jobs]
+                workloads = [
+                    ColocatedWorkload(_learned(snapshot, row, gpu_model), gpu_model, demand=demand)
+                    for row, demand in zip(rows, demands, strict=True)
+                    if demand is not None
+                ]
+                colocation = _colocation(supply_of[members[0]], workloads)
                 groups.append((colocation, residents, members))
                 continue
             result |= dict.fromkeys(members, NeighborPrediction(jobs[1:], abstained=reason))
-        model = next((model for model in snapshot.interference if model.sharing == HOST), None)
-        predictions = predict_groups([colocation for colocation, _, _ in groups], HOST, model)
+        learned = next((model for model in snapshot.interference if model.sharing == HOST), None)
+        predictions = predict_groups([colocation for colocation, _, _ in groups], HOST, learned)
         for (_, residents, members), slowdowns in zip(groups, predictions, strict=True):
             result |= dict.fromkeys(members, _prediction(residents, slowdowns))
         return result
@@ -169,12 +182,18 @@ def _demand(snapshot: Judgement, row: int | None) -> Floats | None:
     return demand if np.isfinite(demand[:, -1]).any() else None
 
 
-def _colocation(supply: Floats, demands: Sequence[Floats]) -> Colocation:
+def _learned(snapshot: Judgement, row: int | None, gpu_model: str) -> str:
+    """Return the key under which the workload at *row* is learned on *gpu_model*; "" if it has none."""
+    ids = snapshot.workloads.workload_ids
+    return learned_key(ids[row], gpu_model) if row is not None and row < len(ids) else ""
+
+
+def _colocation(supply: Floats, workloads: Sequence[ColocatedWorkload]) -> Colocation:
     for row in MEASURED_ROWS:
-        if sum(np.nan_to_num(demand[row, -1]) for demand in demands) > supply[row]:
+        if sum(np.nan_to_num(workload.demand[row, -1]) for workload in workloads) > supply[row]:
             supply = supply.copy()
             supply[row] = nan  # the host may supply more than was ever seen
-    return Colocation([ColocatedWorkload(demand=demand) for demand in demands], supply)
+    return Colocation(workloads, supply)
 
 
 def beside_neighbors(

@@ -34,12 +34,12 @@ CAUSE = "job.hang"
 SILENT_SECONDS = 5.0
 #: Shorter standstills are part of a step.
 SECONDS_MIN = 10.0
-#: A late host works if it moves so many more bytes per second than the waiting hosts, or uses so many more cores, and twice as
-#: many as these differ by. A rank that waits keeps about one core busy, as a rank that works on the CPU does.
+#: A late host works if its bytes per second or its cores exceed those of the waiting hosts by these margins, and by twice the
+#: range of the waiting hosts. A rank that waits keeps about one core busy, as a rank that works on the CPU does.
 WORKING_BYTES_PER_SECOND, WORKING_CORES = 20e6, 2.0
 #: Members that a message names.
 NAMED_MAX = 4
-#: Activity of late members, with the texts for a single member and for several.
+#: Late activities, with the texts for a single member and for several.
 _LATE_TEXTS = (
     (GpuActivity.SILENT, "sends no readings", "send no readings"),
     (GpuActivity.STALLS, "runs no kernel", "run no kernel"),
@@ -144,7 +144,7 @@ class Standstills:
     def _resume(self, followed: _WatchedRun, passed_seconds: float) -> None:
         past = followed.past
         longest = past.longest_seconds
-        if followed.fault is None:  # a hang is no pause of the job's own
+        if followed.fault is None:  # the job's own pauses end by themselves
             longest = max(longest, followed.standing_seconds)
         followed.past = RunPast(longest, past.moved_seconds + passed_seconds)
         followed.standing_seconds, followed.fault = 0.0, None
