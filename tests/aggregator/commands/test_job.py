@@ -84,7 +84,7 @@ def answers(query: str) -> list[dict[str, Any]]:
         return [
             {
                 "workload_class": "training", "class_confidence": 0.9, "earlier_runs": 3, "pace_ratio": 0.81,
-                "pace_ratio_lower": 0.78, "pace_ratio_upper": 0.84, "slower_than_before": True,
+                "pace_ratio_lower": 0.78, "pace_ratio_upper": 0.84, "slower_than_before": True, "memory_message": None,
                 "verdict": "slower: a host", "slow_hosts": ["h\x1b3"],
             }
         ]  # fmt: skip
