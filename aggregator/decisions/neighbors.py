@@ -96,6 +96,8 @@ class NeighborPredictions:
     def of(self, nodes: Sequence[int]) -> dict[int, NeighborPrediction]:
         """Return the predictions for *nodes* with other jobs; in a replay, all recorded predictions."""
         if not self._is_replay:
+            if not nodes:
+                return {}
             new = [node for node in nodes if node not in self._by_node]
             self._by_node |= dict.fromkeys(new)
             self._by_node |= self._predicted(new)
@@ -218,7 +220,7 @@ def beside_neighbors(
 def speed_alone(table: NodeTable, nodes: Indexes) -> Floats:
     """Return the speed of *nodes* without their neighbors: (3, nodes), value, lower and upper."""
     alone = np.stack((table.speed[nodes], table.speed_lower[nodes], table.speed_upper[nodes]))
-    for position, node in enumerate(nodes.tolist()):
+    for position, node in enumerate(nodes.tolist() if table.neighbors else ()):
         if (prediction := table.neighbors.get(node)) is not None:
             alone[:, position] *= (prediction.ratio, prediction.upper, prediction.lower)
     return alone
@@ -226,7 +228,7 @@ def speed_alone(table: NodeTable, nodes: Indexes) -> Floats:
 
 def shared_evidence(table: NodeTable, nodes: Indexes) -> str:
     """Return the count of shared nodes, the worst prediction, and why nodes abstain; "" without a shared node."""
-    shared = [table.neighbors[node] for node in nodes.tolist() if node in table.neighbors]
+    shared = _shared(table, nodes)
     if not shared:
         return ""
     worst = max(shared, key=lambda prediction: prediction.ratio)
@@ -240,15 +242,21 @@ def shared_evidence(table: NodeTable, nodes: Indexes) -> str:
     return text
 
 
+def _shared(table: NodeTable, nodes: Indexes) -> list[NeighborPrediction]:
+    """Return the predictions for *nodes*. Most plans have none: they must not pay for a pass over their nodes."""
+    if not table.neighbors:
+        return []
+    return [table.neighbors[node] for node in nodes.tolist() if node in table.neighbors]
+
+
 def lost_by_neighbors(table: NodeTable, nodes: Indexes, hours: float) -> Quantity | None:
     """Return the GPU-hours that running jobs lose beside a gang on *nodes*; None if no loss is predicted.
 
     A job on several of the nodes advances at the speed of its slowest.
     """
     worst: dict[str, JobLoss] = {}
-    for node in nodes.tolist():
-        of_node = table.neighbors.get(node)
-        for loss in of_node.losses if of_node is not None else ():
+    for prediction in _shared(table, nodes):
+        for loss in prediction.losses:
             if loss.job not in worst or worst[loss.job].share < loss.share:
                 worst[loss.job] = loss
     if not any(loss.upper > 0.0 for loss in worst.values()):
