@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from math import inf, isfinite, nan
+from math import inf, isfinite, isnan, nan
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +52,8 @@ SHARINGS = {
 #: HBM of GPU models, by a part of the name, in bytes (vendors' data sheets).
 HBM_BYTES = {"A100": 80e9, "H100": 80e9, "H200": 141e9, "B200": 180e9}
 DEFAULT_MODEL = "H100"
+_DEMAND_ROWS = {name: row for row, name in enumerate(DEMANDS)}
+_UNKNOWN = (nan,) * len(QUANTILES)
 _HBM = DEMANDS.index("hbm_bytes")
 _NVLINK = SHARED_RESOURCES.index("nvlink")
 
@@ -259,15 +261,15 @@ def _unknown(name: str, known: KnownWorkloads) -> str:
 
 def _described(field: str, demands: Sequence[wire.ResourceDemand]) -> Floats:
     """Return the demand of a description. Raises InvalidArgument."""
-    result = np.full((len(DEMANDS), len(QUANTILES)), np.nan)
+    rows: list[tuple[float, ...]] = [_UNKNOWN] * len(DEMANDS)
     for index, demand in enumerate(demands):
-        if demand.resource not in DEMANDS:
+        row = _DEMAND_ROWS.get(demand.resource)
+        if row is None:
             raise InvalidArgument(
                 f"{field}[{index}].resource",
                 f"{demand.resource[:64]!r}, expected one of {', '.join(DEMANDS)}",
             )
-        row = DEMANDS.index(demand.resource)
-        if np.isfinite(result[row, 0]):
+        if rows[row] is not _UNKNOWN:
             raise InvalidArgument(
                 f"{field}[{index}].resource", f"{demand.resource} is given twice; send it once"
             )
@@ -277,8 +279,8 @@ def _described(field: str, demands: Sequence[wire.ResourceDemand]) -> Floats:
             raise InvalidArgument(
                 f"{field}[{index}]", f"{shown}, expected 0 <= p50 <= p95 <= p99 <= {DEMAND_MAX:g}"
             )
-        result[row] = values
-    return result
+        rows[row] = values
+    return np.array(rows)
 
 
 def _supply(
@@ -348,7 +350,7 @@ def _blocker(group: _RequestedColocation) -> str:
 def _prepared(demand: Floats, workload_id: str = "", gpu_model: str = "") -> _PreparedDemand:
     """Return a demand (DEMANDS, QUANTILES) without what is negligible."""
     shared = without_negligible(demand)
-    measured = tuple(np.nan_to_num(shared[MEASURED_ROWS, -1]).tolist())
+    measured = tuple(0.0 if isnan(rate) else rate for rate in shared[MEASURED_ROWS, -1].tolist())
     return _PreparedDemand(shared, measured, float(demand[_HBM, -1]), workload_id, gpu_model)
 
 
