@@ -58,6 +58,7 @@ W, S, C, M, U, Q = (
         ([C] * 4, None),  # a long step
         ([W, S, S, S], None),
         ([W, W, W, U], None),  # too little is known
+        ([W], None),  # a single GPU waits for no other
         ([], None),
     ],
 )
