@@ -362,7 +362,7 @@ def _items(items: Iterable[str]) -> str:
 
 
 def _device_names(folder: str) -> list[str]:
-    """Return the names in a folder that is no link: a container could link to a file system that hangs.
+    """Return the names in a folder, not through a link: a container could link to a file system that hangs.
 
     Raises OSError, also for more than DEVICE_NAMES_MAX names: among the others a node could hide.
     """

@@ -185,7 +185,7 @@ def test_a_folder_of_nodes_that_is_a_link_is_not_entered(host: IsolatedHost, fol
 def test_nodes_among_too_many_names_are_unknown(
     host: IsolatedHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node after the limit was no node, and the boundary was verified."""
+    """The node after the limit was left out, and the boundary was verified."""
     monkeypatch.setattr(isolation_facts, "DEVICE_NAMES_MAX", 64)
     for number in range(64):
         host.node(TRAINING, f"a{number}")

@@ -159,8 +159,8 @@ def test_the_price_is_that_of_the_form_of_sharing(
     host: IsolatedHost, change: Any, sharing: str
 ) -> None:
     change(host)
-    from gangline.aggregator.service.known_runs import visible_name
     from gangline.aggregator.service.isolation import check_isolation
+    from gangline.aggregator.service.known_runs import visible_name
 
     request = wire.VerifyIsolationRequest(node="nodes/h0", training=TRAINING, inference=INFERENCE)
     checked = check_isolation(request, host.fleet(), visible_name)
