@@ -34,6 +34,8 @@ EMPTY = "-"
 HELD = "gpu"
 #: Larger numbers and longer sets are refused.
 NUMBER_MAX, SET_MAX = 1 << 20, 8192
+#: Different texts of a fact among the processes of a job; with more the fact is unknown. Sets of 512 processes take seconds.
+TEXTS_MAX = 64
 #: Characters of the evidence of a verdict; longer evidence is cut.
 EVIDENCE_CHARACTERS_MAX = 240
 #: Items of a set that evidence lists.
@@ -113,10 +115,15 @@ class JobOnHost:
     processes: tuple[Facts, ...]
 
     def numbers(self, key: str) -> KnownItems[int]:
-        return _known([parse_numbers(facts.get(key, "")) for facts in self.processes])
+        return _known([parse_numbers(text) for text in self._different(key)])
 
     def items(self, key: str) -> KnownItems[str]:
-        return _known([parse_items(facts.get(key, "")) for facts in self.processes])
+        return _known([parse_items(text) for text in self._different(key)])
+
+    def _different(self, key: str) -> set[str]:
+        """Return the texts of *key*, "" if unknown."""
+        texts = {facts.get(key, "") for facts in self.processes}
+        return texts if len(texts) <= TEXTS_MAX else {""}
 
     def texts(self, key: str) -> KnownItems[str]:
         """Return the values of *key* as they are."""
@@ -433,19 +440,24 @@ def _devices(first: JobOnHost, second: JobOnHost, host: HostFacts) -> _Judged:
     for job, other in ((first, second), (second, first)):
         foreign = _own_nodes(other, job, host)
         needs_instances = any(held.gpu_instance is not None for held in other.gpus)
-        for facts in job.processes or ({},):
-            gpus = parse_numbers(facts.get("gpus", ""))
-            instances = parse_items(facts.get("instances", ""))
+        shown = {
+            tuple(facts.get(key, "") for key in ("gpus", "instances", "nodes"))
+            for facts in job.processes
+        }
+        if len(shown) > TEXTS_MAX:
+            uncertain.append(f"the device nodes of {job.name} differ in over {TEXTS_MAX} ways")
+        for gpus_text, instances_text, known in sorted(shown or {("", "", "")})[:TEXTS_MAX]:
+            gpus, instances = parse_numbers(gpus_text), parse_items(instances_text)
             seen = {f"/dev/nvidia{minor}" for minor in gpus or ()} & foreign
             seen |= {f"instance {name}" for name in instances or ()} & foreign
-            if seen and facts.get("nodes") in _CERTAIN:
+            if seen and known in _CERTAIN:
                 return _VIOLATED, f"{job.name} can open {_list(seen)} of {other.name}"
             if seen:
                 uncertain.append(
                     f"{job.name} sees {_list(seen)} of {other.name} in the host's /dev"
                 )
             is_hidden = gpus is None or (needs_instances and instances is None)
-            if is_hidden or facts.get("nodes") not in _NODES:
+            if is_hidden or known not in _NODES:
                 uncertain.append(f"the device nodes of {job.name} are not visible")
     shared = _shared(first, second, host)
     if shared.undivided:

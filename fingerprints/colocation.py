@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import exp, inf, isfinite, log, sqrt
+from math import exp, inf, log, sqrt
 from statistics import median
 
 #: Windows of ten seconds that a comparison needs on each side.
@@ -24,6 +24,8 @@ Z90, Z_REPORTED = 1.645, 2.58
 _MEDIAN, _DEVIATION = 1.2533, 1.4826
 #: Relative scatter that is assumed at least: windows count whole steps.
 SCATTER_MIN = 0.01
+#: Works per second of a job: other windows are faults of an agent, or nothing ran.
+WORK_MIN, WORK_MAX = 1e-6, 1e6
 #: Share of the slowdown that must disappear after the neighbor has left.
 RETURN_MIN = 0.5
 
@@ -57,10 +59,10 @@ def compare(
 ) -> NeighborEffect:
     """Compare the work per second of windows alone (*before*, *after* the neighbor) with those *beside* it.
 
-    Windows that are not finite or not positive are ignored.
+    Windows whose work is unknown, or not from WORK_MIN to WORK_MAX, are ignored.
     """
     before, beside, after = (
-        [work for work in windows if isfinite(work) and work > 0.0]
+        [work for work in windows if WORK_MIN <= work <= WORK_MAX]
         for windows in (before, beside, after)
     )
     alone = before or after

@@ -6,6 +6,7 @@ control groups. A kernel writes Unavailable, Unassigned or Error in place of a n
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -37,7 +38,7 @@ def _devices(root: Path) -> Iterator[CounterDevice]:
         folder = root / group / "mon_data"
         for name in names_in(folder):
             match = _CACHE.match(name)
-            if match and (folder / name / "mbm_total_bytes").exists():
+            if match and os.path.exists(folder / name / "mbm_total_bytes"):
                 number = str(int(match[1]))
                 device = f"{group}/{number}" if group else number
                 yield CounterDevice(device_key(device), f"{folder / name}/", FIELDS)

@@ -7,15 +7,17 @@ container may be on a network file system that hangs.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 from ...contract.isolation import EMPTY, numbers_text
 from ...ext import place
-from .files import FOLDER_NAMES_MAX, names_in, parse_unsigned, read_text
+from .files import names_in, parse_unsigned, read_text
 from .mig_capabilities import parse_capability_minor
 from .process_owner import CGROUP_BYTES_MAX, Owner, owner_of
 from .process_state import STATUS_BYTES_MAX
@@ -25,6 +27,8 @@ from .processes import PROC
 FACT_CHARACTERS_MAX = 200
 #: In a longer file a mount may be missed, so its facts are left out.
 MOUNTS_BYTES_MAX = 1 << 18
+#: With more names in a folder of /dev its nodes are unknown: a container may fill its own.
+DEVICE_NAMES_MAX = 16384
 #: Levels of control groups above a process; deeper ones are left out.
 LEVELS_MAX = 24
 #: Turns for which the driver's list of instance capabilities is used again.
@@ -55,7 +59,7 @@ class IsolationReader:
     def __init__(self, proc: Path, sys: Path) -> None:
         self._proc, self._sys = proc, sys
         self._is_kernel = proc == Path("/proc")  # else files stand for device nodes
-        self._is_unified = (sys / "fs/cgroup/cgroup.controllers").exists()
+        self._is_unified = os.path.exists(sys / "fs/cgroup/cgroup.controllers")
         #: Minor number of a capability -> GPU's minor number and instance: `0/1`.
         self._instances: dict[int, str] = {}
         self._turns = 0
@@ -147,7 +151,7 @@ class IsolationReader:
         """
         numbers: set[int] = set()
         try:
-            names = os.listdir(folder)[:FOLDER_NAMES_MAX]
+            names = _device_names(folder)
         except FileNotFoundError:
             return numbers if os.path.isdir(os.path.dirname(folder)) else None
         except OSError:
@@ -355,6 +359,22 @@ def parse_rdma_max(text: str) -> set[str]:
 
 def _items(items: Iterable[str]) -> str:
     return ",".join(sorted({item for item in items if item})) or EMPTY
+
+
+def _device_names(folder: str) -> list[str]:
+    """Return the names in a folder, not through a link: a container could link to a file system that hangs.
+
+    Raises OSError, also for more than DEVICE_NAMES_MAX names: among the others a node could hide.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        with os.scandir(descriptor) as entries:
+            names = [entry.name for entry in islice(entries, DEVICE_NAMES_MAX + 1)]
+    finally:
+        os.close(descriptor)
+    if len(names) > DEVICE_NAMES_MAX:
+        raise OSError(errno.EFBIG, "too many names", folder)
+    return names
 
 
 def _read_part(path: str, bytes_max: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +25,7 @@ class JobGroupReader:
 
     def __init__(self, sys: Path) -> None:
         self._root = f"{sys}/fs/cgroup"
-        self._is_unified = (sys / "fs/cgroup/cgroup.controllers").exists()
+        self._is_unified = os.path.exists(sys / "fs/cgroup/cgroup.controllers")
         folder, disks = sys / "block", disks_with_backing(sys)
         numbers = (read_text(folder / disk.replace("/", "!") / "dev") for disk in disks)
         known = frozenset(number for number in numbers if number)

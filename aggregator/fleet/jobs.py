@@ -183,7 +183,7 @@ class Jobs:
         job.user_id = attributes.get("user_id", job.user_id)[:DIGITS_MAX]
         last_ns = max(event.boottime_ns, event.last_boottime_ns)
         isolation = sys.intern(attributes.get(ATTRIBUTE, ""))
-        rank = int(text) if (text := attributes.get("rank", "")).isdigit() and len(text) < 8 else -1
+        rank = -1 if (number := parse_number(attributes.get("rank"))) is None else number
         is_dead = attributes.get("state") == "dead"
         process = JobProcess(job, sys.intern(gpu), is_dead, last_ns, isolation, rank)
         processes = self._hosts[host][1]
@@ -310,10 +310,15 @@ class Jobs:
         return HostJobs(tuple(ordered), all(process.is_dead for process in processes.values()))
 
 
+def parse_number(text: str | None) -> int | None:
+    """Return a reported whole number; None for none or an invalid one. Digits of other scripts are invalid."""
+    is_valid = text is not None and text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX
+    return int(text) if is_valid and text is not None else None
+
+
 def parse_count(text: str | None) -> int:
     """Return a reported count; 0 for none or an invalid one."""
-    is_valid = text is not None and text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX
-    return int(text) if is_valid and text is not None else 0
+    return parse_number(text) or 0
 
 
 def are_shared(devices: Devices, gpus_held: Indexes) -> Flags:

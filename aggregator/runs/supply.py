@@ -143,7 +143,8 @@ def _pcie_rates(fleet: Fleet) -> Floats:
     readings = fleet.tables["gpu_10s"]
     generation = np.nan_to_num(readings.gauge("pcie_generation_max_number"))
     per_lane = np.array(LANE_BYTES_PER_SECOND)
-    known = np.where(generation < per_lane.size, generation, 0).astype(np.intp)
+    is_known = (generation >= 0) & (generation < per_lane.size)
+    known = np.where(is_known, generation, 0).astype(np.intp)
     return np.asarray(per_lane[known] * readings.gauge("pcie_width_lanes"))
 
 

@@ -23,7 +23,7 @@ from ...fingerprints.isolation_layout import propose
 from ..errors import InvalidArgument, NotFound
 from ..fleet.fleet import Fleet
 from ..fleet.inventory_cache import Inventory
-from ..fleet.jobs import Job, parse_count
+from ..fleet.jobs import Job, parse_count, parse_number
 from ..runs.accumulator import run_key
 from .validation import check_range, check_text, node_of
 
@@ -106,10 +106,8 @@ def host_facts(inventory: Inventory) -> HostFacts:
             gpus[key] = _gpu_facts(attributes, inventory)
         elif kind == "disk" and not _PATH.fullmatch(key):
             disks.add(attributes.get("device_number", ""))
-        elif kind == "numa" and key.removeprefix("node").isdigit():
-            nodes[int(key.removeprefix("node"))] = (
-                parse_numbers(attributes.get("cpus", "")) or frozenset()
-            )
+        elif kind == "numa" and (node := parse_number(key.removeprefix("node"))) is not None:
+            nodes[node] = parse_numbers(attributes.get("cpus", "")) or frozenset()
     # A disk without a number is unknown, and so are all disks of an agent that reports none
     return HostFacts(gpus, frozenset(disks) if disks and "" not in disks else None, nodes)
 
@@ -117,12 +115,12 @@ def host_facts(inventory: Inventory) -> HostFacts:
 def _gpu_facts(attributes: Mapping[str, str], inventory: Inventory) -> GpuFacts:
     address = attributes.get("pci_address", "")
     function = inventory.get(("pcie", address), {})
-    mode, minor = attributes.get("mig_mode"), attributes.get("minor_number", "")
+    mode = attributes.get("mig_mode")
     return GpuFacts(
         address=address,
-        minor=int(minor) if minor.isdigit() and len(minor) <= 4 else None,
+        minor=parse_number(attributes.get("minor_number")),
         mig_mode=None if mode is None else mode == "1",
-        numa_node=int(node) if (node := function.get("numa_node", "")).isdigit() else None,
+        numa_node=parse_number(function.get("numa_node")),
         parents=tuple(function.get("parents", "").split()),
         iommu_group=function.get("iommu_group", ""),
         iommu_type=function.get("iommu_type", ""),

@@ -14,6 +14,7 @@ from gangline.agent.collectors import gpu_processes, job_isolation
 from gangline.agent.collectors.change_events import REPEAT_NS
 from gangline.agent.collectors.process_listing import GpuProcess
 from gangline.agent.hardware import isolation_facts
+from gangline.agent.hardware.job_groups import GroupUse, JobGroupReader
 from gangline.contract.isolation import ATTRIBUTE, parse_facts
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.agent.jobs_host import GPU, SESSION, JobsHost
@@ -161,10 +162,41 @@ def test_a_root_that_may_hang_is_not_entered(
     """A container's root on a network file system hung, and with it the sampler that listed its /dev."""
     host.mounts(PIDS[TRAINING], shm="0:60 /", dev="0:70 /", kind="nfs4")
     listed: list[str] = []
-    monkeypatch.setattr(os, "listdir", listed.append)
+    monkeypatch.setattr(os, "scandir", listed.append)
     facts = isolation_facts.IsolationReader(host.proc, host.roots.sys).read(PIDS[TRAINING])
     assert "gpus" not in facts
     assert listed == []
+
+
+@pytest.mark.parametrize("folder", ["infiniband", "nvidia-caps"])
+def test_a_folder_of_nodes_that_is_a_link_is_not_entered(host: IsolatedHost, folder: str) -> None:
+    """The link is of a container, and its target was read on the host: a file system there may hang."""
+    dev = host.proc / str(PIDS[TRAINING]) / "root/dev"
+    (target := host.proc.parent / "elsewhere").mkdir()
+    for name in ("uverbs9", "nvidia-cap9"):
+        (target / name).touch()
+    host.hide(TRAINING, "root/dev/infiniband")
+    (dev / folder).symlink_to(target)
+    facts = isolation_facts.IsolationReader(host.proc, host.roots.sys).read(PIDS[TRAINING])
+    assert facts["gpus"] == "0"
+    assert ("rdma" if folder == "infiniband" else "instances") not in facts
+
+
+def test_nodes_among_too_many_names_are_unknown(
+    host: IsolatedHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node after the limit was left out, and the boundary was verified."""
+    monkeypatch.setattr(isolation_facts, "DEVICE_NAMES_MAX", 64)
+    for number in range(64):
+        host.node(TRAINING, f"a{number}")
+    facts = isolation_facts.IsolationReader(host.proc, host.roots.sys).read(PIDS[TRAINING])
+    assert not {"gpus", "nodes"} & facts.keys()
+
+
+def test_a_path_that_cannot_be_searched_is_no_error() -> None:
+    path = Path("/") / ("x" * 300)
+    assert isolation_facts.IsolationReader(path, path).read(1) == {}
+    assert JobGroupReader(path).read({}) == GroupUse()
 
 
 def test_long_facts_fit_into_an_attribute(host: IsolatedHost) -> None:

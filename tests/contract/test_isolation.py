@@ -13,6 +13,7 @@ from bench.quality.isolation import LAYOUTS, Layout, run
 from gangline.contract.isolation import (
     BOUNDARIES,
     EVIDENCE_CHARACTERS_MAX,
+    TEXTS_MAX,
     BoundaryStatus,
     GpuFacts,
     HeldGpu,
@@ -262,6 +263,31 @@ def test_fewer_facts_never_verify_more(
     reduced = JobOnHost(first.name, first.gpus, (rest, *first.processes[1:]))
     for boundary, verdict in verdicts(reduced, second).items():
         assert verdict is not BoundaryStatus.VERIFIED or before[boundary] is BoundaryStatus.VERIFIED
+
+
+def test_processes_that_all_differ_are_not_read_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """512 processes with 8192 cores each stopped the aggregator for three seconds per request."""
+    parsed: list[str] = []
+
+    def counted(text: str) -> frozenset[int] | None:
+        parsed.append(text)
+        return parse_numbers(text)
+
+    monkeypatch.setattr("gangline.contract.isolation.parse_numbers", counted)
+    for is_odd in (False, True):
+        parsed.clear()
+        lists = [f"{n * is_odd}-8191" for n in range(512)]
+        own = tuple({**FACTS[0], "cpus": text, "mems": text, "gpus": text} for text in lists)
+        jobs = (
+            JobOnHost("a", frozenset({HeldGpu(GPUS[0])}), own),
+            JobOnHost("b", frozenset({HeldGpu(GPUS[1])}), own),
+        )
+        verdicts = {v.boundary: v.verdict for v in verify(*jobs, HOST)}
+        assert len(parsed) <= 8 * TEXTS_MAX
+        for boundary in ("cpus", "memory_nodes", "devices"):
+            assert verdicts[boundary] is not V
 
 
 @given(st.frozensets(st.integers(0, 5000), max_size=60))

@@ -53,6 +53,15 @@ def test_unchanged_pairs_are_rarely_blamed() -> None:
     assert blamed <= 20
 
 
+@pytest.mark.parametrize("alone", [1e-18, 1e-7, 1.0, 1e7, 1e308])
+@pytest.mark.parametrize("beside", [5e-324, 1e-18, 1e-7, 1e7, 1e308])
+def test_works_that_no_job_has_make_no_slowdown(alone: float, beside: float) -> None:
+    """They had the logarithm of 0, or a slowdown of all speed, from which no ratio can be restored."""
+    result = compare([alone] * 10, [beside] * 10, [])
+    assert result.effect is Effect.UNKNOWN
+    assert result.slowdown < 1.0
+
+
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=80), SEEDS)
 def test_odd_numbers_never_raise(works: list[float], seed: int) -> None:
     result = compare(works, windows(WINDOWS_MIN, seed=seed), works)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -47,6 +48,16 @@ def test_a_job_of_two_hosts_is_one_and_sessions_are_not() -> None:
     assert (first.name, first.gpus_count, first.gpus) == ("123", 4, {0: 2, 1: 2})
     assert (second.name, second.gpus_count) == ("session-3.scope", 1)
     assert jobs.on_host(1).jobs[0] is first and jobs.on_host(1).jobs[1] is not second
+
+
+@pytest.mark.parametrize("text", ["²", "٣", "-1", "1e5", "1" * 11, "", "7\n"])
+def test_an_invalid_rank_is_unknown(text: str) -> None:
+    """A superscript is a digit without a number: it ended the ingest of the host's events."""
+    jobs = Jobs()
+    jobs.observe(0, BOOT, told(1, SLURM, rank="3"))
+    assert jobs.rank_of(0, "GPU-0") == 3
+    jobs.observe(0, BOOT, told(1, SLURM, rank=text))
+    assert jobs.rank_of(0, "GPU-0") == -1
 
 
 def test_the_name_of_a_gpu_is_in_memory_once() -> None:

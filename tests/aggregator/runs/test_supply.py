@@ -134,3 +134,19 @@ def test_sql_and_the_page_show_the_same(tmp_path: Path) -> None:
     text = supply_text(rows)
     assert "the port is down" in text and "2 devices" in text and "31.51" in text
     world.store.close()
+
+
+@pytest.mark.parametrize("generation", [-1.0, -100.0, -1e18, 7.0, 1e18])
+def test_a_generation_that_no_link_has_is_an_unknown_rate(generation: float) -> None:
+    """A negative one ended the supplies of the whole fleet."""
+    world = World(hosts=2, gpus=2)
+    furnish(world)
+    for gpu in range(2):
+        world.hosts[1].set(
+            "gpu_10s", gpu_of(world.hosts[1], gpu), pcie_generation_max_number=generation
+        )
+    world.run(30)
+    supplies = HostSupplies()
+    supplies.step(world.fleet, world.now_ns)
+    rates = supplies.current.values[:, SHARED_RESOURCES.index("pcie_received")]
+    assert rates[0] > 0.0 and np.isnan(rates[1])

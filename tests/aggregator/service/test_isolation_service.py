@@ -251,6 +251,21 @@ def test_a_host_that_cannot_keep_jobs_apart_is_named_as_such(host: IsolatedHost)
     assert any("so place one of them on another host" in text for text in response.advice)
 
 
+@pytest.mark.parametrize("text", ["²", "٣", "-1", "1" * 5000, ""])
+def test_numbers_of_an_odd_agent_are_unknown(text: str) -> None:
+    """A superscript is a digit without a number: each request about the host ended with an internal error."""
+    function = ("pcie", "0000:16:00.0")
+    facts = host_facts(
+        {
+            ("gpu", GPUS[0]): {"minor_number": text, "pci_address": function[1]},
+            function: {"numa_node": text},
+            ("numa", f"node{text}"): {"cpus": "0-3"},
+        }
+    )
+    assert (facts.gpus[GPUS[0]].minor, facts.gpus[GPUS[0]].numa_node) == (None, None)
+    assert not facts.nodes
+
+
 def test_the_facts_that_are_read_are_in_memory(host: IsolatedHost) -> None:
     """The fleet keeps only some attributes of the inventory."""
     complete = {(d.kind, d.key): dict(d.attributes) for d in host.devices()}
