@@ -18,10 +18,12 @@ Codes = npt.NDArray[np.int8]
 
 #: A GPU that spends at least this share of a second in one way does nothing else.
 CONSTANT_RATIO = 0.95
+#: A single GPU waits for no other.
+MEMBERS_MIN = 2
 #: Members whose activity must be known, and of these the members that must wait.
 KNOWN_RATIO_MIN, WAITING_RATIO_MIN = 0.9, 0.5
 #: A standstill is a hang after this time, if the job has stood for less before (assumed: longer than most collectives). A stop
-#: that was seen and ended by itself doubles it, because checkpoints and evaluations return.
+#: that was seen and ended by itself doubles it, because checkpoints, evaluations and idle times of a service return.
 LIMIT_SECONDS, LIMIT_SECONDS_MAX = 30.0, 1800.0
 REPEATED_FACTOR = 2.0
 #: The limit while a late member, or its host, still works: it may evaluate or save.
@@ -87,7 +89,7 @@ def standstill_of(activity: Codes, seconds: Floats) -> Standstill | None:
     *seconds*: time since when each member has its activity.
     """
     known = activity != GpuActivity.UNKNOWN
-    if not activity.size or known.sum() < KNOWN_RATIO_MIN * activity.size:
+    if activity.size < MEMBERS_MIN or known.sum() < KNOWN_RATIO_MIN * activity.size:
         return None
     if (activity == GpuActivity.MOVES).any():
         return None

@@ -72,6 +72,8 @@ WORKLOADS_SECONDS = 10.0
 OVERSIZED_SECONDS = 600.0
 #: Minimum time between searches for drifting hosts.
 DRIFT_SECONDS = 300.0
+#: Classes of workloads that wait for requests or people: a standstill is not a hang.
+_SERVICES = ("inference", "interactive", "reserved")
 _SECOND_NS = 1_000_000_000
 
 _TIMES = ("begun", "time", "ended")
@@ -249,7 +251,16 @@ class RunLog:
         self._fleet.slowed_by_neighbor = self.colocations.slowed_jobs(now_ns)
         for run_id, neighbors in self.colocations.faults().items():
             by_run[run_id] = blamed_on_neighbors(by_run[run_id], neighbors)
-        hangs = self.standstills.faults()
+        services = {
+            assessment.summary.run_id
+            for assessment in self.latest.values()
+            if assessment.workload_class.name in _SERVICES
+        }
+        hangs = {
+            run_id: hang
+            for run_id, hang in self.standstills.faults().items()
+            if run_id not in services
+        }
         for run_id, hang in hangs.items():
             by_run[run_id] = explained_hang(by_run[run_id], hang)
         states = (

@@ -143,9 +143,7 @@ class Standstills:
 
     def _resume(self, followed: _WatchedRun, passed_seconds: float) -> None:
         past = followed.past
-        longest = past.longest_seconds
-        if followed.fault is None:  # the job's own pauses end by themselves
-            longest = max(longest, followed.standing_seconds)
+        longest = max(past.longest_seconds, followed.standing_seconds)
         followed.past = RunPast(longest, past.moved_seconds + passed_seconds)
         followed.standing_seconds, followed.fault = 0.0, None
 

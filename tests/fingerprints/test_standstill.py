@@ -19,6 +19,14 @@ from gangline.fingerprints.standstill import (
 )
 
 WORKED = RunPast(moved_seconds=LEARNING_SECONDS)
+W, S, C, M, U, Q = (
+    GpuActivity.WAITS,
+    GpuActivity.STALLS,
+    GpuActivity.COMPUTES,
+    GpuActivity.MOVES,
+    GpuActivity.UNKNOWN,
+    GpuActivity.SILENT,
+)
 
 
 def test_each_constant_second_has_its_activity() -> None:
@@ -31,16 +39,6 @@ def test_each_constant_second_has_its_activity() -> None:
     assert names == [
         "COMPUTES", "WAITS", "STALLS", "WAITS", "STALLS", "WAITS", "MOVES", "UNKNOWN",
     ]  # fmt: skip
-
-
-W, S, C, M, U, Q = (
-    GpuActivity.WAITS,
-    GpuActivity.STALLS,
-    GpuActivity.COMPUTES,
-    GpuActivity.MOVES,
-    GpuActivity.UNKNOWN,
-    GpuActivity.SILENT,
-)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +56,7 @@ W, S, C, M, U, Q = (
         ([C] * 4, None),  # a long step
         ([W, S, S, S], None),
         ([W, W, W, U], None),  # too little is known
+        ([W], None),  # a single GPU waits for no other
         ([], None),
     ],
 )

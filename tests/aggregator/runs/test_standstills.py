@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,21 @@ def test_pauses_that_return_are_no_hang(training: Training) -> None:
     training.set_all(STALLS)
     training.pass_seconds(400)
     assert training.hangs() == []
+    training.close()
+
+
+@pytest.mark.parametrize(("name", "count"), [("inference", 0), ("training", 1)])
+def test_a_service_without_requests_does_not_hang(
+    training: Training, name: str, count: int
+) -> None:
+    """Some engines leave all ranks but the first in a collective until the next request."""
+    (assessment,) = training.log.latest.values()
+    known = replace(assessment, workload_class=assessment.workload_class._replace(name=name))
+    training.log.latest[assessment.summary.key] = known
+    training.set_all(WAITS)
+    training.set_one(STALLS)
+    training.pass_seconds(45)
+    assert len(training.hangs()) == count
     training.close()
 
 

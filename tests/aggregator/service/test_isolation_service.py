@@ -18,10 +18,12 @@ from gangline.aggregator.errors import (
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.fleet.inventory_cache import ATTRIBUTES
 from gangline.aggregator.principal import LOCAL, Principal, Role, set_principal
-from gangline.aggregator.service.isolation import host_facts
+from gangline.aggregator.service.interference import InterferenceService
+from gangline.aggregator.service.isolation import check_isolation, host_facts
+from gangline.aggregator.service.known_runs import visible_name
 from gangline.contract.isolation import BOUNDARIES
 from gangline.contract.wire import interference_pb2 as wire
-from tests.aggregator.service.test_interference_service import judgement
+from tests.aggregator.service.test_interference_service import Source, judgement
 from tests.isolated_host import (
     CORES,
     GPUS,
@@ -106,8 +108,6 @@ def test_wrong_requests_name_the_fault_and_the_correct_form(
 def test_the_score_process_and_a_start_have_no_answer(fleet: Fleet) -> None:
     with pytest.raises(FailedPrecondition, match="at the address `listen`"):
         ask(None)
-    from gangline.aggregator.service.interference import InterferenceService
-    from tests.aggregator.service.test_interference_service import Source
 
     service: Any = InterferenceService(Source(None), fleet)
     with pytest.raises(ServiceUnavailable):
@@ -159,9 +159,6 @@ def test_the_price_is_that_of_the_form_of_sharing(
     host: IsolatedHost, change: Any, sharing: str
 ) -> None:
     change(host)
-    from gangline.aggregator.service.isolation import check_isolation
-    from gangline.aggregator.service.known_runs import visible_name
-
     request = wire.VerifyIsolationRequest(node="nodes/h0", training=TRAINING, inference=INFERENCE)
     checked = check_isolation(request, host.fleet(), visible_name)
     assert wire.Sharing.Name(checked.sharing) == f"SHARING_{sharing.upper()}"

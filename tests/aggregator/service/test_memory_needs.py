@@ -30,6 +30,18 @@ PCIE_RATE, DISK_RATE = 50e9, 10e9
 COMPUTING = [1.0, *(0.0 for _ in range(2 * len(COMPONENTS) - 1))]
 RED, BLUE = (Principal(Role.SCHEDULER, name, proof=(1, 1)) for name in ("red", "blue"))
 OFFLOAD = wire.MemoryNeeds(host_bytes_per_step=PCIE_RATE, step=Duration(seconds=2))
+STEP = Duration(seconds=1)
+WRONG = [
+    (wire.MemoryNeeds(hbm_bytes=-1.0), "gang.memory.hbm_bytes"),
+    (wire.MemoryNeeds(hbm_bytes=nan), "gang.memory.hbm_bytes"),
+    (wire.MemoryNeeds(page_cache_bytes=2e15), "gang.memory.page_cache_bytes"),
+    (wire.MemoryNeeds(hbm_bytes=1e9, smaller_batch_hbm_bytes=1e9), "gang.memory.smaller_batch_hbm_bytes"),
+    (wire.MemoryNeeds(host_bytes_per_step=1e9), "gang.memory.step"),
+    (wire.MemoryNeeds(step=STEP), "gang.memory.step"),
+    (wire.MemoryNeeds(nvme_bytes_per_step=1e9, step=Duration()), "gang.memory.step"),
+    (wire.MemoryNeeds(nvme_bytes_per_step=1e9, step=Duration(seconds=86_401)), "gang.memory.step"),
+    (wire.MemoryNeeds(nvme_bytes_per_step=1e9, step=Duration(seconds=1, nanos=-1)), "gang.memory.step"),
+]  # fmt: skip
 
 
 class SourceStandIn:
@@ -215,20 +227,6 @@ def test_a_plan_for_a_logins_own_run_comes_out_again() -> None:
     assert service.ask(service.placement.PlanPlacement, request).blockers
     set_principal(LOCAL)
     assert_replayed(service, 1)
-
-
-STEP = Duration(seconds=1)
-WRONG = [
-    (wire.MemoryNeeds(hbm_bytes=-1.0), "gang.memory.hbm_bytes"),
-    (wire.MemoryNeeds(hbm_bytes=nan), "gang.memory.hbm_bytes"),
-    (wire.MemoryNeeds(page_cache_bytes=2e15), "gang.memory.page_cache_bytes"),
-    (wire.MemoryNeeds(hbm_bytes=1e9, smaller_batch_hbm_bytes=1e9), "gang.memory.smaller_batch_hbm_bytes"),
-    (wire.MemoryNeeds(host_bytes_per_step=1e9), "gang.memory.step"),
-    (wire.MemoryNeeds(step=STEP), "gang.memory.step"),
-    (wire.MemoryNeeds(nvme_bytes_per_step=1e9, step=Duration()), "gang.memory.step"),
-    (wire.MemoryNeeds(nvme_bytes_per_step=1e9, step=Duration(seconds=86_401)), "gang.memory.step"),
-    (wire.MemoryNeeds(nvme_bytes_per_step=1e9, step=Duration(seconds=1, nanos=-1)), "gang.memory.step"),
-]  # fmt: skip
 
 
 @pytest.mark.parametrize(("memory", "field"), WRONG)
