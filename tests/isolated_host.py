@@ -271,9 +271,8 @@ def ask(
     source: Any = Source()
     source.snapshot = replace(snapshot or SNAPSHOT)
     service: Any = InterferenceService(source, fleet)
-    request = wire.VerifyIsolationRequest(
-        **({"node": "nodes/h0", "training": training, "inference": inference} | fields)
-    )
+    named: dict[str, Any] = {"node": "nodes/h0", "training": training, "inference": inference}
+    request = wire.VerifyIsolationRequest(**(named | fields))
     response: wire.VerifyIsolationResponse = asyncio.run(service.VerifyIsolation(request, None))
     return response
 

@@ -90,7 +90,8 @@ class TransferEffects:
             slow = np.flatnonzero(shares < SHARE_SHOWN)
             if slow.size:
                 by_share = slow[np.argsort(shares[slow], kind="stable")]
-                named = ", ".join(names[node] for node in nodes[by_share[:NAMES_MAX]].tolist())
+                slowest: list[int] = nodes[by_share[:NAMES_MAX]].tolist()
+                named = ", ".join(names[node] for node in slowest)
                 more = ", ..." if slow.size > NAMES_MAX else ""
                 parts.append(
                     f"{link} at {shares[by_share[0]]:.2f} of the full rate or more on {counted(slow.size, 'node')}: {named}{more}"

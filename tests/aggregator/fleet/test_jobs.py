@@ -219,7 +219,8 @@ class Counting(RuleBasedStateMachine):
                 sorted(ResidentJob(job.name, job.gpus[host], job.gpus_count) for job in jobs)
             )
             for host in range(3)
-            if (jobs := self.jobs.on_host(host).jobs) and (len(jobs) > 1 or jobs[0].gpus[host] < 2)
+            if (jobs := list(self.jobs.on_host(host).jobs))
+            and (len(jobs) > 1 or jobs[0].gpus[host] < 2)
         }
         assert self.jobs.residents(np.full(3, 2, dtype=np.int32)) == expected
 
